@@ -1,9 +1,9 @@
-"""What this machine can do: facts, read and never changed.
+"""What this machine can do. Only reads.
 
-Lives here: which tools of which version are installed, whether KVM really boots a guest and an OCI
-runtime runs a container, user namespaces and subordinate ids, cgroups, memory, disk. What is slow
-to find out (tool versions, the proofs) is remembered in the store's `facts/`.
-Must not: install, create or decide anything (`belljar setup` lives in `cli`, decisions in `plan`).
+Holds: versions of tools, trials of KVM and OCI runtimes, user namespaces, ids, cgroups, memory,
+disk. Slow facts are cached in the store's `facts/`.
+
+Must not: install, create or decide anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Control groups: where a group for a cell can be made, and under which controllers."""
+"""Control groups: where cells can have theirs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LIMIT_FILE_V1: Final = {
 }
 _UNLIMITED_BYTES: Final = 1 << 60
 TryGroup: TypeAlias = Callable[[Path, str], bool]
-"""Makes a group below another, looks for its limit file, removes it."""
+"""Makes a group, looks for its limit file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchies:
-    """Where control groups are mounted, and this process's own group in each ("" for version 2)."""
+    """Where control groups are mounted, and this process's own; key "" is version 2."""
 
     v1: Mapping[str, Path]
     v2: Path | None
@@ -60,7 +60,7 @@ def _unescape(word: str) -> str:
 
 
 def cgroup_fact(found: Hierarchies, *, is_root: bool, try_group: TryGroup) -> CgroupFact:
-    """Which controllers can hold a cell, and where; for root a group is tried."""
+    """Usable controllers and their parents; root tries one."""
 
     def can_make(parent: Path, limit_file: str = "cgroup.procs") -> bool:
         if not os.access(parent, os.W_OK | os.X_OK):
@@ -135,7 +135,7 @@ def _words(file: Path) -> set[str]:
 
 
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
-    """The memory limit of this process's own group; None for none that can be read."""
+    """This process's own limit; None if unknown."""
     if "memory" in found.v1:
         group = found.v1["memory"] / found.own.get("memory", "/").lstrip("/")
         name = "memory.limit_in_bytes"

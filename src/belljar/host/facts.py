@@ -37,7 +37,7 @@ NETWORK_MODULES: Final = (
     "referencing",
     "wsproto",
 )
-"""What the extra `network` brings, by the names that are imported."""
+"""Import names of the extra `network`."""
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 
 
@@ -52,13 +52,12 @@ def gather_facts(
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """What this machine can do, now. Takes seconds when a version or a proof isn't remembered.
+    """What this machine can do now. Unknown versions and proofs take seconds.
 
-    `home`: the store; it need not exist. `isolation.trials.find_facts` gives the trials:
-    `try_namespaces` says why the launcher can't make a jail's namespaces, "" when it can;
-    `prove_kvm` boots a guest and `prove_runtime` runs a container when the result is unknown, or
-    with `prove_again`. `doubt`: a runtime that failed is tried again, however recently that was.
-    `proc` is for tests.
+    `isolation.trials.find_facts` gives the trials. `try_namespaces` returns why a jail's namespaces
+    can't be made, "" if they can.
+
+    `prove_again`: ignore remembered proofs. `doubt`: only failed ones.
     """
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
@@ -110,14 +109,14 @@ def gather_facts(
 
 
 def parse_os_release(text: str) -> tuple[str, str]:
-    """`ID` and `VERSION_ID` of os-release(5), "" for what it doesn't say."""
+    """`ID` and `VERSION_ID` of os-release(5), else ""."""
     pairs = (line.partition("=")[::2] for line in text.splitlines() if not line.startswith("#"))
     values = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
     return values.get("ID", ""), values.get("VERSION_ID", "")
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """/proc/meminfo's amounts in bytes, by name. Lines that can't be read are left out."""
+    """/proc/meminfo in bytes, without unreadable lines."""
     amounts: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -175,7 +174,6 @@ def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
 
 
 def _open_files_max(proc: Path) -> int:
-    """Root could raise the limit, but only with a capability that its container may lack."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY:
         return hard
@@ -183,7 +181,7 @@ def _open_files_max(proc: Path) -> int:
 
 
 def _cores(proc: Path) -> CoreFact:
-    """One that can't be read may name a program: it counts as if it did."""
+    """An unreadable pattern counts as a program."""
     can_limit = resource.getrlimit(resource.RLIMIT_CORE)[1] != 0
     try:
         pattern = (proc / "sys/kernel/core_pattern").read_text(errors="replace").strip()
@@ -200,7 +198,7 @@ def _number(file: Path, default: int) -> int:
 
 
 def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool) -> UsernsFact:
-    """Whether this user may make user namespaces, else which switch forbids it."""
+    """Whether user namespaces work, else what forbids them."""
     most_count = _number(proc / "sys/user/max_user_namespaces", -1)
     if most_count == 0:
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"

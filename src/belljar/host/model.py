@@ -1,4 +1,4 @@
-"""The facts about a host, as frozen data that goes into a run directory as it is."""
+"""Facts about a host; a run directory holds them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from belljar.dataclass import dataclass, json_of
 
 
 class KvmState(StrEnum):
-    """What is known of hardware virtualisation. `PROVEN`: a guest really booted under it."""
+    """Hardware virtualisation. `PROVEN`: a guest booted."""
 
     PROVEN = "proven"
     REFUTED = "refuted"
@@ -46,7 +46,7 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvmFact:
-    """Why KVM isn't proven, and what the proof or refutation holds for ("" without one)."""
+    """Why KVM isn't proven, and the proof's key."""
 
     state: KvmState
     reason: str = ""
@@ -55,7 +55,7 @@ class KvmFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
-    """Whether this user may make user namespaces, else why not. -1: the maximum is not known."""
+    """User namespaces of this user. Maximum -1: unknown."""
 
     available: bool
     reason: str = ""
@@ -67,8 +67,7 @@ class UsernsFact:
 class CgroupFact:
     """Which controllers this user can put a cell under.
 
-    `parents`: for each usable one of `memory`, `cpu` and `pids`, where a group for a cell can be
-    made. `delegated`: it is a subtree handed to this user. `reason`: why a controller is missing.
+    `parents`: where each usable controller's groups are made. `delegated`: handed to this user.
     """
 
     version: CgroupVersion
@@ -122,7 +121,7 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsFact:
-    """Whether containers of this user can have 65,536 ids of their own. Starts are 0 for root."""
+    """Whether containers get 65,536 ids of their own."""
 
     available: bool
     reason: str = ""
@@ -132,10 +131,9 @@ class IdsFact:
 
 
 class CoreState(StrEnum):
-    """Where a core dump goes: a file (forbidden by the limit of core dumps), a program that the
+    """Where a core dump goes; the limit that forbids it.
 
-    kernel starts as root outside all namespaces (forbidden by a limit of exactly 1), or a server's
-    socket, at which the kernel asks for no limit.
+    `FILE`: limit 0. `PROGRAM`, started as root outside all namespaces: limit 1. `SERVER`: none.
     """
 
     FILE = "file"
@@ -145,7 +143,7 @@ class CoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFact:
-    """The host's `core_pattern`, and whether this process can give a cell a core limit of 1."""
+    """The host's `core_pattern`; whether limit 1 can be set."""
 
     state: CoreState = CoreState.FILE
     pattern: str = "core"
@@ -186,16 +184,16 @@ class HostFacts:
     network_namespaces_max: int = -1
     """user.max_net_namespaces; -1: not known."""
     modules_missing: tuple[str, ...] = ()
-    """Python modules of the extra `network` that can't be found here."""
+    """Missing Python modules of the extra `network`."""
     routes: tuple[str, ...] = ()
-    """The IPv4 networks that this host's main routing table leads to, default routes left out."""
+    """IPv4 networks of the main table, without defaults."""
 
     def runtime(self, tier: str) -> RuntimeFact | None:
         """The OCI runtime of the tier."""
         return next((runtime for runtime in self.runtimes if runtime.tier == tier), None)
 
     def tool(self, name: str) -> ToolFact | None:
-        """The fact about the tool of that name."""
+        """The fact about the named tool."""
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -204,7 +202,7 @@ class HostFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostFacts:
-        """The inverse of `to_json`. Raises `ValueError` for data that isn't such facts."""
+        """Inverse of `to_json`. Raises `ValueError`."""
         try:
             return typing.cast(HostFacts, _typed(cls, data))
         except (TypeError, KeyError, AttributeError) as exc:

@@ -1,9 +1,7 @@
-"""KVM and OCI runtimes: believed only when a guest booted or a container ran here.
+"""KVM and OCI runtimes: believed only after a trial.
 
-There are hosts where /dev/kvm opens, makes a VM, and never runs a stock kernel, and runtimes that
-exit silently. The isolation engines try them; the results are remembered in the store. Success is
-remembered for good; a runtime's failure only for `REFUTED_FOR_S`, as its cause may have been fixed
-without a trace in any key.
+On some hosts /dev/kvm opens and makes a VM, but never runs a stock kernel; some runtimes exit
+silently. Success is remembered for good, a runtime's failure for `REFUTED_FOR_S`.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from belljar.host.tools import (
 )
 
 RUNTIME_VARIABLE: Final = "BELLJAR_OCI_RUNTIME"
-"""Names the container tier's runtime (or its path) instead of runc."""
+"""Name or path of the container tier's runtime."""
 RUNC_MIN: Final = "1.1"
 RUNSC_MIN: Final = "20231009"
 REFUTED_FOR_S: Final = 30.0
-"""So long the cells of a run need not each try a runtime that has just failed."""
+"""Saves the cells of a run repeated failing trials."""
 _MIN_VERSIONS: Final = {"runc": RUNC_MIN, "runsc": RUNSC_MIN, "crun": "1.4"}
 _DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)", re.IGNORECASE)
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
@@ -44,7 +42,7 @@ _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvmProof:
-    """Whether a guest booted under KVM; else `reason`, in one sentence."""
+    """Whether a guest booted under KVM, else why not."""
 
     boots: bool
     reason: str = ""
@@ -52,7 +50,7 @@ class KvmProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTrial:
-    """Whether a container ran; `no_port`: why only one with a network port did not."""
+    """Whether a container ran; `no_port`: why none with a port."""
 
     works: bool
     reason: str = ""
@@ -61,13 +59,13 @@ class RuntimeTrial:
 
 
 ProveKvm: TypeAlias = Callable[[], KvmProof]
-"""Boots a guest under KVM, in seconds. Raises `BelljarError` when it can't even try."""
+"""Takes seconds. Raises `BelljarError`: it can't even try."""
 ProveRuntime: TypeAlias = Callable[[RuntimeFact], RuntimeTrial]
-"""Runs one container, in seconds. Raises `BelljarError` when it can't even try."""
+"""Takes seconds. Raises `BelljarError`: it can't even try."""
 
 
 def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:
-    """What a proof holds for: another kernel, VMM or processor needs another."""
+    """Kernel, VMM and processor that a proof covers."""
     processor = cpu_model or "unknown processor"
     return f"kernel {kernel_release}, QEMU {vmm_version or 'none'}, {processor}"
 
@@ -80,7 +78,7 @@ def kvm_fact(
     again: bool = False,
     device: Path = Path("/dev/kvm"),
 ) -> KvmFact:
-    """The state of KVM; `prove` is called when none is remembered for `key`, or with `again`."""
+    """KVM's state; calls `prove` if unknown or `again`."""
     if not device.exists():
         reason = f"{device} does not exist: this machine is offered no hardware virtualisation"
         return KvmFact(state=KvmState.ABSENT, reason=reason)
@@ -129,14 +127,14 @@ def runtime_facts(
 
 
 def parse_version(kind: str, text: str) -> str:
-    """The version that a runtime prints, "" for none; runsc's is a day (`0.0~20240729.0`)."""
+    """A runtime's printed version, else ""; runsc prints a date."""
     day = _DAY.search(text.replace("~", " ").replace("-", " "))
     match = day if kind == "runsc" else _DOTTED.search(text)
     return "" if match is None else match[1]
 
 
 def kind_of(name: str) -> str:
-    """Whose command line a runtime of that name has."""
+    """Which command line that runtime takes."""
     return "runsc" if Path(name).name.startswith("runsc") else "runc"
 
 
@@ -175,7 +173,7 @@ def _look(tier: str, name: str, groups: CgroupVersion, cache_file: Path) -> Runt
 
 
 def _version(path: str, family: str, cache_file: Path) -> str:
-    """Asked once: a runtime takes longer to say its version than a container to start."""
+    """Cached: asking takes longer than starting a container."""
     key = f"version of {file_identity(path)}"
     known = read_json(cache_file).get(key)
     if isinstance(known, str) and known:

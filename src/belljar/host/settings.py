@@ -1,8 +1,6 @@
-"""What the operator of this host says of every run here: the settings files, and the environment
-that this process was started with.
+"""Settings files of this host, and the environment this process was started with.
 
-A file that comes with a task (a `.env`, which Inspect loads) can change `os.environ`, but not what
-the kernel keeps of the environment at the start.
+A task's `.env` changes `os.environ`, but not the kernel's copy from the start.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ MAX_BYTES: Final = 64 << 10
 
 
 class Upstreams(Enum):
-    """Whether runs on this host may reach something real."""
+    """Whether runs may reach real upstreams."""
 
     FORBID = "forbid"
     ALLOW = "allow"
@@ -37,7 +35,7 @@ class Upstreams(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings files together. `…_from`: the file that decided, for messages."""
+    """All settings files together. `…_from`: which file decided."""
 
     least_risk: Risk = Risk.LOW
     upstreams: Upstreams | None = None
@@ -66,7 +64,7 @@ def environment_at_start() -> dict[str, str]:
 
 
 def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The host's, then the user's: below `$XDG_CONFIG_HOME`, or `~/.config`."""
+    """The host's, then the user's (`$XDG_CONFIG_HOME` or `~/.config`)."""
     home = Path(environ.get("XDG_CONFIG_HOME", ""))
     if not home.is_absolute():
         home = Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir) / ".config"
@@ -74,7 +72,7 @@ def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def read_settings() -> Settings:
-    """The settings in force, the stricter of two files. Raises `PolicyError`, `HostError`."""
+    """The stricter of both files. Raises `PolicyError`, `HostError`."""
     settings = Settings()
     for path in settings_files(environment_at_start()):
         if (text := _read(path)) is not None:
@@ -84,14 +82,14 @@ def read_settings() -> Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """What one file says; None where it says nothing."""
+    """One settings file; None: not set."""
 
     least_risk: Risk | None = None
     upstreams: Upstreams | None = None
 
 
 def parse_settings(text: bytes, *, source: str) -> SettingsFile:
-    """Read one settings file strictly. Raises `PolicyError` with file, line and column."""
+    """Parse strictly. Raises `PolicyError` with its position."""
     from belljar.policy import fields
     from belljar.policy.yaml_tree import Reading, read_tree
 
@@ -164,11 +162,10 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
 
 
 PolicyLike: TypeAlias = "LoadedPolicy | Policy | Mapping[str, Any] | str | os.PathLike[str] | None"
-"""A preset's name or a file's path, a dict or a `Policy`, or what `load_policy` gave."""
 
 
 def resolve_here(policy: PolicyLike) -> LoadedPolicy:
-    """As `belljar.policy.resolve_policy`, under the settings of this host, with their errors."""
+    """As `resolve_policy`, under this host's settings."""
     if isinstance(policy, LoadedPolicy):
         loaded = policy
     elif policy is None or isinstance(policy, str | os.PathLike):

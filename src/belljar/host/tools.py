@@ -1,6 +1,7 @@
-"""Which tools of which version are installed, and which subordinate ids this user has.
+"""Installed tools' versions, and this user's subordinate ids.
 
-A version is asked for once and remembered by the file's path, size and time."""
+Versions are cached by path, size and time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from belljar.subids import NEEDED_IDS, first_subordinate_id, grant_hint, user_na
 
 QEMU_MIN: Final = "8.2"
 NFT_MIN: Final = "1.0.6"
-"""Whose JSON the rules were written against (Debian 12's)."""
+"""Its JSON is what the rules use (Debian 12)."""
 _VERSION: Final = re.compile(r"\d{1,8}(?:\.\d{1,8})+(?:~\d{1,8})?")
 _TIMEOUT_S: Final = 10.0
 _MAX_OUTPUT_CHARS: Final = 4096
@@ -30,7 +31,7 @@ SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that Belljar uses; `version_argv` makes it print its version."""
+    """A tool Belljar uses; `version_argv` prints its version."""
 
     name: str
     package: str
@@ -42,7 +43,7 @@ class Tool:
 
 
 def tools_for(arch: str) -> tuple[Tool, ...]:
-    """The tools that matter on a host of this architecture, the needed ones first."""
+    """Tools for this architecture, needed ones first."""
     qemu = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}.get(arch, "qemu-system")
     ask = ("-version",)
     return (
@@ -66,7 +67,7 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
 def tool_facts(
     tools: tuple[Tool, ...], cache_file: Path | None, *, search_path: str = SEARCH_PATH
 ) -> tuple[ToolFact, ...]:
-    """A fact for each tool. With `cache_file`, only a changed tool is asked for its version."""
+    """A fact for each tool; unchanged versions come from `cache_file`."""
     cached = read_json(cache_file) if cache_file is not None else {}
     known = {key: value for key, value in cached.items() if isinstance(value, str)}
     found: dict[str, str] = {}
@@ -77,7 +78,7 @@ def tool_facts(
 
 
 def at_least(version: str, needed_min: str) -> bool:
-    """Whether a dotted version is not older than another; an unknown version is."""
+    """Whether a dotted version is new enough; unknown ones are."""
     if not needed_min:
         return True
     return bool(version) and _numbers(version) >= _numbers(needed_min)
@@ -114,13 +115,13 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
 
 
 def file_identity(path: str) -> str:
-    """What a remembered fact about a program holds for: path, size and time."""
+    """Path, size and time, as keys of caches."""
     status = Path(path).stat()
     return f"{path}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def own_programs(*names: str) -> str:
-    """A digest of these programs of the package, as they are installed now."""
+    """Digest of these installed programs of the package."""
     digest = hashlib.sha256()
     for name in names:
         with contextlib.suppress(OSError):
@@ -129,12 +130,12 @@ def own_programs(*names: str) -> str:
 
 
 def own_program(name: str) -> Path:
-    """Where a program of the package for this machine is; it may be missing."""
+    """Path of a package program; it may be missing."""
     return Path(__file__).parents[1] / "_bin" / f"{name}-{platform.machine()}"
 
 
 def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
-    """The beginning of what a program says when asked for its version, "" when it can't be run."""
+    """The start of its output, "" if it can't run."""
     try:
         done = subprocess.run(
             [path, *version_argv],
@@ -150,7 +151,7 @@ def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
 
 
 def read_json(file: Path) -> dict[str, object]:
-    """The JSON object in a cache file; empty when none can be read: a cache is never an error."""
+    """A cache file's JSON object, else empty."""
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -178,7 +179,7 @@ MAPPERS: Final = ("newuidmap", "newgidmap")
 
 
 def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEARCH_PATH) -> IdsFact:
-    """Whether this user's containers can have ids of their own; root's always can."""
+    """Whether this user's containers get their own ids."""
     if is_root:
         return IdsFact(available=True)
     missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]

@@ -1,8 +1,8 @@
-"""Turns a plan into a live thing and back into nothing.
+"""Turns a plan into a live cell and back into nothing.
 
-Lives here: one package a tier (`microvm` for now): jail, engine, template, clone, destruction with
-its proof, the journal of host resources.
-Must not: talk to the guest beyond bringing it up; decide what a plan says.
+Holds: jail, engines of all tiers, templates, destruction with its proof.
+
+Must not: use the guest beyond bringing it up; decide what a plan says.
 """
 
 from __future__ import annotations

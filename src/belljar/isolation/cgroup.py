@@ -1,7 +1,6 @@
-"""Control groups of a cell or a range, version 1 and 2: made, limited, read and removed.
+"""Control groups of a cell or range, version 1 and 2.
 
-Where the host hands out no group (a user without delegation) the jail bounds memory by its address
-space, and the plan says so.
+Without delegation a user has none: the jail bounds memory by address space, as the plan says.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Settings = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellGroups:
-    """The groups of one cell or range, by controller; `unified`: one directory of version 2."""
+    """A cell's or range's groups; `unified`: one directory (version 2)."""
 
     paths: Mapping[str, Path]
     unified: bool
@@ -50,7 +49,7 @@ def plan_groups(
     parents: Mapping[str, Path] | None = None,
     unified: bool | None = None,
 ) -> CellGroups:
-    """Where the cell's groups will be. Raises `HostError`: a planned controller is missing."""
+    """Where its groups will be. Raises `HostError`: controller missing."""
     wanted = tuple(controllers)
     if not wanted:
         return NO_GROUPS
@@ -68,13 +67,13 @@ def plan_groups(
 
 
 def usable(controllers: Iterable[str]) -> tuple[str, ...]:
-    """Those of the controllers under which this process can make groups."""
+    """Controllers under which this process can make groups."""
     parents, _ = _host_parents()
     return tuple(name for name in controllers if name in parents)
 
 
 def sweep_groups() -> None:
-    """Remove the groups that crashed owners tried this host's control groups with."""
+    """Remove trial groups of crashed owners."""
     found = _hierarchies()
     for parent in {*found.v1.values(), *([] if found.v2 is None else [found.v2])}:
         sweep_trials(parent)
@@ -95,7 +94,7 @@ def _host_parents() -> tuple[Mapping[str, Path], bool]:
 
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
-    """Make and limit the groups. Raises `HostError`; the journal names what was made by then."""
+    """Make and limit journalled groups. Raises `HostError`."""
     with _told():
         if groups.unified:
             for parent in {path.parent for path in groups.directories}:
@@ -110,14 +109,14 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def join(groups: CellGroups, pid: int) -> None:
-    """Put a running process and its threads into the groups. Raises `HostError`."""
+    """Put a process into the groups. Raises `HostError`."""
     with _told(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
             (directory / "cgroup.procs").write_text(str(pid))
 
 
 def remove_empty(groups: CellGroups, *, wait_s: float = 0.0) -> None:
-    """Remove groups without processes, waiting `wait_s` at most for dying ones."""
+    """Remove empty groups; waits `wait_s` for dying processes."""
     give_up = time.monotonic() + wait_s
     for directory in groups.directories:
         while processes_in(directory) and time.monotonic() < give_up:
@@ -127,7 +126,7 @@ def remove_empty(groups: CellGroups, *, wait_s: float = 0.0) -> None:
 
 
 def limit_cpu(groups: CellGroups, limits: GroupLimits) -> None:
-    """Set the processor's quota alone, of groups that were made without. Raises `HostError`."""
+    """Set the CPU quota alone. Raises `HostError`."""
     with _told():
         if "cpu" in groups.paths:
             _limit(groups, "cpu", limits)
@@ -151,7 +150,7 @@ def _told() -> Iterator[None]:
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
-    """(file, value) of each limit; a name ending in `?` may be missing on this kernel."""
+    """(file, value) of limits; `?`: this kernel may lack it."""
     memory = str(limits.memory_max_bytes)
     quota_us = None
     if limits.cpu_quota_percent is not None:
@@ -188,7 +187,7 @@ def _set(file: Path, value: str) -> None:
 
 
 def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
-    """The pids, and the threads' ids, in a group and those below it; empty when it is gone."""
+    """Pids and thread ids, recursively; empty when gone."""
     pids: list[int] = []
     for below in (directory, *directory.glob("**/")):
         for name in ("cgroup.procs", "cgroup.threads", "tasks") if threads else ("cgroup.procs",):
@@ -200,7 +199,7 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 
 def halt(directory: Path) -> None:
-    """Freeze a group and kill everything in it (version 2 alone can)."""
+    """Freeze and kill all of it (version 2 only)."""
     for name in ("cgroup.freeze", "cgroup.kill"):
         with contextlib.suppress(OSError):
             fd = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -211,7 +210,7 @@ def halt(directory: Path) -> None:
 
 
 def out_of_memory_kills(directory: Path) -> int:
-    """How often the kernel killed in this memory group, either version; 0 when it can't be read."""
+    """Kills in this memory group; 0 if unreadable."""
     for name in ("memory.events", "memory.oom_control"):
         with contextlib.suppress(OSError, ValueError):
             for line in (directory / name).read_text().splitlines():
@@ -222,7 +221,7 @@ def out_of_memory_kills(directory: Path) -> int:
 
 
 def refused_forks(directory: Path) -> int:
-    """How often a fork was refused in this pids group, either version; 0 when it can't be read."""
+    """Forks refused in this pids group; 0 if unreadable."""
     with contextlib.suppress(OSError, ValueError):
         for line in (directory / "pids.events").read_text().splitlines():
             key, _, count = line.partition(" ")
@@ -232,12 +231,12 @@ def refused_forks(directory: Path) -> int:
 
 
 def process_counts(directory: Path) -> tuple[int, int]:
-    """Processes and threads now, and at most (0 before Linux 6.1); zeros when unreadable."""
+    """Processes and threads: current, peak. 0: unreadable (peak before Linux 6.1)."""
     return _number(directory / "pids.current"), _number(directory / "pids.peak")
 
 
 def memory_bytes(directory: Path) -> int | None:
-    """Memory in use now, either version; None when it can't be read."""
+    """Memory in use; None if unreadable."""
     return (
         _number(directory / "memory.current")
         or _number(directory / "memory.usage_in_bytes")
@@ -246,10 +245,9 @@ def memory_bytes(directory: Path) -> int | None:
 
 
 def cpu_s(directory: Path) -> float | None:
-    """Seconds of processor time of a group, None when that can't be read.
+    """CPU time of a group; None if unreadable.
 
-    Version 1 counts them in a hierarchy of its own; where the group is in another, they are those
-    of the processes in it and of their ended children.
+    In version 1 perhaps only of its living processes and their ended children.
     """
     with contextlib.suppress(OSError):
         for line in (directory / "cpu.stat").read_text().splitlines():
@@ -272,7 +270,7 @@ def _ticks(pid: int) -> int:
 
 
 def memory_peak_bytes(directory: Path) -> int:
-    """The most memory in use, either version; 0 when unreadable (version 2 before Linux 5.19)."""
+    """Peak; 0 if unreadable (version 2 before Linux 5.19)."""
     return _number(directory / "memory.peak") or _number(directory / "memory.max_usage_in_bytes")
 
 
@@ -284,7 +282,7 @@ def _number(file: Path) -> int:
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group and those below it, waiting 0.5 s; True when it is gone."""
+    """Remove an empty group tree within 0.5 s; whether gone."""
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:

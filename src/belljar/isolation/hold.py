@@ -1,7 +1,7 @@
-"""What forbids cells of this store: the hold (no new cell) and kill orders (this one ends now).
+"""What forbids cells of this store: the hold (no new cells) and kill orders.
 
-Both are small files, written before the kill switch acts. Owners look at them after the journal
-names a cell and again before its first guest instruction, so no cell is missed by both.
+Written before the kill switch acts. Owners check them after the journal entry and again before the
+first guest instruction, so no cell escapes both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DRAFT: Final = ".draft-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """No new cell may be made. `problem`: why the file can't be read; it counts all the same."""
+    """No new cells. `problem`: why unreadable; it still counts."""
 
     reason: str
     by: str
@@ -52,7 +52,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One use of the kill switch; `rule`: of the policy's `on`, `operator`, or `self-test`."""
+    """One kill; `rule`: a policy's `on`, `operator` or `self-test`."""
 
     kill_id: str
     scope: str
@@ -84,7 +84,7 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> Order:
 
 
 def hold(home: Path, reason: str = "") -> Hold:
-    """From now on no cell is made in this store, until `release`. Durable. Raises `HostError`."""
+    """Forbid new cells until `release`. Durable. Raises `HostError`."""
     held = Hold(reason=_bounded(reason), by=_whoami(), at=_now())
     make_store_dir(home)
     draft = home / owned_name(_DRAFT, "hold")
@@ -106,7 +106,7 @@ def hold(home: Path, reason: str = "") -> Hold:
 
 
 def release(home: Path | None = None) -> Hold | None:
-    """Lift the hold, a damaged one too; None when there was none. Raises `HostError`."""
+    """Lift the hold, if any. Raises `HostError`."""
     home = home or belljar_home()
     held = read_hold(home)
     if held is None:
@@ -124,7 +124,7 @@ def release(home: Path | None = None) -> Hold | None:
 
 
 def read_hold(home: Path) -> Hold | None:
-    """The hold in force. What can't be read is one, too."""
+    """The hold in force; an unreadable one counts."""
     try:
         words = _read(home / HOLD_FILE)
     except (FileNotFoundError, NotADirectoryError):
@@ -136,7 +136,7 @@ def read_hold(home: Path) -> Hold | None:
 
 
 def refuse_if_held(home: Path) -> None:
-    """Raises `HostError` while no new cell may be made."""
+    """Raises `HostError` under a hold."""
     if (held := read_hold(home)) is not None:
         raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
 
@@ -159,7 +159,7 @@ def give_order(home: Path, names: Iterable[str], order: Order) -> None:
 
 
 def read_order(home: Path, name: str) -> Order | None:
-    """The order to kill it, None when there is none. What can't be read is one, too."""
+    """The kill order; an unreadable one counts."""
     try:
         words = _read(_order_file(home, name))
     except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +178,7 @@ def read_order(home: Path, name: str) -> Order | None:
 
 
 def sweep_orders(directory: Path) -> None:
-    """Remove orders older than an hour whose cell is gone or whose run has ended."""
+    """Remove orders over an hour old without cell or run."""
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
@@ -192,7 +192,7 @@ def sweep_orders(directory: Path) -> None:
 
 @contextmanager
 def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
-    """Remove an order over the run when the block, the run, is over."""
+    """Remove the run's order after the block."""
     try:
         yield
     finally:
@@ -201,7 +201,7 @@ def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
 
 
 def run_goes_on(home: Path, run_id: str) -> bool:
-    """Whether a living process writes the record of the run."""
+    """Whether a living process writes the run's record."""
     from belljar.ledger.rundir import RUNS
     from belljar.ledger.writer import is_being_written
 
@@ -223,19 +223,19 @@ def refuse_if_forbidden(home: Path, name: str, *, is_proof: bool = False) -> Non
 
 
 def refuse_if_stopped(home: Path, run_id: str) -> None:
-    """Raises `CellError` when no cell of the run may go on."""
+    """Raises `CellError` once the run is killed."""
     if (error := killed_error(read_order(home, run_id), where=f"run {run_id}")) is not None:
         raise error
 
 
 def refuse_to_give(home: Path, run_id: str) -> None:
-    """Asked before a run is given an idle cell. Raises as the two checks."""
+    """Both checks, before a run gets an idle cell."""
     refuse_if_held(home)
     refuse_if_stopped(home, run_id)
 
 
 def killed_error(order: Order | None, *, where: str) -> CellError | None:
-    """The error of a killed cell, range or run (`where`: kind and id); None without an order."""
+    """A kill order's error, or None; `where`: kind and id."""
     if order is None:
         return None
     what = where.partition(" ")[0]
@@ -253,7 +253,6 @@ def _order_file(home: Path, name: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """A small JSON object of text. Raises `OSError`, `ValueError`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)

@@ -1,8 +1,7 @@
 """Host ids of a jailed program: one for a VMM, a range for a container.
 
-As root each cell has ids of its own, held by a lock that the supervisor inherits: they are free
-only when the jail is empty, even if the owner was killed. An ordinary user's VMMs have that user's
-uid, and all containers share the subordinate ids; namespaces, mounts and filters then separate.
+As root each cell's own, locked until its jail is empty, even if the owner was killed. Ordinary
+users' VMMs share the user's uid, their containers the subordinate ids.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ _HOST_LOCKS: Final = Path("/run/belljar/ids")
 _RANGES_START: Final = 0x8000_0000
 _RANGE_STEP: Final = 0x2_0000
 RANGE_SLOTS: Final = 1 << 12
-"""So many cells with a range of their own can live on one host, of all stores together."""
+"""Cells with a range on one host, all stores together."""
 WORKLOAD_IDS: Final = NEEDED_IDS
-"""A container's ids: 0 to 65535, as every image expects."""
+"""A container's ids: 0 to 65535."""
 TREE_IDS_START: Final = 0xFFF0_0000
-"""Who owns the unpacked images of root's store: nobody, in no cell."""
+"""Owner of root's unpacked images; no cell's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity and its lock for the supervisor (None: an ordinary user's); `ids`: its map."""
+    """An identity, its map `ids`, and the supervisor's lock."""
 
     jail: JailIdentity
     lock_fd: int | None
@@ -53,18 +52,18 @@ class HeldIdentity:
 
     @property
     def own_uid(self) -> int | None:
-        """The first of the `uid_count` uids that only this cell has, or None."""
+        """First uid of only this cell, or None."""
         return self.jail.host_uid if self.jail.privileged else None
 
     @property
     def uid_count(self) -> int:
-        """How many uids it has from `own_uid` on."""
+        """How many uids follow from `own_uid`."""
         return 1 if self.ids is None else 1 + WORKLOAD_IDS
 
 
 @contextmanager
 def hold_identity(home: Path) -> Iterator[HeldIdentity]:
-    """One id that no other living cell has. Raises `HostError` when all are taken."""
+    """An id of no other cell. Raises `HostError`: all taken."""
     if os.geteuid() != 0:
         yield HeldIdentity(
             jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False),
@@ -105,7 +104,7 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
 
 
 def user_range() -> HeldIdentity:
-    """An ordinary user's uid and subordinate ids. Raises `HostError`: too few are granted."""
+    """The user's uid and subordinate ids. Raises `HostError`: too few."""
     given = ids_fact(is_root=False)
     if not given.available:
         raise HostError(
@@ -131,7 +130,7 @@ def user_range() -> HeldIdentity:
 
 
 def tree_identity() -> HeldIdentity:
-    """The ids that own unpacked images: 0 to 65535; for an ordinary user 65536 is the user."""
+    """Owner ids of unpacked images; an ordinary user is 65536."""
     if os.geteuid() == 0:
         line = (0, TREE_IDS_START, WORKLOAD_IDS)
         jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
@@ -150,7 +149,7 @@ def tree_identity() -> HeldIdentity:
 
 @contextmanager
 def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
-    """Keep a dead cell's uids free while the block runs; False: they are in use."""
+    """Keep a dead cell's uids free; False: in use."""
     where = None if first is None or os.geteuid() != 0 else _lock_of(home, first, locks)
     fd = None if where is None else _lock_slot(*where)
     try:
@@ -161,7 +160,7 @@ def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> It
 
 
 def _range_of(home: Path) -> int:
-    """Two stores on one host use different uids, since neither sees the other's locks."""
+    """Differs by store: stores don't see each other's locks."""
     number = (
         int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:2], "big") % _HOMES
     )
@@ -169,7 +168,7 @@ def _range_of(home: Path) -> int:
 
 
 def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
-    """Directory and slot of the lock over a cell's uids."""
+    """Directory and slot of a cell's lock."""
     slot, past = divmod(first - _RANGES_START, _RANGE_STEP)
     if past == 0 and 0 <= slot < RANGE_SLOTS:
         return locks, slot

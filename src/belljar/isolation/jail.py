@@ -1,8 +1,7 @@
-"""A live jail: the launcher's process, its status, how it is ended, and why it did not come up.
+"""A live jail: its launcher's process, status, end, and failed starts.
 
-The owner holds three pipe ends: the *lifeline* (closing it ends the jail), the *status* (what the
-supervisor observed, lines as in `native/jail/supervise.c`) and the *diagnosis* (standard error).
-No thread or task belongs to a jail. Failures are told by step number and errno, never by wording.
+The owner holds three pipes: *lifeline* (closing it ends the jail), *status* (lines as in
+`native/jail/supervise.c`) and *diagnosis* (standard error). No thread or task belongs to a jail.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MAX_STATUS_BYTES: Final = 8 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailEnd:
-    """How the jailed program ended, as its supervisor saw it."""
+    """How the program ended, as its supervisor saw."""
 
     signal: int | None
     status: int | None
@@ -54,12 +53,12 @@ class JailEnd:
 
 
 def launcher_path() -> Path:
-    """The launcher for this machine. Raises `HostError` when it is missing."""
+    """The launcher. Raises `HostError` when missing."""
     return package_program("jail", "the jail's launcher", mode=os.X_OK)
 
 
 def measure_counter_khz() -> int:
-    """Rate of the time-stamp counter, 0 without one. Blocks 50 ms. Raises `HostError`."""
+    """Time-stamp counter's rate, 0 without one. Blocks 50 ms. Raises `HostError`."""
     launcher = launcher_path()
     try:
         result = subprocess.run(
@@ -148,7 +147,7 @@ def _close(fds: Iterable[int | None]) -> None:
 
 
 class Jail:
-    """Made by `start_jail`; ended by `end`, or by its supervisor when this process dies."""
+    """Made by `start_jail`; ends with `end` or this process."""
 
     def __init__(
         self,
@@ -176,7 +175,7 @@ class Jail:
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Wait until the program runs. Raises `HostError` or `CellError` naming the failed step."""
+        """Raises `HostError` or `CellError` naming the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
@@ -194,7 +193,7 @@ class Jail:
         return await self._wait_status_line(b"network")
 
     def go_on(self) -> None:
-        """Let the program start: the link is there. Raises as `wait_running`."""
+        """Let the program start. Raises as `wait_running`."""
         go, self._go = self._go, None
         if go is None:
             raise RuntimeError("this jail waits for nothing")
@@ -223,7 +222,7 @@ class Jail:
         raise self._start_error()
 
     def read_status(self) -> JailEnd | None:
-        """Read the supervisor's status without waiting; how the program ended, if it has."""
+        """How the program ended, if it has. Doesn't wait."""
         self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
         for line in self._status_text.decode("utf-8", "replace").splitlines():
             if line.startswith("child ") and self.child is None:
@@ -239,13 +238,13 @@ class Jail:
         return self.ended
 
     def diagnosis(self) -> str:
-        """What launcher and program wrote on standard error, escaped and bounded."""
+        """Standard error of launcher and program, escaped, bounded."""
         room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
         self._diagnosed += _drain(self._diagnosis, room) if room > 0 else b""
         return printable(self._diagnosed.strip(), max_chars=2000)
 
     async def end(self) -> None:
-        """Kill everything in the jail and wait for it, six seconds at most. Idempotent."""
+        """Kill everything and wait, at most six seconds. Idempotent."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -260,7 +259,7 @@ class Jail:
         self._close()
 
     def final_status(self, timeout_s: float) -> JailEnd | None:
-        """As `read_status`, but waits a moment for the supervisor's last line. Blocking."""
+        """As `read_status`; waits briefly for the last line."""
         give_up = time.monotonic() + timeout_s
         while (
             self.read_status() is None
@@ -273,7 +272,7 @@ class Jail:
         return self.ended
 
     async def wait_ended(self) -> JailEnd | None:
-        """Until the program has ended. None when its supervisor died without a word."""
+        """None: the supervisor died without a word."""
         while self.read_status() is None and self._process.poll() is None:
             if not await self._exited(timeout_s=3600.0):
                 continue
@@ -290,7 +289,7 @@ class Jail:
         return ended
 
     def release_namespaces(self) -> None:
-        """Let their numbers be used again: after the last look for survivors."""
+        """After the last look: their numbers may be reused."""
         close_all(self._pins.values())
         self._pins = {}
 
@@ -305,9 +304,6 @@ class Jail:
         return lifeline
 
     async def _gone(self) -> bool:
-        """Whether supervisor and child have ended, after a moment: a supervisor that was killed
-        from outside is gone before the child is.
-        """
         has_ended = await self._exited()
         self.read_status()
         if has_ended and self.child is not None and is_alive(self.child):
@@ -359,20 +355,20 @@ def _drain(fd: int | None, max_bytes: int) -> bytes:
 
 
 def grow_pipe(fd: int, size_bytes: int) -> None:
-    """Ask for a larger pipe; a host that allows less keeps what it has."""
+    """Best effort: the host may allow less."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
 
 
 START_DEADLINE_S: Final = 20.0
-"""How long a jail may take to come up."""
+"""For a jail to come up."""
 ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
 _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.ASCII)
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)
 
 
 class Step(IntEnum):
-    """Steps at which a host may forbid something (all: `native/jail/main.c`)."""
+    """Steps a host may forbid (`native/jail/main.c` has all)."""
 
     NAMESPACES = 3
     IDENTITY = 4
@@ -425,7 +421,7 @@ _HINTS: Final = {
 
 
 class RuntimeFailedError(CellError):
-    """An OCI runtime did not start its container; `ended`: how it ended, as a phrase."""
+    """An OCI runtime failed to start; `ended`: how, a phrase."""
 
     def __init__(self, ended: str, diagnosis: str, *, where: str) -> None:
         self.how = f"ended with {ended}, and said{f': {diagnosis}' if diagnosis else ' nothing'}"
@@ -438,7 +434,7 @@ class RuntimeFailedError(CellError):
 
 
 def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False) -> BelljarError:
-    """The error for a jail that did not come up, from its status lines and diagnosis."""
+    """A failed start's error, from status and diagnosis."""
     where = f"jail of cell {cell_id}"
     text = f"{said}\n{diagnosis}"
     if runtime := _RUNTIME.search(text):

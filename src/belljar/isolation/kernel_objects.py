@@ -35,12 +35,12 @@ _TIMEOUT_S: Final = 0.2
 
 
 def unseen(why: str) -> OSError:
-    """The error of a look that could not be made though the kernel refused nothing."""
+    """For looks that failed without a kernel error."""
     return OSError(errno.ENODATA, why)
 
 
 def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -> Iterator[str]:
-    """Loop devices over a file named after the cell, or over any file of the store."""
+    """Loop devices over the cell's or the store's files."""
     for device in (sys / "block").iterdir():
         backing = (
             _read(device / "loop/backing_file").strip() if device.name.startswith("loop") else ""
@@ -50,7 +50,7 @@ def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -
 
 
 def tap_devices(cell_id: str, uids: range, *, sys: Path = _SYS) -> Iterator[str]:
-    """Tap and tun devices of the cell's uids or id, in this network namespace."""
+    """The cell's tap and tun devices in this namespace."""
     for device in (sys / "class/net").iterdir():
         owner = _read(device / "owner").strip()
         if (owner.isdecimal() and int(owner) in uids) or cell_id in _read(device / "ifalias"):
@@ -58,7 +58,7 @@ def tap_devices(cell_id: str, uids: range, *, sys: Path = _SYS) -> Iterator[str]
 
 
 def keyrings(uids: range, *, keys: Path = _KEYS) -> Iterator[str]:
-    """Keys of the cell's uids, of those that this process may see."""
+    """Visible keys of the cell's uids."""
     if not stat.S_ISREG(keys.stat().st_mode):
         raise unseen(f"{keys} is covered here")
     for line in keys.read_text(errors="replace").splitlines():
@@ -68,14 +68,14 @@ def keyrings(uids: range, *, keys: Path = _KEYS) -> Iterator[str]:
 
 
 def nft_tables(cell_id: str) -> Iterator[str]:
-    """nftables tables that bear the cell's id, in this process's network namespace."""
+    """nftables tables with its id in this namespace."""
     for name in parse_tables(_dump_tables()):
         if cell_id in name:
             yield f"nftables table {printable(name, max_chars=100)}"
 
 
 def parse_tables(reply: bytes) -> list[str]:
-    """The names in a dump of tables; what can't be read ends the list. Pure."""
+    """Names in a dump, up to unreadable data. Pure."""
     names: list[str] = []
     at = 0
     while at + _HEADER.size <= len(reply):
@@ -119,7 +119,7 @@ def _dump_tables() -> bytes:
 
 
 def dump_ended(part: bytes) -> bool:
-    """Whether the dump ends here. Pure. Raises `OSError`: the kernel's error, or no answer."""
+    """Pure. Raises `OSError`: the kernel's error, or no answer."""
     at, kind = 0, 0
     while at + _HEADER.size <= len(part):
         length, kind, *_ = _HEADER.unpack_from(part, at)

@@ -1,10 +1,10 @@
-"""The kill switch: halts cells of any process of this user, then proves that nothing is left.
+"""The kill switch: halts any process's cells, then proves nothing is left.
 
-It needs no owner: it reads the journal, orders each entry's end, ends gateways, ports and every
-process, and gives owners a moment to destroy what they own; the rest is removed here.
+Needs no owner: reads the journal, writes orders, ends gateways, ports and processes, gives owners a
+moment to destroy, and removes the rest.
 
-SIGKILL to the first process of a pid namespace (or to the VMM) ends all, and lets none be made
-meanwhile. Control groups are frozen and killed too: that finds what the journal doesn't name yet.
+SIGKILL to a namespace's first process (or the VMM) ends all. Control groups are frozen and killed
+too, which finds what the journal lacks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from belljar.store.scratch import owned_name
 from belljar.units import printable
 
 OWNER_GRACE_S: Final = 5.0
-"""How long owners have for their own destruction, before it is done without them."""
+"""For owners' own destruction."""
 HALT_TIMEOUT_S: Final = 5.0
 _PORTS_DOWN_S: Final = 0.1
 """How long a range's supervisor has for that, and what was struck for dying, before it is struck
@@ -56,9 +56,8 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 class Killed:
     """What became of one journal entry.
 
-    `halted_ms`: when none of its processes was left, None: some are. `ended_by`: whose destruction
-    is proof: `owner`, `kill` (the owner hangs), `reap` (it is dead), or "": none. `remaining`: what
-    is left or was not looked for.
+    `halted_ms`: until no process was left; None: some are. `ended_by`: who destroyed: `owner`,
+    `kill` (owner hangs), `reap` (owner dead), "" nobody. `remaining`: left or unproven.
     """
 
     cell_id: str
@@ -75,7 +74,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillReport:
-    """What one use of the switch did. `problems`: what was not possible besides."""
+    """One use of the switch. `problems`: what failed besides."""
 
     order: Order
     cells: tuple[Killed, ...]
@@ -175,12 +174,12 @@ def _find_run(home: Path, name: str) -> str:
 
 
 def of_run(journal: Journal, entries: Sequence[JournalEntry], run_id: str) -> set[str]:
-    """The cells of a run, by what their owners say of them."""
+    """A run's cells, by their owners' descriptions."""
     return {entry.cell_id for entry in entries if journal.about(entry.cell_id).run_id == run_id}
 
 
 def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
-    """The entries of these names with their whole ranges. Pure."""
+    """Named entries with their whole ranges. Pure."""
     whole = {
         entry.cell_id: _root(entry, {one.cell_id: one for one in entries}) for entry in entries
     }
@@ -232,9 +231,9 @@ def _settled(
 
 @contextmanager
 def urgently() -> Iterator[None]:
-    """Run this thread before all that is to be halted, where the user may.
+    """Real-time priority for this thread, where allowed.
 
-    Not by niceness, which counts only within a session where the kernel groups by sessions.
+    Niceness may count only within a session.
     """
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -249,7 +248,7 @@ def urgently() -> Iterator[None]:
 
 
 def order_all(home: Path, entries: Sequence[JournalEntry], order: Order) -> list[str]:
-    """Put the order beside each; what was not possible."""
+    """Write the order for each; returns problems."""
     try:
         give_order(home, [entry.cell_id for entry in entries], order)
     except OSError as exc:
@@ -258,7 +257,7 @@ def order_all(home: Path, entries: Sequence[JournalEntry], order: Order) -> list
 
 
 def strike(entries: Sequence[JournalEntry]) -> None:
-    """Ports down, then everything at once; one look at what the journal doesn't name yet."""
+    """Ports down, then all at once, without checking."""
     here = [entry for entry in entries if entry.boot_id == boot_id()]
     for entry in here:
         if entry.kind == "range":
@@ -274,7 +273,7 @@ def strike(entries: Sequence[JournalEntry]) -> None:
 
 
 def halt_in_background(home: Path, entries: Sequence[JournalEntry]) -> None:
-    """What `strike` has begun, to its end, in a thread of its own."""
+    """Finish what `strike` began, in a thread."""
     act = partial(halt, Journal(home), entries, time.monotonic())
     threading.Thread(target=act, name="kill-switch", daemon=True).start()
 
@@ -318,7 +317,7 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
 
 
 def _running(entry: JournalEntry, named: Iterable[ProcessId]) -> list[ProcessId]:
-    """Its living processes, but for the supervisor that sees to its end."""
+    """Living processes, except a supervisor that ends it."""
     found = {*_known(entry), *named}
     for group in entry.cgroups:
         found |= {
@@ -335,7 +334,7 @@ def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
 
 
 def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
-    """Launchers and VMMs by the cell that they say they were started for, in one look at /proc."""
+    """Launchers and VMMs by cell, from /proc command lines."""
     found: dict[str, list[ProcessId]] = {}
     for directory in PROC.iterdir():
         if directory.name.isdigit() and int(directory.name) != os.getpid():
@@ -356,7 +355,7 @@ def _names_in(directory: Path, names: set[str]) -> Iterator[str]:
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:
-    """To that very process; one that is gone, or not ours, is seen by the next look."""
+    """Failures are seen by the next look."""
     with contextlib.suppress(OSError):
         if number is signal.SIGKILL:
             kill_process(process)
@@ -404,10 +403,10 @@ def _killed(
 
 
 def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
-    """Reap while the owner hangs; None when it died or did it meanwhile.
+    """Reap while the owner hangs; None: it acted or died.
 
-    Uid and processes are the cell's while the owner lives and the entry is there: both are looked
-    at after each find. Namespace numbers are not used: its pid namespace is dead already.
+    Uids and processes are the cell's while owner and entry exist: checked after each look.
+    Namespace numbers aren't used, as its pid namespace is dead.
     """
     give_up = time.monotonic() + _REMOVE_S
     while True:
@@ -427,7 +426,6 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
 
 
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
-    """Kill by name alone what unreadable entries stand for; nothing is proven."""
     paths = journal.unreadable()
     names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
     give_up = time.monotonic() + HALT_TIMEOUT_S
@@ -452,7 +450,7 @@ def _note(home: Path, order: Order, what: Mapping[str, object], problems: list[s
 
 
 def _signed(home: Path, text: str) -> str:
-    """One line with the document as text, and the signature over it by the store's key."""
+    """The document as text, signed by the store's key."""
     from belljar.ledger.keys import load_or_make_key
 
     key = load_or_make_key(home)

@@ -1,8 +1,8 @@
-"""Roots of jailed programs: one program, what it loads, the points to mount on, nothing else.
+"""Roots of jailed programs: a program, its libraries, mount points, nothing else.
 
-`<directory>/<key>/root/…` and `<directory>/<key>/<directory>.json`. The key is the digest of every
-file in it. A root is found again by the files it was made from (size, times, inode): a new version
-of the program or of one of its libraries makes another root."""
+`<directory>/<key>/root/…` and `<directory>/<key>/<directory>.json`. The key digests all files. A
+root is reused while its sources' size, times and inodes are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Stamp = list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRoot:
-    """A root that stands. `program` is its path inside it, `digest` covers everything in it."""
+    """A finished root; `program`: path inside, `digest`: of everything."""
 
     root: Path
     program: str
@@ -50,15 +50,14 @@ class Recipe:
     """How a root is made.
 
     Attributes:
-        directory: below the store, for all roots of this kind.
-        program: on the host; `inside` is its path in the root, the same unless said.
-        what: its name for a person. hint: what to do when it or a part of it is missing.
-        files: (path in the root, original) of everything it opens.
+        directory: of this kind's roots, below the store.
+        program: on the host; `inside`: in the root, default the same.
+        what: its name. hint: for when parts are missing.
+        files: (path in the root, original).
         version: asks the program. Raises `HostError`.
-        own: files of this installation that must be among them: another one on this host, with the
-            same store, may have others.
-        file_points, directory_points: what is mounted on later: empty files, empty directories.
-        unreadable: paths in the root that others than the store's owner may run and not read.
+        own: files of this installation; others may share the store.
+        file_points, directory_points: empty, to mount on.
+        unreadable: paths others may run, not read.
     """
 
     directory: str
@@ -100,7 +99,7 @@ def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
 
 
 def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
-    """What the dynamic loader would load, itself included; none for a static program."""
+    """What the loader loads, itself included; static: none."""
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)],
         capture_output=True,
@@ -119,7 +118,7 @@ def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
 
 
 def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
-    """(path in the root, original) of a program and what it loads."""
+    """(path in root, original) of program and libraries."""
     yield str(binary), binary
     for library in libraries(binary, what=what, hint=hint):
         yield str(library), library
@@ -144,7 +143,7 @@ def _find(directory: Path, recipe: Recipe) -> ProgramRoot | None:
 
 
 def outdated_roots(directory: Path) -> list[Path]:
-    """Roots whose sources have changed or are gone, so that no program can use them."""
+    """Roots whose sources changed or are gone."""
     return [
         root
         for root in sorted(directory.glob("*"))
@@ -153,7 +152,7 @@ def outdated_roots(directory: Path) -> list[Path]:
 
 
 def remove_root(home: Path, root: Path) -> None:
-    """Remove it, in turn with its makers, unless it was made anew. Raises `FileNotFoundError`."""
+    """Remove it unless remade, under its lock. Raises `FileNotFoundError`."""
     with locked(home, root.parent.name):
         if _is_current(root):
             return
@@ -195,7 +194,7 @@ def _root_of(directory: Path, data: Mapping[str, Any]) -> ProgramRoot:
 
 
 def file_stamp(path: Path) -> _Stamp:
-    """Changes with every write: ctime can't be set."""
+    """Every write changes it: ctime can't be set."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
@@ -284,7 +283,7 @@ _RUNTIME_VERSION: Final = re.compile(
 
 
 def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
-    """The root for this runtime and this package's agent. Blocking. Raises `HostError`."""
+    """Root of runtime and agent. Blocking. Raises `HostError`."""
     program = Path(runtime.path)
     _check_program(program, runtime.name)
     # Its own path, for words that name it, but where something is mounted over that
@@ -324,7 +323,7 @@ def _check_program(program: Path, name: str) -> None:
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:
-    """The root in which images are unpacked and removed. Blocking. Raises `HostError`."""
+    """Root for unpacking images. Blocking. Raises `HostError`."""
     if not os.access(_UNPACKER, os.X_OK):
         raise HostError(
             "unsquashfs is not installed, which unpacks images for containers",
@@ -345,7 +344,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
 
 
 def runtime_version(program: Path, name: str) -> str:
-    """The runtime's version. Raises `HostError` with its status and words when it says none."""
+    """Raises `HostError` with its output if it prints none."""
     try:
         result = subprocess.run(
             [str(program), "--version"], capture_output=True, check=False, timeout=20, env={}
@@ -413,7 +412,7 @@ _QEMU_VERSION: Final = re.compile(
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
-    """The root for the installed VMM. Blocking. Raises `HostError`: missing or too old."""
+    """Root of the VMM. Blocking. Raises `HostError`: missing, too old."""
     program = _qemu(accel)
     recipe = Recipe(
         directory="vmm",

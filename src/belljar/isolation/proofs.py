@@ -1,7 +1,8 @@
-"""Trials of this host: an OCI runtime starts a container, an accelerator boots a guest.
+"""Trials: an OCI runtime starts a container, an accelerator boots a guest.
 
-A version or an open /dev/kvm proves nothing: there are hosts where /dev/kvm opens, makes a VM, and
-never runs a stock kernel. Only a guest agent that answered in the real jail is a proof."""
+Only a guest agent that answered from the real jail is a proof: some hosts' /dev/kvm makes a VM that
+never runs a stock kernel.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +47,12 @@ from belljar.store.scratch import owned_name
 _LIFETIME_S: Final = 40.0
 _OPEN_FILES: Final = 1024
 _SOON_S: Final = 10.0
-"""A runtime that hangs is not waited for twice."""
+"""Don't wait twice for a hanging runtime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProof:
-    """Result of trying a runtime; `no_port`: it works, but not with a network port, and why."""
+    """A runtime's trial; `no_port`: why a port fails."""
 
     works: bool
     reason: str
@@ -62,7 +63,7 @@ class RuntimeProof:
 
 
 def runtime_proof(home: Path) -> ProveRuntime:
-    """A blocking function that tries a runtime, for host facts; not for an event loop's thread."""
+    """For host facts. Blocks: not for event loops."""
 
     def prove(fact: RuntimeFact) -> RuntimeTrial:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
@@ -76,10 +77,10 @@ def runtime_proof(home: Path) -> ProveRuntime:
 
 
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
-    """Start a container of an empty image, have its guest agent answer, end it.
+    """Start a container, have its guest agent answer, end it.
 
-    It gets an empty network namespace, as on a range; a runtime that soon fails with it is tried
-    without. A runtime that fails is an answer. Raises `HostError`: it could not even be tried.
+    In an empty network namespace; if that fails soon, without one. Raises `HostError`: couldn't be
+    tried.
     """
     started = time.monotonic()
     root = await anyio.to_thread.run_sync(ensure_runtime_root, home, runtime)
@@ -118,7 +119,7 @@ _NOWHERE: Final = PortSettings(  # RFC 5737
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unconnected:
-    """A port of no range: the namespace stays as it is made."""
+    """A port that leaves the namespace empty."""
 
     settings: PortSettings = _NOWHERE
     user_namespace: None = None
@@ -186,7 +187,7 @@ _RAM_MIB: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofResult:
-    """`reason`: one sentence why it does not boot; empty when it does."""
+    """`reason`: why it doesn't boot, else empty."""
 
     boots: bool
     reason: str
@@ -194,7 +195,7 @@ class ProofResult:
 
 
 def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
-    """A blocking function that boots under KVM, for host facts; not for an event loop's thread."""
+    """For host facts. Blocks: not for event loops."""
 
     def prove() -> KvmProof:
         result = anyio.run(partial(boots_under, "kvm", kernel, home=home))
@@ -271,7 +272,7 @@ async def _try_accelerator(
 
 
 def first_line(escaped: str) -> str:
-    """The VMM dumps registers after what it has to say."""
+    """Without the VMM's register dump."""
     return escaped.split("\\n")[0][:300]
 
 

@@ -1,7 +1,6 @@
-"""Removes what the store keeps to start cells quickly and nobody needs any more.
+"""Removes unneeded parts of the store.
 
-All of it is made again when wanted, but for images without a name, which only `everything` removes.
-What a living cell uses, or what is being made, stays.
+All are made again when wanted, except unnamed images (`everything` only). Parts in use stay.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ROOTS: Final = ("vmm", "runtimes", "unpackers", "wires")
 _BLOCK_BYTES: Final = 512
 _UNCLAIMED: Final = frozenset({"root", "kernel", "image"})
-"""What cells use without a claim on it: it stays while any lives."""
+"""Used without a claim: stays while any cell lives."""
 _MAY_HAVE: Final = "cells live, and may have it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something of the store that may go, and what became of it; `note`: why it is still there."""
+    """A removable part and its outcome; `note`: why kept."""
 
     kind: PartKind
     path: Path
@@ -68,7 +67,7 @@ async def prune(
 
 
 def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, ...]:  # noqa: FBT001
-    """Everything that may go, with its size; what a living cell uses is said to be in use."""
+    """Everything removable, with sizes; parts in use are marked."""
     before = time.time() - unused_for_s
     images = list(_images(home)) if everything else []
     gone = {part.path.name for part in images}
@@ -173,7 +172,7 @@ def _keyed(directory: Path) -> list[Path]:
 
 
 def _unused(directory: Path, before: float) -> str:
-    """Why it may go, if it was not used since; "" if it was, or another prune was quicker."""
+    """Why it may go; "": used since, or already gone."""
     try:
         used = directory.stat().st_mtime
     except FileNotFoundError:
@@ -191,7 +190,7 @@ def _measured(part: Part, *, busy: bool) -> Part:
 
 
 def disk_bytes(path: Path) -> int:
-    """Disk use of a directory: a file of several names counts for each, an unreadable one not."""
+    """Disk use; hard links count each, unreadable files not."""
     total = 0
     for directory, _, files in os.walk(path):
         for name in (".", *files):
@@ -204,7 +203,7 @@ def disk_bytes(path: Path) -> int:
 
 
 async def remove_part(part: Part, home: Path) -> Part:
-    """Remove what was found if it is still unneeded, and say what became of it."""
+    """Remove it if still unneeded; returns the outcome."""
     if part.state == "in use":
         return part
     try:
@@ -234,7 +233,7 @@ def _kept(part: Part, home: Path) -> Part:
 
 
 def _remove(part: Part, home: Path) -> None:
-    """Each by its own rule, asked again under its lock: time has passed since it was found."""
+    """Asks its rule again under its lock."""
     if part.kind in _UNCLAIMED and _cells_live(home):
         return
     match part.kind:

@@ -1,6 +1,7 @@
-"""Cells of the journal: listed, and what crashed owners left behind removed.
+"""Lists the journal's cells, and removes what crashed owners left.
 
-A living owner's cells are never touched. Reads only the journal."""
+Living owners' cells are never touched.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _MAX_CHARS_REPORTED: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """A cell whose owner was gone: what was removed of it, and what is still there."""
+    """An orphaned cell: what was removed, what remains."""
 
     cell_id: str
     kind: str
@@ -49,7 +50,7 @@ class Reaped:
 
 
 def reaped_event(reaped: Sequence[Reaped]) -> Event:
-    """For the record of whoever starts next: what crashed owners had left, bounded."""
+    """For the next run's record; bounded."""
     cells: list[JsonValue] = [
         {
             "cell_id": one.cell_id,
@@ -134,10 +135,10 @@ def _look_and_remove(home: Path, entry: JournalEntry) -> Findings:
 
 @contextmanager
 def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
-    """The entry without numbers that may be another's; those left stay this cell's in the block.
+    """The entry without numbers that may be others'; stable in the block.
 
-    Namespace numbers are the cell's while its process 1 lives; when that is dead the kernel has
-    killed everything in there. A uid is the cell's as long as nobody else can lock it.
+    Namespace numbers are the cell's while its process 1 lives (after it, nothing is left in there),
+    uids while nobody else can lock them.
     """
     child = entry.child if entry.boot_id == boot_id() else None
     pins = pin_namespaces(child) if child is not None else {}
@@ -165,7 +166,7 @@ CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellListing:
-    """One line of `belljar ps`. `orphaned`: the owner is gone. `unreadable`: a damaged entry."""
+    """A line of `belljar ps`. `orphaned`: no owner. `unreadable`: damaged."""
 
     cell_id: str
     state: CellState
@@ -178,7 +179,7 @@ class CellListing:
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
-    """The journal's cells, oldest first. Raises `PermissionError`: another user's store."""
+    """Oldest first. Raises `PermissionError`: another user's store."""
     journal = Journal(home or belljar_home())
     listed = [_listing(journal, entry) for entry in journal.entries()]
     damaged = [

@@ -1,7 +1,7 @@
-"""What makes a new cell a machine of its own: its port on the range's network, and fresh identity.
+"""What makes a new cell its own machine: its port and fresh identity.
 
-The network room makes ports, isolation makes cells; what they share is here. A clone whose guest
-did not renew itself must not run."""
+Shared by network (ports) and isolation (cells). An unrenewed clone must not run.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SEED_BYTES: Final = 256
 NEEDED_OF_CLONE: Final = (
     RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
 )
-"""A clone without these is a copy. The boot id is renewed where the guest's kernel lets it."""
+"""Without these it is a copy. Not every kernel renews the boot id."""
 NEEDED_ON_A_NETWORK: Final = NEEDED_OF_CLONE | RenewedBit.NETWORK
 NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
-"""Randomness and clock are its kernel's own; a machine id is made new where the image has one."""
+"""Its kernel has its own randomness and clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """One clone's new self. The seed is a secret and never recorded; the names say nothing."""
+    """A clone's new identity; `seed` is secret, never recorded."""
 
     seed: bytes
     machine_id: str
@@ -47,7 +47,7 @@ def fresh_renewal() -> Renewal:
 
 
 def network_of(settings: PortSettings) -> bytes:
-    """What RENEW tells a guest of its port. Raises `ValueError` for impossible settings."""
+    """RENEW's network part. Raises `ValueError`: impossible settings."""
     return network_part(
         address=settings.address,
         gateway=settings.gateway,
@@ -59,17 +59,17 @@ def network_of(settings: PortSettings) -> bytes:
 
 
 def now_ns() -> int:
-    """The realtime clock, read as late as possible."""
+    """The realtime clock; read it late."""
     return time.time_ns()
 
 
 def renewed_names(renewed: Renewed) -> list[str]:
-    """What the guest says it made new, for the record."""
+    """What the guest reports renewed."""
     return [bit.name.lower() for bit in RenewedBit if bit in renewed.done and bit.name is not None]
 
 
 def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE) -> None:
-    """Raise `CellError` unless the guest did what makes it a new machine: else it must not run."""
+    """Raises `CellError` unless the guest renewed all needed."""
     missing = [
         bit.name.lower()
         for bit in RenewedBit
@@ -88,8 +88,8 @@ def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE)
 class PortSettings:
     """What is configured at the cell's end of its link.
 
-    The address is a /32: only the gateway is on the link, as a permanent neighbour. MACs are lower
-    case hexadecimal with colons, local, unicast; `mtu` at most 65535.
+    A /32 address: only the gateway is on the link, as permanent neighbour. MACs: lower case,
+    colons, local, unicast; `mtu` ≤ 65535.
     """
 
     address: IPv4Address
@@ -101,7 +101,7 @@ class PortSettings:
 
 
 class Port(Protocol):
-    """One port of a range, made for one cell."""
+    """A range's port for one cell."""
 
     @property
     def settings(self) -> PortSettings:
@@ -110,22 +110,21 @@ class Port(Protocol):
 
     @property
     def range_id(self) -> str:
-        """The range that it is of; "" when it is nobody's."""
+        """Its range, or ""."""
         ...
 
     @property
     def user_namespace(self) -> int | None:
-        """The user namespace below which the cell's jail must be made; None: anywhere (root).
+        """Descriptor of the jail's parent user namespace; None: any (root).
 
-        The port's descriptor. In it 0 is the user and 1 to 65536 the subordinate ids in order, for
-        groups too; `setgroups` is allowed.
+        In it 0 is the user, 1 to 65536 the subordinate ids, for groups too; `setgroups` is allowed.
         """
         ...
 
     async def attach(self, pid: int) -> None:
-        """Put the configured link into the network namespace of that process of the host, up.
+        """Put the link, up, into that host process's network namespace.
 
-        Called before anything of the cell's runs there; again only after the last namespace's end.
-        Raises `BelljarError`: the link can't be made, or the range is gone; the cell is then ended.
+        Before anything of the cell runs; again only after the last namespace ended. Raises
+        `BelljarError`: end the cell.
         """
         ...

@@ -41,19 +41,19 @@ from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.units import format_duration
 
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
-"""A program's sockets close a little before its supervisor can say how it ended."""
+"""Sockets close a little before the supervisor reports."""
 _NAMELESS_CHILD_S: Final = 1.0
 _while_starting: Final[list[Callable[[], object]]] = []
 
 
 def do_while_starting(action: Callable[[], object]) -> None:
-    """Run `action` once while the next jail starts; what it raises ends that jail. Blocks."""
+    """Run once, blocking, during the next start; errors end that jail."""
     _while_starting.append(action)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUsage:
-    """What the host counts of a cell (of the whole VM where it is one); None where it can't."""
+    """The host's counts of a cell; None: unknown."""
 
     uptime_s: float
     cpu_s: float | None = None
@@ -144,7 +144,7 @@ class Sandbox:
         cgroup.make_groups(self.groups, limits)
 
     def limit_cpu(self) -> None:
-        """Set the quota that `make` left out. Raises `HostError`."""
+        """The quota that `make` left out. Raises `HostError`."""
         cgroup.limit_cpu(self.groups, self.limits)
 
     def start_program(
@@ -156,7 +156,7 @@ class Sandbox:
         stdin_fd: int | None = None,
         user_namespace: int | None = None,
     ) -> None:
-        """As `start_jail`; `wait_running` says whether it came up."""
+        """As `start_jail`; then `wait_running`."""
         self.jail = start_jail(
             spec,
             program,
@@ -170,7 +170,7 @@ class Sandbox:
                 _while_starting.pop()()
 
     async def wait_running(self) -> None:
-        """Wait until the program runs and the journal knows it. Raises `HostError`, `CellError`."""
+        """Running and journalled. Raises `HostError`, `CellError`."""
         jail = self.jail
         if jail is None or self._entry is None:
             raise RuntimeError("nothing was started")
@@ -181,31 +181,31 @@ class Sandbox:
         self._refuse_if_forbidden()  # whoever read the journal before did not know whom to kill
 
     def ready(self, recorder: Recorder, owner: AsyncExitStack) -> None:
-        """It is a cell from now on: its end goes on record."""
+        """From now on its end is recorded."""
         self.recorder, self._owner, self._ready_s = recorder, owner, time.monotonic()
 
     # ---- what the host sees of it
 
     @property
     def host_pid(self) -> int | None:
-        """The pid on this host of its outermost process."""
+        """Host pid of its outermost process."""
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
 
     def holds(self, pid: int) -> bool:
-        """Whether the process, as the host counts, is one of the jail's that live."""
+        """Whether that host pid is in the jail."""
         supervisor = None if self.jail is None else self.jail.supervisor
         return supervisor is not None and descends_from(pid, supervisor.pid)
 
     def diagnosis(self) -> str:
-        """What launcher and program wrote on standard error, escaped and bounded."""
+        """Standard error of launcher and program, escaped, bounded."""
         return "" if self.jail is None else self.jail.diagnosis()
 
     def console(self) -> bytes:
-        """What its kernel or its runtime wrote for a person, bounded. The guest's word."""
+        """Output of kernel or runtime, bounded; guest-controlled."""
         return self.diagnosis().encode()
 
     def end(self) -> JailEnd | None:
-        """How the program ended, if it has, as far as its supervisor has said. Does not wait."""
+        """How the program ended, if reported. Doesn't wait."""
         return None if self.jail is None else self.jail.read_status()
 
     def final_status(self, timeout_s: float = FINAL_STATUS_TIMEOUT_S) -> JailEnd | None:
@@ -213,13 +213,13 @@ class Sandbox:
         return None if self.jail is None else self.jail.final_status(timeout_s)
 
     async def wait_dead(self) -> str:
-        """Until the program has ended; the cause of death."""
+        """Wait for its end; the cause of death."""
         if self.jail is not None:
             await self.jail.wait_ended()
         return self.cause_of_death()
 
     def cause_of_death(self) -> str:
-        """Why it is dead, as the host saw it; empty while it lives. May wait half a second."""
+        """As the host saw it; empty: alive. Waits ≤ 0.5 s."""
         end = self.end() or self.final_status()
         if end is None:
             return ""
@@ -228,7 +228,7 @@ class Sandbox:
         return "its owner ended it" if end.cause == "owner" else self.explain(end)
 
     def explain(self, end: JailEnd) -> str:
-        """Why the program ended by itself: the engine's to say."""
+        """Why it ended by itself; engines override it."""
         return (
             f"it was killed by {signal_name(end.signal)}"
             if end.signal
@@ -236,58 +236,58 @@ class Sandbox:
         )
 
     def death_limit(self) -> str | None:
-        """The limit it died of (`memory`, `lifetime`) or None; ask for the cause first."""
+        """`memory`, `lifetime` or None; after `cause_of_death`."""
         return death_limit(self.end(), fatal_oom_kills=self.fatal_oom_kills())
 
     def killed(self) -> Order | None:
-        """The kill order over it, also after its end; None: it was not killed."""
+        """Its kill order, if any; also afterwards."""
         if self._order is None:
             self._order = read_order(self._home, self.cell_id)
         return self._order
 
     def raise_if_killed(self, error: BaseException) -> None:
-        """A kill order explains whatever else went wrong with it. Raises `CellError`."""
+        """A kill order explains other errors. Raises `CellError`."""
         killed = killed_error(self.killed(), where=f"cell {self.cell_id}")
         if isinstance(error, BelljarError) and killed is not None:
             raise killed from error
 
     def oom_kills(self) -> int:
-        """How often the host's kernel killed in its memory group, now or until its end."""
+        """Kernel OOM kills in its memory group."""
         count = self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
         if self.end() is None:
             self._oom_kills_while_alive = count
         return count
 
     def fatal_oom_kills(self) -> int:
-        """Those that it did not live on from."""
+        """Those it didn't survive."""
         return (
             self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
             - self._oom_kills_while_alive
         )
 
     def refused_forks(self) -> int:
-        """How often the host's kernel refused it a process or thread, now or until its end."""
+        """Processes and threads the kernel refused."""
         return self._count("refused_forks", "pids", cgroup.refused_forks)
 
     def memory_peak_bytes(self) -> int:
-        """The most memory in use at once, now or until its end; 0 when that isn't known."""
+        """Peak memory; 0 if unknown."""
         return self._count("memory_peak_bytes", "memory", cgroup.memory_peak_bytes)
 
     def count_processes(self) -> tuple[int, int]:
-        """Processes and threads now and at most, of the pids group; zeros without one."""
+        """Processes and threads, now and peak; else zeros."""
         group = self.groups.paths.get("pids")
         return (0, 0) if group is None else cgroup.process_counts(group)
 
     def processes_full(self) -> bool:
-        """Whether it has as many processes now as it may have; False where the host can't see."""
+        """At its process limit; False if unknown."""
         return False
 
     def disk_full(self) -> bool:
-        """Whether what it may write has no room or inode left; False where the host can't see."""
+        """Out of room or inodes; False if unknown."""
         return False
 
     def usage(self) -> HostUsage:
-        """What it uses now, as its control groups count."""
+        """As its control groups count now."""
         groups = self.groups.paths
         counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
         memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
@@ -299,13 +299,13 @@ class Sandbox:
         )
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """Watch who opens or reads these files. Raises `HostError`, `CellError`."""
+        """Report opens and reads. Raises `HostError`, `CellError`."""
         raise NotImplementedError
 
     # ---- its end
 
     def kill(self) -> None:
-        """SIGKILL to the jail's pid 1, from any thread; its owner still destroys it."""
+        """From any thread; the owner still destroys it."""
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
                 kill(self.jail.child)
@@ -326,7 +326,7 @@ class Sandbox:
         return self.destruction
 
     async def _destroy(self) -> None:
-        """Kill it, look for survivors by its id, and record both. Called by `owned` alone."""
+        """Only for `owned`: kill, look for survivors, record."""
         recorder, order = self.recorder, None if self.recorder is None else self.killed()
         with anyio.CancelScope(shield=True):
             try:
@@ -378,7 +378,7 @@ class Sandbox:
         return destruction
 
     def _release(self) -> None:
-        """Close the owner's ends of what the jail had; everything in it is dead. Idempotent."""
+        """After its death: close the jail's resources. Idempotent."""
 
     def _refuse_if_forbidden(self) -> None:
         refuse_if_forbidden(self._home, self.cell_id, is_proof=self._kind == "proof")
@@ -395,9 +395,9 @@ SandboxT = TypeVar("SandboxT", bound=Sandbox)
 
 @asynccontextmanager
 async def owned(sandbox: SandboxT, owner: AsyncExitStack) -> AsyncIterator[SandboxT]:
-    """Start it in this block. `owner` destroys it when it closes; a block that fails does at once.
+    """Start it; destroyed when `owner` closes or the block fails.
 
-    The only caller of `_destroy`, so that each sandbox is destroyed exactly once.
+    The only caller of `_destroy`: each sandbox is destroyed exactly once.
     """
     async with AsyncExitStack() as starting:
         starting.push_async_callback(sandbox._destroy)
@@ -412,10 +412,10 @@ async def recorded_lifetime(
     planned: Mapping[str, JsonValue],
     make: Callable[[AsyncExitStack, ExitStack], Awaitable[SandboxT]],
 ) -> AsyncIterator[SandboxT]:
-    """The cell that `make` makes, destroyed when the block is left; recorded before and after.
+    """The cell that `make` makes; recorded start and end around the block.
 
-    `make` gets the cell's owner, and a stack for what is held until the cell is gone. No task
-    group or cancel scope is open across the yield.
+    `make` gets its owner, and a stack of resources held until it is gone. No task group or cancel
+    scope is open across the yield.
     """
     recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell_id, data=planned))
     with ExitStack() as held:
@@ -459,7 +459,7 @@ def _completed(order: Order, cell_id: str, destruction: Destruction) -> Event:
 
 
 def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
-    """The limit that ended a cell, from what the host saw. Pure."""
+    """The limit that ended a cell. Pure."""
     if end is None:
         return None
     if end.cause == "lifetime":
@@ -468,7 +468,7 @@ def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`; the number when the signal has no name."""
+    """`SIGKILL`, or a number."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,7 +1,6 @@
-"""The kill switch tests itself: a jail as a cell's, without a guest, halted as a cell would be.
+"""The kill switch's self-test: halts a jail without a guest.
 
-It has its own journal entry, control groups and namespaces. What runs in it is the guest agent,
-which waits for requests that never come.
+It has journal entry, groups and namespaces like a cell; an idle guest agent runs in it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _MOUNTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchTest:
-    """`ok`: halted and its destruction proven. `is_made`: False where no jail could be made."""
+    """`ok`: halted and proven. `is_made`: False: no jail possible."""
 
     ok: bool
     duration_ms: float
@@ -62,7 +61,7 @@ class SwitchTest:
 
 
 async def test_switch(home: Path) -> SwitchTest:
-    """Make a jail and halt it. Some 50 ms; raises nothing of Belljar's."""
+    """Takes 50 ms; raises no `BelljarError`."""
     began = time.monotonic()
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -1,7 +1,7 @@
-"""Destruction's proof: after the kill, look for whatever could be left of a cell on this host.
+"""Proof of destruction: looks for anything left of a cell on this host.
 
-A survivor is reported and removed; a destruction that found one is not clean. What could not be
-looked at is reported: to see nothing is not to see that there is nothing.
+Survivors are reported and removed; the destruction isn't clean then. Looks that failed are
+reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Destruction:
 
     @property
     def clean(self) -> bool:
-        """Whether all that is needed was looked for, and nothing was left after the kill."""
+        """All looks were made and found nothing."""
         return not self.survivors and not self.unproven
 
     def to_data(self) -> dict[str, JsonValue]:
@@ -69,7 +69,7 @@ class Destruction:
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:
-    """A cell's and its companion's as one: what is unproven of either is proven of neither."""
+    """A cell's and its companion's as one; unproven adds up."""
     missed = {what.partition(":")[0] for what in besides.unproven}
     return Destruction(
         survivors=(*besides.survivors, *cell.survivors),
@@ -82,7 +82,7 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """Something left of a cell: a process, or a path to remove."""
+    """A process, or a path to remove."""
 
     what: str
     process: ProcessId | None = None
@@ -104,7 +104,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """One thing to look for; `nothing_to_look_by`: why the cell has nothing to be told by."""
+    """One search; `nothing_to_look_by`: why it is impossible."""
 
     what: tuple[str, ...]
     find: Callable[[JournalEntry], Iterable[Survivor]]
@@ -113,7 +113,7 @@ class _Look:
 
 
 def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
-    """Everything of the cell that can be seen now; no loop device may be over `store`."""
+    """What is left; no loop device may be over `store`."""
     survivors: list[Survivor] = []
     looked_for: list[str] = []
     not_checked: list[str] = []
@@ -146,14 +146,14 @@ def _each_once(found: list[Survivor]) -> tuple[Survivor, ...]:
 
 
 def find_survivors(entry: JournalEntry) -> tuple[Survivor, ...]:
-    """Everything of the cell that can be seen now."""
+    """Everything left of the cell."""
     return look(entry).survivors
 
 
 def destroy_remains(
     entry: JournalEntry, started: float, *, store: Path | None = None
 ) -> Destruction:
-    """Look, remove what is there, and report it. Blocking; `started`: when it was killed."""
+    """Look, remove, report. Blocking; `started`: when killed."""
     found = look(entry, store=store)
     if found.survivors:
         remove_survivors(found.survivors)
@@ -167,7 +167,7 @@ def destroy_remains(
 
 
 def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
-    """Kill and remove them; bounded. What resists is found again by the next look."""
+    """Bounded. The next look finds what resists."""
     processes = [survivor.process for survivor in survivors if survivor.process is not None]
     for process in processes:
         with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
 
 
 def remove_path(path: Path) -> None:
-    """A control group, or a file or directory of the store. Never follows a link."""
+    """A group, file or directory. Follows no link."""
     if (path / "cgroup.procs").exists():
         cgroup.remove_group(path)
     elif path.is_dir() and not path.is_symlink():
@@ -331,7 +331,7 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
 
 
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
-    """Raise when processes no older than the cell hide their namespaces from this user."""
+    """Raise if same-age processes hide their namespaces."""
     since = (entry.supervisor or entry.owner).start_ticks
     hidden = sum(
         _hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit()
@@ -372,7 +372,6 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _started_for(entry: JournalEntry, pid: int) -> str:
-    """By the words of its command line; a person's `grep` for the id has others."""
     words = _read(pid, "cmdline").split(b"\0")
     cell = entry.cell_id.encode()
     named = any(
@@ -383,7 +382,7 @@ def _started_for(entry: JournalEntry, pid: int) -> str:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """The first 64 KiB of a process's file; hundreds are read each time a cell ends."""
+    """64 KiB at most: hundreds are read for each cell."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
@@ -420,7 +419,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    """Mounts that show the cell's files. Reported only: unmounting is a person's decision."""
+    """Reported only: unmounting is a person's decision."""
     for root, target in _mountinfo():
         if entry.cell_id in root or entry.cell_id in target:
             yield Survivor(what=f"mount {printable(target, max_chars=200)}")
@@ -446,6 +445,6 @@ def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _named(found: Iterable[str]) -> Iterator[Survivor]:
-    """Reported only: a person will want to know how they came to be."""
+    """Reported only, for a person."""
     for what in found:
         yield Survivor(what=what)

@@ -1,7 +1,7 @@
-"""Accesses to watched files: every tier's sensor, its reader thread and its bounds.
+"""Accesses to watched files: sensors, reader thread and bounds.
 
-A flood costs the record a bounded number of events: accesses that are not reported at once are
-counted, and reported with the next ones of their kind."""
+A flood makes a bounded number of events: the rest is counted into the next ones.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Operation: TypeAlias = Literal["open", "read"]
 
 INTERVAL_S: Final = 1.0
 MAX_REPORTS: Final = 32
-"""In one interval, over all files: more are counted."""
+"""In one interval, over all files."""
 MAX_QUEUED: Final = 16_384
 """Accesses that a queue holds before it tells of a loss (fanotify(7), inotify(7); gVisor's is
 smaller).
 """
 MAX_KEYS: Final = 128
-"""Process names are the cell's to choose; beyond this many they are counted as one."""
+"""The cell chooses process names: more count as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class FileWatch(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Report what was accessed until now, and stop. Idempotent."""
+        """Report accesses so far, and stop. Idempotent."""
         ...
 
 
@@ -93,8 +93,8 @@ class _Kind:
 
 
 class AccessLimit:
-    """Which accesses are reported now: the first of each file and operation, and the first of
-    each process in an interval. The rest is held back and counted.
+    """Which accesses are reported now: the first of each file and operation, and of each process in
+    an interval. Others are counted.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class AccessLimit:
         self._reports = 0
 
     def add(self, access: Access, now_s: float) -> Access | None:
-        """Count the access; return what is to be reported now."""
+        """Count it; return what to report now."""
         kind = self._kind(access, now_s)
         counted = _sum(kind.held, access)
         is_first = (access.path, access.operation) not in self._told
@@ -118,7 +118,7 @@ class AccessLimit:
         return None
 
     def due(self, now_s: float, *, everything: bool = False) -> list[Access]:
-        """What was held back and is due, longest unreported first; `everything`: at the end."""
+        """Counted accesses due, oldest first; `everything`: all."""
         found = []
         for key, kind in sorted(self._kinds.items(), key=lambda pair: pair[1].reported_s):
             is_over = now_s - kind.reported_s >= INTERVAL_S
@@ -163,10 +163,10 @@ class _Ended:
 
 
 class HostReads:
-    """Files that the host itself reads in a cell: their accesses are not reported.
+    """The host's own reads in a cell, not reported.
 
-    Accesses arrive late, so an ended read covers its files until the queue was empty once, or as
-    many were read as it can hold: a cell that keeps it full gains nothing.
+    An ended read covers its files until the queue was empty once, or a queue's capacity was read: a
+    flood gains nothing.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class HostReads:
         self._ended: list[_Ended] = []
 
     def heard(self, path: str, phase: Phase) -> None:
-        """A read of the file, or of everything in the directory, begins or has ended."""
+        """A read of a file or directory begins or ends."""
         with self._lock:
             if phase == "begins":
                 self._running.append(path)
@@ -184,18 +184,18 @@ class HostReads:
                 self._ended.append(_Ended(path))
 
     def cover(self, path: str) -> bool:
-        """Whether an access to the file may have been the host's."""
+        """Whether the access may be the host's."""
         with self._lock:
             reads = (*self._running, *(each.path for each in self._ended))
         return any(read in ("/", path) or path.startswith(f"{read}/") for read in reads)
 
     @property
     def ended(self) -> int:
-        """How many have ended and still count: asked before the queue is read."""
+        """Ask before reading the queue."""
         return len(self._ended)
 
     def forget(self, count: int, *, read: int, is_empty: bool) -> None:
-        """So many accesses were read after these reads ended; the queue then was empty or not."""
+        """After reading `read` accesses that followed these reads."""
         with self._lock:
             for each in self._ended[:count]:
                 each.left -= read
@@ -207,20 +207,19 @@ class HostReads:
 FULL_READ: Final = 64
 """Entries that are read in one go."""
 _PAUSE_S: Final = 0.005
-"""After a full read of marks: 12,000 entries a second are as much as a flood may have of this host.
-"""
+"""After a full read: at most 12,000 marks a second."""
 _MAX_DRAIN_S: Final = 2.0
 _MAX_SETTLE_S: Final = 0.5
-"""How long a host's read waits for the queue of accesses before it."""
+"""For the queue, before a host's read."""
 _TICK_MS: Final = 1000
 
 
 class QueueThread:
-    """Calls `read` in a thread whenever `queue()`, a descriptor, is readable or `wake` was called.
+    """Calls `read` in a thread when `queue()` is readable or after `wake`.
 
     Args:
-        read: without waiting, at most `FULL_READ` entries; how many there were, -1: no more ever.
-        on_error: called once with the reason when `read` raised; the thread has ended then.
+        read: non-blocking; returns entries read (≤ `FULL_READ`), -1 at the end.
+        on_error: called once if `read` raised; the thread has ended.
         pause_s: after a full read.
     """
 
@@ -243,12 +242,12 @@ class QueueThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have it call `read` soon. From any thread."""
+        """Call `read` soon. From any thread."""
         with suppress(OSError):  # it has been told often enough, or was stopped
             os.write(self._wake, b"w")
 
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
-        """Wait until the queue was found empty, or the timeout has passed: a flood doesn't end."""
+        """Wait until the queue is empty, or `timeout_s`."""
         if self._thread.is_alive():
             self._drained.clear()
             self._draining = True
@@ -258,11 +257,11 @@ class QueueThread:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it reads without a pause, as somebody waits."""
+        """Whether it reads without pauses."""
         return self._draining
 
     def settle(self) -> None:
-        """Wait, but not long, until what is queued has been read."""
+        """Wait briefly for what is queued."""
         self.drain(_MAX_SETTLE_S)
 
     def stop(self) -> None:
@@ -302,7 +301,7 @@ class QueueThread:
 
 
 class Reports:
-    """What one watch reports of the accesses that a thread hands it."""
+    """What one watch reports of a thread's accesses."""
 
     def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
         self._own_reads, self._thread = own_reads, thread
@@ -319,11 +318,11 @@ class Reports:
 
     @property
     def ended_host_reads(self) -> int:
-        """To be asked before the queue is read, for `settle`."""
+        """For `settle`; ask before reading the queue."""
         return self._host_reads.ended
 
     def offer(self, access: Access, *, may_be_hosts: bool) -> None:
-        """Report or count it, unless the host itself reads that file and may be meant."""
+        """Report or count it, unless the host's."""
         if may_be_hosts and self._host_reads.cover(access.path):
             return
         report = self._limit.add(access, time.monotonic())
@@ -331,7 +330,7 @@ class Reports:
             self._on_access(report)
 
     def settle(self, ended_host_reads: int, *, read: int, is_empty: bool) -> None:
-        """After each read of so many: report what was held back for long enough."""
+        """After each read; reports counts that are due."""
         self._host_reads.forget(ended_host_reads, read=read, is_empty=is_empty)
         self._report_held(everything=False)
 
@@ -341,7 +340,7 @@ class Reports:
             self._on_end(reason)
 
     def close(self) -> None:
-        """Report what is held back. The thread must not use it any more."""
+        """Report all counts. The thread must have stopped."""
         self._own_reads.listeners.remove(self._on_host_read)
         self._own_reads.settlers.remove(self._thread.settle)
         try:
@@ -361,7 +360,7 @@ class Reports:
 
 
 class ThreadWatch:
-    """A `FileWatch` whose accesses a `QueueThread` of this host reads."""
+    """A `FileWatch` fed by a `QueueThread`."""
 
     trust = Trust.HOST_OBSERVED
 
@@ -375,7 +374,7 @@ class ThreadWatch:
         self.reports.begin(on_access, on_end)
 
     def lost(self, reason: str) -> None:
-        """Report that not every access was seen. Once."""
+        """Report lost accesses. Once."""
         if not self._has_lost:
             self._has_lost = True
             self.reports.end(reason)
@@ -398,7 +397,7 @@ class ThreadWatch:
 
 
 _MAX_TOUCHES: Final = 1 << 20
-"""What a guest may report in its life: at its own rate (at most 256 a second) an hour's flood."""
+"""Per guest: an hour's flood at 256 a second."""
 _MAX_EARLY: Final = 1024
 _MAX_NAME: Final = 64
 
@@ -439,7 +438,7 @@ class GuestWatch:
             self._on_touched(touched)
 
     async def aclose(self) -> None:
-        """As `FileWatch.aclose`. A cell that is dead has said what it had to say."""
+        """As `FileWatch.aclose`; a dead cell is fine."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -482,7 +481,7 @@ class GuestWatch:
 
 
 async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
-    """Have the guest agent watch the files. Raises `HostError` or `CellError`."""
+    """Raises `HostError` or `CellError`."""
     watch = GuestWatch(client, paths)
     await watch.start()
     return watch

@@ -1,6 +1,6 @@
-"""Trials of this host that take milliseconds, and its facts with them: `host` only reads.
+"""Host trials of milliseconds, and host facts with them.
 
-The longer ones, which start a container or boot a guest, are in `isolation.proofs`.
+`isolation.proofs` has the longer ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def find_facts(
     prove_again: bool = False,
     doubt: bool = False,
 ) -> HostFacts:
-    """As `gather_facts`, with control groups and namespaces tried."""
+    """`gather_facts` with groups and namespaces tried."""
     from belljar.host import gather_facts
 
     return gather_facts(
@@ -45,7 +45,7 @@ def find_facts(
 
 
 def try_group(parent: Path, limit_file: str) -> bool:
-    """Whether a group with that file can be made: a read-only mount may refuse even root."""
+    """Whether a group can be made: read-only mounts refuse even root."""
     sweep_trials(parent)
     trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
     try:
@@ -59,7 +59,7 @@ def try_group(parent: Path, limit_file: str) -> bool:
 
 
 def sweep_trials(parent: Path) -> None:
-    """Remove the trial groups of processes that have died."""
+    """Remove dead processes' trial groups."""
     for path in orphans(parent, prefix=_TRIAL):
         with contextlib.suppress(OSError):
             path.rmdir()

@@ -1,4 +1,4 @@
-"""Where the store is, and whether it can be written."""
+"""The store's place, and whether it is writable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = 
 
 
 def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
-    """Make a directory of the store; others may enter, not list it. Raises `HostError`."""
+    """Others may enter, not list it. Raises `HostError`."""
     try:
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
 
 
 def need_space(home: Path, wanted_bytes: int, what: str) -> None:
-    """Make the store; raise `HostError` unless its file system has `wanted_bytes` free."""
+    """Make the store. Raises `HostError` below `wanted_bytes` free."""
     import shutil  # late, with what it takes: many commands only ask where the store is
 
     from belljar.units import format_size
@@ -55,7 +55,7 @@ def need_space(home: Path, wanted_bytes: int, what: str) -> None:
 
 
 def store_unwritable(path: Path, error: OSError) -> HostError:
-    """The error of a path in the store that can't be written."""
+    """The error for an unwritable path."""
     return HostError(
         f"the store can't be written: {error.strerror}",
         where=str(path),

@@ -1,8 +1,6 @@
-"""The journal of host resources: one file for each cell or range, to clean up after a crash.
+"""Journal of host resources: one file per cell or range, for cleanup after crashes.
 
-An entry names what *will* be made (groups, directories, uids) before it exists, and its owner;
-what is only known afterwards (supervisor, namespaces) is added at once. A process is named by pid,
-start time and boot.
+Groups, directories and uids are entered before they exist; supervisor and namespaces once known.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
 _IDS: Final = {**dict.fromkeys(("cell", "template", "proof", "wire"), CELL_ID), "range": RANGE_ID}
 ORDER_SUFFIX: Final = ".kill"
-"""Of the kill order beside an entry: see `hold`."""
+"""Of kill orders (`isolation.hold`)."""
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 _ABOUT_SUFFIX: Final = ".about"
@@ -44,12 +42,13 @@ def new_range_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What belongs to one cell, or one range, on this host; `cell_id` is its name.
+    """What belongs to one cell or range (`cell_id`) on this host.
 
-    `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
-    `host_uid`: the first of its `uid_count` own uids; None when others have them too.
-    `part_of`: the range of a cell, the cell of a wire; "" for neither.
-    Of a range, `supervisor` is the fork server, perhaps shared, and `child` its supervisor.
+    `directories` and `cgroups` are absolute; reaping removes them whole. `host_uid`: the first of
+    `uid_count` own uids; None: shared.
+
+    `part_of`: a cell's range or a wire's cell, else "". A range's `supervisor` is the fork server,
+    perhaps shared, its `child` the range supervisor.
     """
 
     cell_id: str
@@ -76,7 +75,7 @@ class JournalEntry:
         )
 
     def owner_lives(self) -> bool:
-        """Whether the process that made the cell still runs."""
+        """Whether the process that made it runs."""
         return self.boot_id == boot_id() and is_alive(self.owner)
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +84,7 @@ class JournalEntry:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JournalEntry:
-        """The inverse of `to_json`. Raises `ValueError` for data that isn't an entry."""
+        """Inverse of `to_json`. Raises `ValueError`."""
         try:
             if (
                 data["version"] != _FORMAT
@@ -138,13 +137,13 @@ class CellAbout:
 
 
 class Journal:
-    """The entries under `home/journal`; each has one writer: the owner, then the reaper."""
+    """Entries, each with one writer: owner, then reaper."""
 
     def __init__(self, home: Path) -> None:
         self.directory = home / "journal"
 
     def write(self, entry: JournalEntry) -> None:
-        """Make the entry durable, atomically, before its resources exist. Raises `OSError`."""
+        """Before its resources exist; atomic, durable. Raises `OSError`."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -154,28 +153,28 @@ class Journal:
             os.close(fd)
 
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401
-        """Add what has become known. Not synced: after a crash of the machine it isn't true."""
+        """Add facts. Not synced: a reboot makes them untrue."""
         changed = replace(entry, **facts)
         self._save(self._path(entry.cell_id), changed.to_json())
         return changed
 
     def remove(self, cell_id: str, *, keeps_order: bool = False) -> None:
-        """Forget a cell of which nothing is left, and its kill order unless `keeps_order`."""
+        """Forget a removed cell, and unless `keeps_order` its kill order."""
         self._path(cell_id).with_suffix(_ABOUT_SUFFIX).unlink(missing_ok=True)
         self._path(cell_id).unlink(missing_ok=True)
         if not keeps_order:
             self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> JournalEntry | None:
-        """The entry as it is now; None when there is none that can be read."""
+        """The current entry; None if missing or damaged."""
         return _read(self._path(cell_id))
 
     def describe(self, cell_id: str, about: CellAbout) -> None:
-        """Say what a cell is for. Raises `OSError`."""
+        """Write what a cell is for. Raises `OSError`."""
         self._save(self._path(cell_id).with_suffix(_ABOUT_SUFFIX), json_of(about))
 
     def about(self, cell_id: str) -> CellAbout:
-        """What a cell is for; empty where that is missing or damaged."""
+        """What a cell is for; empty if unknown."""
         path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
         try:
             if path.stat().st_size > _MAX_ENTRY_BYTES:
@@ -189,11 +188,11 @@ class Journal:
         return found if is_typed else CellAbout()
 
     def entries(self) -> tuple[JournalEntry, ...]:
-        """Every readable entry, the oldest first. Raises `PermissionError` for another user's."""
+        """Readable entries, oldest first. Raises `PermissionError`: another user's."""
         return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
 
     def unreadable(self) -> tuple[Path, ...]:
-        """Files that are no entries: a person must look at them."""
+        """Damaged files, for a person to look at."""
         return tuple(path for path in self._files() if path.exists() and _read(path) is None)
 
     def sweep_drafts(self) -> None:
@@ -247,7 +246,7 @@ def _process(data: Mapping[str, Any]) -> ProcessId:
 
 
 def _own_paths(words: list[str], cell_id: str) -> tuple[Path, ...]:
-    """Only paths with the cell's id: a damaged entry must not make reaping remove others."""
+    """A damaged entry must not remove others' paths."""
     paths = tuple(Path(word) for word in words)
     for path in paths:
         if not path.is_absolute() or ".." in path.parts or cell_id not in path.name:

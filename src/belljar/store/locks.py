@@ -1,6 +1,6 @@
-"""Locks of the store by name, and claims: shared locks on parts that living cells use.
+"""Named locks of the store, and claims: shared locks on parts that cells use.
 
-The kernel releases a lock when its owner dies. A part's modification time is its last use.
+They end with their owner. A part's modification time is its last use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RETRY_S: Final = 0.001
 
 @contextmanager
 def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock `home/locks/<name>`. Without `wait`, raises `BlockingIOError` if taken."""
+    """Hold `home/locks/<name>`. Without `wait`, raises `BlockingIOError`."""
     make_store_dir(home)
     make_store_dir(home / "locks")
     descriptor = os.open(home / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -54,7 +54,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 
 def _share(fd: int, directory: Path) -> None:
-    """Retries, because `in_use` holds the lock alone for an instant."""
+    """Retries: `in_use` locks it for an instant."""
     give_up = time.monotonic() + _CLAIM_TIMEOUT_S
     while True:
         try:
@@ -72,14 +72,14 @@ def _share(fd: int, directory: Path) -> None:
 
 
 def in_use(directory: Path) -> bool:
-    """Whether a living cell claims it. False when it isn't there."""
+    """Whether a cell claims it; False if missing."""
     with suppress(OSError), _alone(directory) as free:
         return not free
     return False
 
 
 def retire_unclaimed(directory: Path) -> Path | None:
-    """As `retire`; None when the part is claimed or gone."""
+    """As `retire`; None: claimed or gone."""
     with suppress(FileNotFoundError), _alone(directory) as free:
         return retire(directory) if free else None
     return None
@@ -87,7 +87,7 @@ def retire_unclaimed(directory: Path) -> Path | None:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[bool]:
-    """Whether nobody claims it; if so, nobody can while the block runs."""
+    """Whether it is unclaimed, and stays so in the block."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
@@ -102,6 +102,6 @@ def _alone(directory: Path) -> Iterator[bool]:
 
 
 def _check_same(fd: int, directory: Path) -> None:
-    """Between opening and locking it may have been replaced."""
+    """It may be replaced between open and lock."""
     if not os.path.samestat(os.fstat(fd), directory.lstat()):
         raise FileNotFoundError(f"{directory} was replaced")

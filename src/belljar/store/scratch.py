@@ -1,7 +1,6 @@
-"""Private working directories in the store that no crash leaves behind.
+"""Private working directories that a crash doesn't leave behind.
 
-A name says who owns it (`<pid>-<start time>-<random>`). The next user removes those whose owner
-is gone; the start time tells a pid that was used again.
+Names bear the owner: `<pid>-<start time>-<random>`. The next user removes dead owners' directories.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from belljar.store.home import make_store_dir, store_unwritable
 _REMOVE_TIMEOUT_S: Final = 600.0
 _NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
 MAKING: Final = ".making-"
-"""Prefix of a part of the store that is being made or removed."""
+"""Prefix of parts being made or removed."""
 
 
 @contextmanager
@@ -40,7 +39,7 @@ def scratch_dir(home: Path) -> Iterator[Path]:
 
 @contextmanager
 def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
-    """A private directory under `parent`, removed at the end; sweeps `parent` first."""
+    """A private directory, removed afterwards; sweeps `parent` first."""
     sweep(parent, prefix=prefix)
     try:
         path = Path(tempfile.mkdtemp(prefix=owned_name(prefix), dir=parent))
@@ -53,7 +52,7 @@ def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
 
 
 def owned_name(prefix: str = "", what: str = "") -> str:
-    """A name that `sweep` knows as this process's; `what` makes it unlike any other."""
+    """A name that `sweep` knows as this process's."""
     owner = this_process()
     return f"{prefix}{owner.pid}-{owner.start_ticks}-{what}"
 
@@ -65,7 +64,7 @@ def is_owned(name: str, *, prefix: str = "") -> bool:
 
 
 def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
-    """Remove this user's scratch directories whose owner is gone; the removed paths."""
+    """Remove this user's orphans; returns their paths."""
     removed = orphans(parent, prefix=prefix)
     for path in removed:
         remove_tree(path)
@@ -73,7 +72,7 @@ def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
-    """This user's scratch directories under `parent` whose owner is gone."""
+    """This user's directories whose owner is gone."""
     found = []
     for path in parent.glob(f"{prefix}*"):
         name = path.name.removeprefix(prefix)
@@ -85,9 +84,9 @@ def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def retire(path: Path) -> Path:
-    """Rename a part of the store in one step, to be removed; its new path.
+    """Rename a part for removal in one step; its new path.
 
-    The new name is this process's: should it die, the next sweep removes the part.
+    If this process dies, the next sweep removes it.
     """
     retired = path.with_name(owned_name(MAKING, f"retired-{path.name[:12]}"))
     path.rename(retired)
@@ -95,7 +94,7 @@ def retire(path: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree, also one whose modes forbid it. Missing is fine; follows no link."""
+    """Even against its modes; missing is fine. Follows no link."""
     with suppress(RecursionError):
         shutil.rmtree(path, onerror=_allow_and_retry)
     if os.path.lexists(path):  # too deep for `shutil`

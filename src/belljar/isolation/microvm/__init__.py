@@ -1,7 +1,6 @@
 """The microVM tier: QEMU's `microvm` machine, jailed, restored from a template.
 
-Lives here: the VMM's root, its monitor, making a template, cloning it, destroying a clone.
-Must not: be reached by any path of the host; run a guest command before it was renewed.
+Must not: let a host path reach it; run guest commands before renewal.
 """
 
 from __future__ import annotations

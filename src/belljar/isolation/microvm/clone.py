@@ -1,7 +1,6 @@
-"""Clones: a cell's VM, restored from its template and made a new machine.
+"""Clones: VMs restored from a template and made new machines.
 
-A restored guest has its template's randomness, clock and names until RENEW is answered: nothing
-runs in it before, and one that can't be renewed is destroyed.
+Nothing runs in one until RENEW is answered; if that fails it is destroyed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _HELLO_DEADLINE_S: Final = 30.0
 
 
 class RestoreError(CellError):
-    """The template did not become a running guest: the template is suspect, not the cell."""
+    """The template is suspect, not the cell."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Files a guest is booted from: initramfs, empty disk, and the file that is its RAM."""
+"""A guest's boot files: initramfs, empty disk, RAM file."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ _EMPTY_DISK: Final = (
     "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1Y"
     "BNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
 )
-"""`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has
-to come up needs a disk, but nothing on it.
-"""
+"""`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed; for trial boots."""
 _DISK_BYTES: Final = 4096
 _NIC_DRIVER: Final = "virtio_net"
 _LAYOUT: Final = 2
-"""Raised when `image.kernel.build_initramfs` lays the same parts out differently."""
+"""Raise it when `image.kernel.build_initramfs` changes layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestParts:
-    """Agent, probe program and modules; `digest` covers all that the initramfs is made of."""
+    """Agent, probe, modules; `digest` covers the initramfs's inputs."""
 
     agent: bytes
     probe: bytes
@@ -45,7 +43,7 @@ class GuestParts:
     digest: str
 
     def initramfs(self) -> bytes:
-        """The archive. Raises `HostError` when a part is damaged."""
+        """Raises `HostError` when a part is damaged."""
         try:
             return build_initramfs(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
@@ -57,7 +55,7 @@ class GuestParts:
 
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
-    """For this kernel; network modules only with `nic`. Raises `HostError`: a part is missing."""
+    """Network modules only with `nic`. Raises `HostError`: one is missing."""
     try:
         agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
@@ -91,7 +89,7 @@ def empty_disk() -> bytes:
 
 
 def write_read_only(path: Path, contents: bytes) -> None:
-    """A file that its readers can't change and that is on the disk when this returns."""
+    """Its readers can't change it; synced."""
     with path.open("xb") as file:
         file.write(contents)
         file.flush()
@@ -106,7 +104,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def allot(path: Path, size_bytes: int) -> None:
-    """A new file of that size with all its blocks. Raises `HostError` when the disk is too full."""
+    """A new file with all blocks. Raises `HostError`: disk full."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
@@ -124,7 +122,7 @@ def allot(path: Path, size_bytes: int) -> None:
 
 
 def make_sparse(path: Path) -> None:
-    """Give back blocks that are all zeros; a file system that can't keeps them."""
+    """Punch holes for zero blocks, where supported."""
     with path.open("r+b") as file:
         kept_to = 0
         for offset, block in _blocks(file.fileno()):
@@ -144,7 +142,7 @@ def _punch(fd: int, offset: int, length: int) -> bool:
 
 
 def digest_memory(path: Path) -> str:
-    """SHA-256 over the size and each 64 KiB block that is not all zeros, with its number."""
+    """SHA-256 over size and numbered nonzero 64 KiB blocks."""
     hasher = hashlib.sha256()
     with path.open("rb") as file:
         hasher.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
@@ -156,7 +154,7 @@ def digest_memory(path: Path) -> str:
 
 
 def _blocks(fd: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of every block that may hold data; holes are skipped."""
+    """(offset, bytes) of blocks, skipping holes."""
     size = os.fstat(fd).st_size
     offset = 0
     while offset < size:

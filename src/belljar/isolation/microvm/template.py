@@ -1,9 +1,8 @@
-"""Templates: a guest booted once, configured, idle and stopped; RAM and device state in files.
+"""Templates: a guest booted, configured, idle and stopped; RAM and device state in files.
 
-`templates/<key>/{memory,state,template.json}`; the key covers all that could make it wrong for a
-cell (`plan/qemu.py`). Each use checks the state's digest and the memory file's size, times and
-inode (ctime can't be set, so a write shows); only when those changed, or with `verify="full"`, is
-the memory digested again. What fails is rebuilt once, and recorded.
+`templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`). Each use
+checks the state's digest and the memory's size, times and inode; if those changed, or with
+`verify="full"`, also its digest. A failed one is rebuilt once, and recorded.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A checked template; `state` are the very bytes checked: the VMM gets these, not a file."""
+    """Checked; `state` are the very bytes that were checked."""
 
     key: str
     memory: Path
@@ -93,7 +92,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A template that passed its check and still did not restore, and how that showed."""
+    """A checked template that failed to restore, and why."""
 
     template: Template
     reason: str
@@ -126,16 +125,16 @@ async def ensure_template(
     rejection: Rejection | None = None,
     held: ExitStack | None = None,
 ) -> Template:
-    """The template for this plan, made if there is none, made again if it fails its check.
+    """The template for this plan, made if missing or invalid.
 
     Args:
-        held: keeps it from being pruned; without, it may be gone when the call returns.
-        verify: `full` digests the memory whatever its stamp says.
-        rejection: a template that failed to restore, and must not be used again.
+        held: keeps it from being pruned.
+        verify: `full` always digests the memory.
+        rejection: a template that failed to restore.
 
     Raises:
-        HostError: no space, QEMU or a part of the guest missing.
-        CellError: the guest did not come up. Nothing half made is left.
+        HostError: no space, QEMU or guest part.
+        CellError: the guest didn't come up. Nothing is left.
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home)
     with ExitStack() as briefly:
@@ -161,14 +160,14 @@ async def ensure_template(
 
 
 def lock_name(key: str) -> str:
-    """The lock of whoever makes, or removes, the template."""
+    """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
 
 
 def _claim_and_load(
     job: _Job, verify: Verify, rejection: Rejection | None, held: ExitStack
 ) -> tuple[Template | None, str]:
-    """As `_load`, under a claim that prune respects; dropped unless the template is used."""
+    """As `_load`, claimed if used."""
     with ExitStack() as claim:
         try:
             claim.enter_context(claimed(job.directory))
@@ -207,7 +206,7 @@ def _find_job(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> _J
 
 
 def _host_cpu(accel: Accel) -> str:
-    """What the processor says of itself, and under KVM what the host's kernel might make of it."""
+    """CPU details, and under KVM the host kernel's."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     if accel == "tcg":
         return next(
@@ -223,7 +222,7 @@ def _host_cpu(accel: Accel) -> str:
 def _load(
     job: _Job, verify: Verify, rejection: Rejection | None = None
 ) -> tuple[Template | None, str]:
-    """The template, or why the one that is there may not be used (empty when there is none)."""
+    """The template, or why not (empty: missing)."""
     try:
         description = json.loads((job.directory / "template.json").read_text())
         state = (job.directory / "state").read_bytes()
@@ -373,7 +372,7 @@ async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
 
 
 async def _wait_idle(vmm: Vmm) -> None:
-    """Wait until the VMM hardly uses the processor; give up after 15 s."""
+    """Until the VMM uses little CPU, at most 15 s."""
     if (pid := vmm.host_pid) is None:
         return
     ticks_per_s = os.sysconf("SC_CLK_TCK")
@@ -405,7 +404,7 @@ async def _save(vmm: Vmm) -> bytes:
 
 
 async def allow_shared_memory(vmm: Vmm) -> None:
-    """Leave the RAM, which is in the file, out of the state; and say when it is done."""
+    """Keep RAM out of the state; have migration report its end."""
     capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
     await vmm.qmp.execute("migrate-set-capabilities", {"capabilities": capabilities})
 

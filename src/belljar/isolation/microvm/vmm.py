@@ -1,6 +1,7 @@
-"""A virtual machine: QEMU in our jail, its monitor, console, and the guest agent's port.
+"""A virtual machine: QEMU jailed, monitor, console, guest agent's port.
 
-A template's maker, a clone and a proof of an accelerator are each one `Vmm`."""
+Used for templates, clones and trials.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _KVM_DEVICE: Final = "/dev/kvm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmmSpec:
-    """What one VMM is to be; its `directories` vanish with it, writable binds become the jail's."""
+    """One VMM; its `directories` are removed, writable binds chowned."""
 
     cell_id: str
     kind: EntryKind
@@ -153,7 +154,7 @@ class Vmm(Sandbox):
         self.net = self._ends.net
 
     async def start(self) -> None:
-        """Journal, create, start QEMU, await its monitor. Raises `HostError`, `CellError`."""
+        """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
         began = time.monotonic()
         await anyio.to_thread.run_sync(self._make_and_chown)
         self.timings_ms["prepare"] = elapsed_ms(began)
@@ -189,17 +190,17 @@ class Vmm(Sandbox):
         self.timings_ms["vmm_start"] = elapsed_ms(began)
 
     def panic(self) -> str:
-        """What the guest's kernel panicked of, escaped; empty when it did not."""
+        """The guest kernel's panic, escaped, or empty."""
         return self._ends.console.panic()
 
     # ---- as Sandbox
 
     def console(self) -> bytes:
-        """The last 64 KiB that the guest's kernel wrote to its console. The guest's word."""
+        """Its last 64 KiB; guest-controlled."""
         return self._ends.console.read()
 
     def cause_of_death(self) -> str:
-        """With a wire the VMM's lifeline is the wire's, whose end looks like the owner's."""
+        """Names the wire's end, which looks like the owner's."""
         cause, end = super().cause_of_death(), self.end()
         if self.wire is None or end is None or end.cause != "owner":
             return cause
@@ -209,7 +210,7 @@ class Vmm(Sandbox):
         return self.wire.explain(wire_end)
 
     def explain(self, end: JailEnd) -> str:
-        """A panic before a plain end, a signal with its name."""
+        """A panic, else signal or status."""
         return explain_end(
             end,
             panic=self.panic(),
@@ -218,7 +219,7 @@ class Vmm(Sandbox):
         )
 
     def fatal_oom_kills(self) -> int:
-        """All: the VMM is all that its group holds."""
+        """All: its group holds only the VMM."""
         return self.oom_kills()
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
@@ -248,14 +249,14 @@ class Vmm(Sandbox):
 
 
 async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
-    """As `Vmm.start`; nothing is left when it fails."""
+    """As `Vmm.start`; leaves nothing if it fails."""
     async with owned(Vmm(spec, home), owner) as vmm:
         await vmm.start()
     return vmm
 
 
 def explain_end(end: JailEnd, *, panic: str, out_of_memory: bool, diagnosis: str) -> str:
-    """Why a VMM ended by itself, from what the host saw. Pure."""
+    """Why a VMM ended by itself. Pure."""
     if panic:
         return f"the guest's kernel panicked: {panic}"
     if end.signal is not None:
@@ -270,10 +271,10 @@ _MAX_EVENTS: Final = 256
 
 
 class Qmp:
-    """Client of the VMM's monitor: one command at a time over an inherited socket.
+    """The monitor's client: one command at a time.
 
-    The VMM may be compromised: answers are bounded, parsed strictly, awaited with a deadline.
-    Every method raises `CellError` when it is gone, answers nonsense, refuses, or is late.
+    The VMM may be compromised: answers are bounded, strictly parsed, with deadlines. All methods
+    raise `CellError`.
     """
 
     def __init__(self, sock: socket.socket, *, where: str) -> None:
@@ -284,7 +285,7 @@ class Qmp:
         self._events: deque[Mapping[str, Any]] = deque(maxlen=_MAX_EVENTS)
 
     async def greet(self, *, timeout_s: float = 20.0) -> None:
-        """Wait for the monitor and enter command mode."""
+        """Await the monitor; enter command mode."""
         with anyio.move_on_after(timeout_s):
             while "QMP" not in await self._line():
                 continue
@@ -300,7 +301,7 @@ class Qmp:
         fd: int | None = None,
         timeout_s: float = 20.0,
     ) -> Any:  # noqa: ANN401 - JSON
-        """Run a command and return what it returns. `fd` is sent along."""
+        """Its answer; `fd` is sent along."""
         message = (
             json.dumps(
                 {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
@@ -323,7 +324,7 @@ class Qmp:
         raise self._late(f"did not answer {command}")
 
     async def wait_migrated(self, *, timeout_s: float) -> None:
-        """Wait until the state has moved; migration's events capability must be on."""
+        """Needs migration's events capability."""
         with anyio.move_on_after(timeout_s):
             while True:
                 event = self._events.popleft() if self._events else await self._line()
@@ -349,7 +350,7 @@ class Qmp:
         return CellError(f"the VMM {what} in time", where=self._where)
 
     async def _send(self, message: bytes, fd: int | None) -> None:
-        """Commands are far smaller than a socket's buffer: they go out whole."""
+        """Commands fit the socket's buffer: sent whole."""
         await anyio.wait_writable(self._socket)
         try:
             sent = socket.send_fds(self._socket, [message], [] if fd is None else [fd])
@@ -396,10 +397,9 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 
 class Console:
-    """The guest's serial console: a pipe read on demand, of which the last 64 KiB are kept.
+    """The guest's serial console; the last 64 KiB are kept.
 
-    A guest that writes more than the pipe holds waits for itself: its kernel lets only emergencies
-    through, and the workload can't reach the device. `writer` is for the VMM.
+    A guest that fills the pipe only blocks itself. `writer` is for the VMM.
     """
 
     def __init__(self) -> None:
@@ -410,7 +410,7 @@ class Console:
         self._open = True
 
     def read(self) -> bytes:
-        """The last 64 KiB that the guest wrote. The guest's word."""
+        """Its last 64 KiB; guest-controlled."""
         while self._open:
             try:
                 chunk = os.read(self._reader, _PIPE_BYTES)
@@ -422,7 +422,7 @@ class Console:
         return self._kept.kept
 
     def panic(self) -> str:
-        """What the guest's kernel panicked of, or empty."""
+        """The guest kernel's panic, or empty."""
         match = _PANIC.search(self.read())
         return printable(match[1]) if match else ""
 
@@ -433,7 +433,7 @@ class Console:
             self.writer = -1
 
     def close(self) -> None:
-        """Read the rest, and close it; `read` still answers."""
+        """Read the rest first; `read` still answers."""
         if self._open:
             self.read()
             self._open = False

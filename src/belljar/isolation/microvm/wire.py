@@ -1,9 +1,7 @@
-"""The wire: relays a VM's frames between its VMM and its port's link, in a jail of its own.
+"""The wire: relays frames between VMM and port, in its own jail.
 
-QEMU takes no packet socket and an ordinary user has no tun device, so a small program
-(`native/wire/`) with two descriptors and no right does it. The link lies in a namespace that it
-made; the packet socket was opened before anything hostile was read. It holds the VMM's lifeline:
-when it ends, the VMM is killed.
+QEMU takes no packet socket, and ordinary users have no tun device. An unprivileged program
+(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _INNER: Final = "/wire"
 _MIB: Final = 1 << 20
 _ADDRESS_SPACE_BYTES: Final = 16 * _MIB
 _MORE_LIFETIME_S: Final = 60.0
-"""The cell's lifetime is the VMM's, so that it is named when it is the cause."""
+"""Lets the VMM's lifetime end first."""
 _STEP_DEADLINE_S: Final = 20.0
 _ASK_DEADLINE_S: Final = 0.5
 _NAMESPACE_MADE: Final = b"n"
@@ -64,7 +62,7 @@ _ENDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayCounters:
-    """Dropped: `runts` (< 14 bytes), `oversized` (> MTU), `refused` (by the kernel)."""
+    """Dropped: `runts` (< 14 bytes), `oversized` (> MTU), `refused` (kernel)."""
 
     frames: int
     bytes: int
@@ -75,19 +73,19 @@ class WayCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireCounters:
-    """`sent` by the guest, `received` by it; no more trusted than the guest."""
+    """`sent`, `received` by the guest; trusted no more than it."""
 
     sent: WayCounters
     received: WayCounters
 
 
 def wire_path() -> Path:
-    """The program for this machine. Raises `HostError` when the package was built without it."""
+    """Raises `HostError` when the package lacks it."""
     return package_program("wire", mode=os.X_OK)
 
 
 def ensure_wire_root(home: Path) -> ProgramRoot:
-    """A root with the wire's program in it and nothing else. Blocking. Raises `HostError`."""
+    """Root of the wire's program. Blocking. Raises `HostError`."""
     program = wire_path()
     recipe = Recipe(
         directory="wires",
@@ -102,7 +100,7 @@ def ensure_wire_root(home: Path) -> ProgramRoot:
 
 
 def parse_counters(answer: bytes) -> WireCounters | None:
-    """The wire's answer; None when it is none."""
+    """None: no valid answer."""
     if len(answer) != _COUNTERS.size:
         return None
     numbers = _COUNTERS.unpack(answer)
@@ -114,7 +112,7 @@ def parse_counters(answer: bytes) -> WireCounters | None:
 
 
 class Wire(Sandbox):
-    """A wire in its jail, in the VMM's control groups; destroyed before its VMM."""
+    """In the VMM's groups; destroyed before it."""
 
     def __init__(self, vmm: Vmm, port: Port, home: Path) -> None:
         self._port, self._vmm = port, vmm
@@ -135,7 +133,7 @@ class Wire(Sandbox):
         )
 
     async def start(self) -> None:
-        """Journal, start, attach the link, await relaying. Raises `HostError`, `CellError`."""
+        """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
         try:
             root = await anyio.to_thread.run_sync(ensure_wire_root, self._home)
             await anyio.to_thread.run_sync(self.make)
@@ -158,7 +156,7 @@ class Wire(Sandbox):
         return f"its wire ended: {_ENDS.get(end.status or 0, default)}"
 
     async def counters(self) -> WireCounters | None:
-        """What it says went through; None when it is gone or does not answer in half a second."""
+        """None: gone, or silent for 0.5 s."""
         answer = b""
         try:
             self._control.send(_ASK)
@@ -230,11 +228,11 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> None:
-    """Give the running VMM its wire to the port, which is attached now.
+    """Attach the running VMM to the port.
 
     Raises:
-        ValueError: the MTU is more than a guest's device takes. HostError: this host can't.
-        CellError: it did not come up. Nothing is left, and the VMM ends once it lent its lifeline.
+        ValueError: the MTU is too large. HostError: this host can't.
+        CellError: it failed. Nothing is left; the VMM ends if its lifeline was lent.
     """
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")

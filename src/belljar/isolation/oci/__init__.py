@@ -1,7 +1,6 @@
-"""The container and gvisor tiers: an OCI runtime in our jail, and the guest agent in its container.
+"""The container and gvisor tiers: an OCI runtime in our jail.
 
-Lives here: the unpacked images, the runtime's root, the running container. Must not: decide what a
-plan says (`plan/oci.py`).
+Holds: unpacked images, runtime, container. Must not: decide what a plan says (`plan/oci.py`).
 """
 
 from __future__ import annotations

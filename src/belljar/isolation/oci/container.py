@@ -1,7 +1,6 @@
-"""A container: an OCI runtime started in our jail, with the guest agent in its container.
+"""A container: OCI runtime and guest agent in our jail.
 
-What the runtime makes (namespaces, mounts, its state) is in the jail's own namespaces: killing the
-jail's pid 1 ends all of it, and the kernel takes it away.
+All that the runtime makes is in the jail's namespaces: killing its pid 1 ends it.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ _BUSY_SEALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container: what it is made of, what holds it. `is_traced`: see `isolation.oci.trace`."""
+    """One container and its resources. `is_traced`: see `isolation.oci.trace`."""
 
     cell_id: str
     kind: EntryKind
@@ -99,7 +98,7 @@ class ContainerSpec:
 
 
 class Container(Sandbox):
-    """A container in its jail, made by `start_container`; `attempts`: how often it was started."""
+    """Made by `start_container`; `attempts`: how many starts."""
 
     def __init__(self, spec: ContainerSpec, home: Path) -> None:
         self.spec = spec
@@ -121,7 +120,7 @@ class Container(Sandbox):
         self.client = GuestClient.from_socket(self._ours)
 
     async def start(self) -> None:
-        """Journal, create, start the runtime, attach the port. Raises `HostError`, `CellError`."""
+        """Journal, create, start, attach. Raises `HostError`, `CellError`."""
         began = time.monotonic()
         await anyio.to_thread.run_sync(self._make_files)
         self.timings_ms["prepare"] = elapsed_ms(began)
@@ -166,7 +165,7 @@ class Container(Sandbox):
             await self._attach(spec.port)
 
     async def handshake(self, renewal: Renewal) -> Renewed:
-        """Await the guest agent and renew. Raises `HostError`, `CellError` naming what failed."""
+        """Await the guest agent, renew. Raises `HostError`, `CellError`."""
         began = time.monotonic()
         try:
             renewed = await self._greet(renewal)
@@ -179,7 +178,7 @@ class Container(Sandbox):
     # ---- as Sandbox
 
     def explain(self, end: JailEnd) -> str:
-        """Also how near the limits were, when none is known to have been reached."""
+        """Adds near limits if none was reached."""
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
@@ -191,20 +190,20 @@ class Container(Sandbox):
         )
 
     def refused_forks(self) -> int:
-        """Reaching the process limit counts once: refusals of the inner limit are unseen."""
+        """At least 1 at the inner limit, whose refusals are unseen."""
         return super().refused_forks() + self._is_crowd(self.count_processes()[1])
 
     def processes_full(self) -> bool:
-        """False for gVisor, whose processes are not the host's: its agent counts them."""
+        """False for gVisor: its agent counts processes."""
         return self._is_crowd(self.count_processes()[0])
 
     def disk_full(self) -> bool:
-        """False where the host lets us not look (an ordinary user)."""
+        """False for an ordinary user, who can't look."""
         found = self._layer()
         return found is not None and (not found.f_bavail or not found.f_favail)
 
     def usage(self) -> HostUsage:
-        """With its writable layer, and outside of gVisor its processes."""
+        """With its writable layer; processes except gVisor's."""
         disk, processes = self._layer(), self.count_processes()[0]
         return replace(
             super().usage(),
@@ -215,7 +214,7 @@ class Container(Sandbox):
         )
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """Marks on the host's inodes, or gVisor's trace."""
+        """By inode marks, or gVisor's trace."""
         if self._is_gvisor:
             return await watch_sandbox(self._trace, paths, self.client.own_reads)
         return await watch_container(self.host_pid, paths, self.client.own_reads)
@@ -372,10 +371,10 @@ async def start_container(
     owner: AsyncExitStack,
     recorder: Recorder | None = None,
 ) -> tuple[Container, Renewed]:
-    """Start it and make it ready; and what its guest agent says it renewed.
+    """Start it; also what its guest agent reports renewed.
 
-    A runtime that could not seal its copy of itself is tried five times at most, each in a new
-    jail when nothing of the last is left. Raises `HostError`, `CellError`; the proof is recorded.
+    If runc can't seal its copy yet, five attempts, each in a new jail. Raises `HostError`,
+    `CellError`.
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         container, began = Container(spec, home), time.monotonic()
@@ -400,14 +399,14 @@ async def start_container(
 
 
 def is_busy_sealing(diagnosis: str) -> bool:
-    """Whether runc failed before it made anything, since its copy can't be sealed yet. Pure."""
+    """Whether runc can't seal its copy yet. Pure."""
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
 
 
 def explain_runtime(
     how: str, *, name: str, version: str, where: str, silent: bool = False
 ) -> CellError:
-    """The error for a runtime that did not start a container; `how`: what it did. Pure."""
+    """A failed runtime's error; `how`: what it did. Pure."""
     program = Path(name).name
     silent_crun = silent and program.startswith("crun") and not at_least(version, "1.9")
     another = (
@@ -424,7 +423,7 @@ def explain_runtime(
 
 
 def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
-    """An end without a known limit: how, and how near the limits were. Pure."""
+    """How, and how near its limits were. Pure."""
     who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
     how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
     used = (

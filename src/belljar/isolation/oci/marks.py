@@ -1,11 +1,11 @@
-"""Marks on a container's files: set from outside (fanotify as root, inotify otherwise), and read.
+"""Marks on a container's files, from outside: fanotify as root, else inotify.
 
-A mark belongs to the inode, so a hard link, a symbolic link and a new name lead to it too. Nothing
-in the container sees it or waits for this process: the kernel queues what happened, joins what is
-alike, and drops beyond 16,384 entries.
+Marks follow the inode, so links and new names too. The container neither sees nor waits. The kernel
+merges equal entries, and drops beyond 16,384.
 
-An ordinary user can't mark a file that only the cell's root may read: a helper process enters the
-cell's user namespace, and no other, and passes the queue back."""
+For files only the cell's root may read, a helper process enters the cell's user namespace and
+passes the queue back.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from belljar.dataclass import dataclass
 from belljar.isolation.touches import Operation
 
 READ_BYTES: Final = 64 * 24
-"""At most 64 fanotify events in one go: each brings an open descriptor."""
+"""64 fanotify events: each brings a descriptor."""
 _ACCESS: Final = 0x01
 _OPEN: Final = 0x20
 _OVERFLOW: Final = 0x4000
@@ -50,7 +50,7 @@ class _OpenHow(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """What one queue watches. `files`: the path that was given, by inode or watch number."""
+    """One queue; `files`: given paths by inode or watch number."""
 
     mechanism: Mechanism
     fd: int
@@ -60,7 +60,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One queue entry; `file` None: entries were lost. `pid`: the host's, 0 unknown."""
+    """A queue entry; `file` None: lost some. `pid` 0: unknown."""
 
     file: tuple[int, int] | None
     operations: tuple[Operation, ...]
@@ -103,7 +103,7 @@ def _mark(mechanism: Mechanism, fd: int, root: int, path: str) -> tuple[int, int
 
 
 def open_in_root(root: int, path: str) -> int:
-    """A descriptor (`O_PATH`) of `path` for a process with that root. Raises `OSError`."""
+    """`O_PATH` descriptor within that root. Raises `OSError`."""
     how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT_NO_MAGIC)
     for _ in range(_TRIES):
         fd = _libc.syscall(_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
@@ -113,7 +113,7 @@ def open_in_root(root: int, path: str) -> int:
 
 
 def read_queue(mechanism: Mechanism, fd: int) -> list[Seen]:
-    """What has happened, at most 64 entries; empty: nothing. Raises `OSError`."""
+    """At most 64 entries; empty: none. Raises `OSError`."""
     try:
         data = os.read(fd, READ_BYTES)
     except BlockingIOError:
@@ -169,7 +169,7 @@ _BOOT: Final = (
 
 
 def mark_from_within(agent: int, paths: Sequence[str]) -> Marked:
-    """Mark files of the container of that process, as its root may. Blocking. Raises `OSError`."""
+    """Mark as the container's root. Blocking. Raises `OSError`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(_TIMEOUT_S)
@@ -208,7 +208,7 @@ def mark_from_within(agent: int, paths: Sequence[str]) -> Marked:
 
 
 def main() -> None:
-    """In the helper: descriptor and pid are its arguments, the paths its input."""
+    """The helper: descriptor and pid arguments, paths on stdin."""
     channel = socket.socket(fileno=int(sys.argv[2]))
     paths = json.load(sys.stdin)
     try:

@@ -1,4 +1,4 @@
-"""Opening a container cell: from its plan to a container that is ready."""
+"""Opens a container cell from its plan."""
 
 from __future__ import annotations
 

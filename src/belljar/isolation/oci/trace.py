@@ -1,11 +1,10 @@
-"""File sensor of gVisor: the sandbox sends its trace points to a socket of this process.
+"""gVisor's file sensor: its trace points arrive on a socket.
 
-They have to be asked for when the sandbox starts, so a cell without decoys has no such socket. The
-sandbox's kernel sends them, so the workload can't forge one, but names and paths are the
-workload's: every message is bounded and decoded without trust.
+Requested at the sandbox's start, only with decoys. The workload can't forge them, but chooses names
+and paths: messages are bounded and untrusted.
 
-Source: gVisor's `pkg/sentry/seccheck/sinks/remote/wire` and `points/*.proto` (Apache-2.0), of
-which eleven fields are needed here."""
+Source: gVisor's `pkg/sentry/seccheck/sinks/remote/wire` and `points/*.proto` (Apache-2.0).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ _PAUSE_S: Final = 0.0005
 _MAX_NAME: Final = 64
 _MAX_PATH: Final = 4096
 _DELETED: Final = b" (deleted)"
-"""What the sandbox adds to the path of a file that is read after its removal."""
+"""The sandbox's suffix for removed files."""
 _LOST: Final = "the sandbox dropped trace points: this host was too slow for them"
 _GONE: Final = "the sandbox ended its trace"
 _NEVER: Final = "the sandbox has not connected to its trace socket"
@@ -73,7 +72,7 @@ class Trace:
         self._thread.start()
 
     async def watch(self, paths: Sequence[str], own_reads: OwnReads) -> FileWatch:
-        """Watch these files from now on. Raises `HostError`."""
+        """Watch these files. Raises `HostError`."""
         await anyio.to_thread.run_sync(self._thread.drain)
         if not self._has_greeted or self._has_ended:
             raise HostError(f"its files can't be watched: {_NEVER}", where="runsc-trace")
@@ -147,7 +146,7 @@ class Trace:
 
 
 class TraceWatch(ThreadWatch):
-    """As `isolation.touches.FileWatch`. It knows files by their paths, not by what they are."""
+    """A `FileWatch` that knows files only by path."""
 
     sensor = "runsc-trace"
     missing: Mapping[str, str]
@@ -181,7 +180,7 @@ class TraceWatch(ThreadWatch):
 async def watch_sandbox(
     trace: Trace | None, paths: Sequence[str], own_reads: OwnReads
 ) -> FileWatch:
-    """Watch these files of a sandbox. Raises `HostError`."""
+    """Watch a sandbox's files. Raises `HostError`."""
     if trace is None:
         what = "its files can't be watched: it was started without trace points"
         raise HostError(what, where="runsc-trace", hint="a policy with `decoys` asks for them")
@@ -189,7 +188,7 @@ async def watch_sandbox(
 
 
 def _listen(directory: Path) -> socket.socket:
-    """A listener in it, whatever the length of its path."""
+    """Also for paths too long for a socket."""
     held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -221,7 +220,7 @@ _READS: Final = ("read", "pread64", "readv", "preadv", "preadv2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """An open or a read that succeeded. `path`: as far as the text of the call says."""
+    """A successful open or read; `path` as the call has it."""
 
     operation: Operation
     path: bytes
@@ -230,7 +229,7 @@ class Point:
 
 
 def trace_config(endpoint: str) -> dict[str, Any]:
-    """What runsc gets by `--pod-init-config`: a late reader costs a call half a millisecond."""
+    """For `--pod-init-config`; a late reader slows calls by 0.5 ms."""
     points: list[dict[str, Any]] = []
     for call in _OPENS:
         context = [*_CONTEXT, "cwd"]
@@ -252,12 +251,12 @@ def trace_config(endpoint: str) -> dict[str, Any]:
 
 
 def dropped(message: bytes) -> int:
-    """How many points were dropped until this one, modulo 2^32."""
+    """Points dropped before this one, modulo 2^32."""
     return int(_HEADER.unpack_from(message)[2]) if len(message) >= _HEADER.size else 0
 
 
 def read_point(message: bytes) -> Point | None:
-    """What the message says; None: another point, a call that failed, or no message at all."""
+    """None: another point, a failed call, or invalid."""
     if len(message) < _HEADER.size:
         return None
     header_bytes, kind, _ = _HEADER.unpack_from(message)
@@ -286,7 +285,7 @@ def read_point(message: bytes) -> Point | None:
 
 
 def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> bytes:
-    """The path that was opened, as text: of links only those of `/proc` to a root are followed."""
+    """The opened path; only `/proc` links to roots are resolved."""
     name, base = _bytes(fields, 6), _bytes(fields, 5) or _bytes(context, 8)
     if _number(fields, 7) & _O_PATH or not (name or base):
         return b""
@@ -296,7 +295,7 @@ def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> 
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and byte strings of one protobuf message. Raises `ValueError`."""
+    """A protobuf message's fields. Raises `ValueError`."""
     at = 0
     for _ in range(_MAX_FIELDS):
         if at >= len(data):

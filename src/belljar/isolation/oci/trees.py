@@ -1,7 +1,7 @@
-"""Unpacked images: `trees/<image digest>/{root/…,tree.json}`, made once, written by no cell.
+"""Unpacked images: `trees/<image digest>/{root/…,tree.json}`, read-only to cells.
 
-Unpacking runs in a jail whose ids own the trees alone, so an image's setuid file is never the
-host's root's. A tree appears whole or not at all; a cell holds a shared lock on its tree.
+Unpacked in a jail whose ids own only trees, so setuid files never become root's. Trees appear
+whole; cells lock theirs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ _UNPACK_DEADLINE_S: Final = 600.0
 _REMOVE_DEADLINE_S: Final = 120.0
 _MEMORY_BYTES: Final = 2 << 30
 _EXPANSION: Final = 3
-"""What an image of so many bytes needs on the disk, at a guess: for the word to a person before the
-work, not for a limit.
-"""
+"""Estimated unpacked size, to report lacking space early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """An unpacked image. `first_uid` and `first_gid` are the host's ids of its 0."""
+    """An unpacked image; `first_uid`, `first_gid`: host ids of 0."""
 
     root: Path
     first_uid: int
@@ -52,7 +50,7 @@ class Tree:
 
 @contextmanager
 def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
-    """The image's tree, kept from removal while the block runs; None when there is none."""
+    """The image's tree, locked; None without one."""
     directory = _directory(home, image)
     with ExitStack() as held:
         try:
@@ -64,9 +62,9 @@ def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
 
 
 async def ensure_tree(image: Image, *, home: Path) -> Tree:
-    """The image's tree, made once if there is none; trees of gone images are removed.
+    """The image's tree, made if missing; removes gone images' trees.
 
-    Raises `HostError`: no space, no ids, no unsquashfs, or a bad image. Nothing half made is left.
+    Raises `HostError`: space, ids, unsquashfs or image. Leaves nothing half made.
     """
     with hold_tree(home, image) as tree:
         if tree is not None:
@@ -246,7 +244,7 @@ async def _run(
     *,
     deadline_s: float,
 ) -> str | None:
-    """Run a program over the trees' ids to its end; None when it succeeded, else its output."""
+    """Run it over the trees' ids; its output on failure."""
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
     spec = JailSpec(
         cell_id=cell_id,
@@ -299,7 +297,7 @@ def _failure_of(jail: Jail, end: JailEnd | None, deadline_s: float) -> str | Non
 
 
 async def remove_trees(home: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Remove these trees, but those that a cell holds or nobody may; the names of the removed."""
+    """Remove those that are free; returns their names."""
     if not _has_ids():
         return ()
     async with _writer(home):
@@ -314,7 +312,7 @@ async def _remove_unused(directory: Path, home: Path) -> bool:
 
 
 async def _sweep(home: Path) -> tuple[str, ...]:
-    """Under the writers' lock, so that no partial tree is anybody's work."""
+    """Under the writers' lock: partial trees are orphans."""
     rubbish = await anyio.to_thread.run_sync(_rubbish, home)
     for directory in rubbish:
         await _remove(directory, home)
@@ -333,7 +331,7 @@ def _rubbish(home: Path) -> list[Path]:
 
 
 async def _remove(directory: Path, home: Path) -> None:
-    """Remove a tree; an ordinary user's belongs to ids that only a jail of that user has."""
+    """An ordinary user's needs a jail with its ids."""
     root = directory / "root"
     if os.geteuid() != 0 and root.is_dir():
         mounts = (JailMount(kind="bind", source=directory, target="/out", writable=True),)
@@ -346,7 +344,7 @@ async def _remove(directory: Path, home: Path) -> None:
 
 
 def inner_tmp(tree: Path, root: str) -> str:
-    """The jail's path of an image's own /tmp; "" when it has none. A link is not followed."""
+    """Jail path of the image's /tmp, else "". Follows no link."""
     try:
         is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
     except OSError:
@@ -355,7 +353,7 @@ def inner_tmp(tree: Path, root: str) -> str:
 
 
 async def held_tree(home: Path, image: Image, held: ExitStack) -> Tree:
-    """The image's tree, held as long as `held` is open; made when there is none."""
+    """The image's tree, made if missing, held while `held` is open."""
     tree = held.enter_context(hold_tree(home, image))
     if tree is None:
         await ensure_tree(image, home=home)

@@ -1,4 +1,4 @@
-"""The touch sensor of a container: marks on its files, and the thread that reads what they say."""
+"""A container's file sensor: marks, and their reader thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SAME_PID_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What was seen of one before it was gone. `is_agent` None: it was gone too early to tell."""
+    """A process as seen; `is_agent` None: gone too early."""
 
     name: str = ""
     inner_pid: int | None = None
@@ -53,14 +53,14 @@ _GONE: Final = Process()
 
 
 class Processes:
-    """Who is behind a pid of the host, while it lives. `agent`: the guest agent's pid."""
+    """Processes by host pid; `agent`: the guest agent's."""
 
     def __init__(self, agent: int) -> None:
         self._agent = _program(agent)
         self._last: tuple[int, float, Process] = (0, 0.0, _GONE)
 
     def look(self, pid: int, now_s: float) -> Process:
-        """What it is, or was a moment ago: it may be gone, but what it opened it reads at once."""
+        """What it is, or was a moment ago."""
         found = self._look(pid)
         last_pid, seen_s, last = self._last
         if found.is_agent is None and pid == last_pid and now_s - seen_s < _SAME_PID_S:
@@ -69,7 +69,7 @@ class Processes:
         return found
 
     def _look(self, pid: int) -> Process:
-        """It may end at any moment, so its name is read first."""
+        """Its name first: it may end at any moment."""
         try:
             fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -100,7 +100,7 @@ def _program(pid: int) -> tuple[int, int] | None:
 
 
 class MarkWatch(ThreadWatch):
-    """Reads the marks' queue in a thread: a process is soon gone, and its name with it."""
+    """Reads in a thread: processes' names vanish soon."""
 
     def __init__(self, marked: Marked, processes: Processes, own_reads: OwnReads) -> None:
         self.sensor: str = marked.mechanism
@@ -147,7 +147,7 @@ class MarkWatch(ThreadWatch):
 async def watch_container(
     jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads
 ) -> FileWatch:
-    """Watch the files of the container below that jail. Raises `HostError` or `CellError`."""
+    """Watch a container's files. Raises `HostError`, `CellError`."""
     return await anyio.to_thread.run_sync(_mark_container, jail_pid, paths, own_reads)
 
 
@@ -192,7 +192,7 @@ def _refused(mechanism: Mechanism, error: OSError) -> HostError:
 
 
 def find_agent(jail_pid: int) -> int | None:
-    """The guest agent's pid: the first below the jail's with a mount namespace of its own."""
+    """The first below the jail with its own mount namespace."""
     try:
         jail = _mounts(jail_pid)
         pid = jail_pid
