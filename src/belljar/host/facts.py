@@ -57,7 +57,7 @@ def gather_facts(
     `isolation.trials.find_facts` gives the trials. `try_namespaces` returns why a jail's namespaces
     can't be made, "" if they can.
 
-    `prove_again`: ignore remembered proofs. `doubt`: only failed ones.
+    `prove_again`: ignore remembered results. `doubt`: only runtimes' failures.
     """
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
@@ -69,6 +69,8 @@ def gather_facts(
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
     total_mib, available_mib = _memory_mib(proc, found)
     group = cgroups.cgroup_fact(found, is_root=is_root, try_group=try_group)
+    # Root could raise it, but only with a capability that its container may lack
+    open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     status = os.statvfs(next((path for path in (home, *home.parents) if path.exists()), "/"))
     return HostFacts(
         arch=arch,
@@ -99,7 +101,9 @@ def gather_facts(
             doubt=doubt,
         ),
         ids=ids_fact(is_root=is_root),
-        open_files_max=_open_files_max(proc),
+        open_files_max=_number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
+        if open_files_max == resource.RLIM_INFINITY
+        else open_files_max,
         cores=_cores(proc),
         network_namespaces=(proc / "self/ns/net").exists(),
         network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
@@ -171,13 +175,6 @@ def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
     limit = cgroups.own_memory_limit_bytes(found)
     most = total if limit is None else limit
     return min(total, most) // _MIB, min(available, most) // _MIB
-
-
-def _open_files_max(proc: Path) -> int:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard != resource.RLIM_INFINITY:
-        return hard
-    return _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
 
 
 def _cores(proc: Path) -> CoreFact:

@@ -133,7 +133,8 @@ class IdsFact:
 class CoreState(StrEnum):
     """Where a core dump goes; the limit that forbids it.
 
-    `FILE`: limit 0. `PROGRAM`, started as root outside all namespaces: limit 1. `SERVER`: none.
+    `FILE`: the core limit. `PROGRAM`, which the kernel starts as root outside all namespaces: a
+    limit of exactly 1. `SERVER`, a socket: none.
     """
 
     FILE = "file"

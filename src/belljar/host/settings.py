@@ -152,7 +152,7 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
         raise PolicyError(
             f"it reaches something real ({hosts}), which {settings.upstreams_from} forbids",
             where=printable(loaded.source),
-            hint="use a stand-in; only who keeps that file can allow it",
+            hint="use a stand-in; only the owner of that file can allow it",
         )
     if loaded.policy.risk >= settings.least_risk:
         return loaded

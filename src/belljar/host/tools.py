@@ -78,7 +78,7 @@ def tool_facts(
 
 
 def at_least(version: str, needed_min: str) -> bool:
-    """Whether a dotted version is new enough; unknown ones are."""
+    """Whether a dotted version is new enough; unknown ones aren't."""
     if not needed_min:
         return True
     return bool(version) and _numbers(version) >= _numbers(needed_min)

@@ -95,7 +95,7 @@ def _host_parents() -> tuple[Mapping[str, Path], bool]:
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
     """Make and limit journalled groups. Raises `HostError`."""
-    with _told():
+    with _oserror_as_host_error():
         if groups.unified:
             for parent in {path.parent for path in groups.directories}:
                 file = parent / "cgroup.subtree_control"
@@ -110,7 +110,7 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 def join(groups: CellGroups, pid: int) -> None:
     """Put a process into the groups. Raises `HostError`."""
-    with _told(), contextlib.suppress(ProcessLookupError):
+    with _oserror_as_host_error(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
             (directory / "cgroup.procs").write_text(str(pid))
 
@@ -127,7 +127,7 @@ def remove_empty(groups: CellGroups, *, wait_s: float = 0.0) -> None:
 
 def limit_cpu(groups: CellGroups, limits: GroupLimits) -> None:
     """Set the CPU quota alone. Raises `HostError`."""
-    with _told():
+    with _oserror_as_host_error():
         if "cpu" in groups.paths:
             _limit(groups, "cpu", limits)
 
@@ -138,7 +138,7 @@ def _limit(groups: CellGroups, controller: str, limits: GroupLimits) -> None:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _oserror_as_host_error() -> Iterator[None]:
     try:
         yield
     except OSError as exc:
@@ -256,17 +256,12 @@ def cpu_s(directory: Path) -> float | None:
                 return int(count) / 1e6
     if nanoseconds := _number(directory / "cpuacct.usage"):
         return nanoseconds / 1e9
-    ticks = [_ticks(pid) for pid in processes_in(directory, threads=False)]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
-
-
-def _ticks(pid: int) -> int:
-    """Of a process, its threads and the children it has waited for; 0 when it has ended."""
-    try:
-        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-        return sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime: proc(5)
-    except (OSError, ValueError):
-        return 0
+    ticks, pids = 0, processes_in(directory, threads=False)
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime: proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK") if pids else None
 
 
 def memory_peak_bytes(directory: Path) -> int:

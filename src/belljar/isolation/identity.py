@@ -44,7 +44,7 @@ TREE_IDS_START: Final = 0xFFF0_0000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity, its map `ids`, and the supervisor's lock."""
+    """An identity, its map `ids`, the supervisor's lock (None: ordinary user)."""
 
     jail: JailIdentity
     lock_fd: int | None

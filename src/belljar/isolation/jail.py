@@ -114,7 +114,7 @@ def start_jail(
             stderr=diagnosis_write,
             env={},
             close_fds=True,
-            start_new_session=True,  # Ctrl-C is the owner's to hear: he unmakes the cell in order
+            start_new_session=True,  # Ctrl-C goes to the owner, which destroys the cell in order
         )
     except BaseException as exc:
         _close((lifeline_write, status_read, diagnosis_read, go_write))
@@ -215,7 +215,7 @@ class Jail:
                 if b"failed step" in self._status_text or self.ended is not None or gone:
                     break
                 # The pipe of a supervisor that was killed is readable for ever, so its end is
-                # looked at before what it has said.
+                # looked at before what it has reported.
                 gone = self._process.poll() is not None
                 if not gone:
                     await anyio.wait_readable(self._status)
@@ -433,16 +433,26 @@ class RuntimeFailedError(CellError):
         )
 
 
-def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False) -> BelljarError:
+def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = False) -> BelljarError:
     """A failed start's error, from status and diagnosis."""
     where = f"jail of cell {cell_id}"
-    text = f"{said}\n{diagnosis}"
+    text = f"{status}\n{diagnosis}"
     if runtime := _RUNTIME.search(text):
-        return RuntimeFailedError(_runtime_end(runtime[1], int(runtime[2])), diagnosis, where=where)
+        how, number = runtime[1], int(runtime[2])
+        end = f"signal {number}" if how == "signal" else f"status {number}"
+        if how == "empty":
+            end = "status 0, but it left no process behind"
+        return RuntimeFailedError(end, diagnosis, where=where)
     failed = _FAILED.search(text)
     more = f": {diagnosis}" if diagnosis else ""
     if failed is None:
-        return CellError(f"{_without_a_step(said, ended=ended)}{more}", where=where)
+        what = f"the jail did not come up in {START_DEADLINE_S:.0f} s"
+        found = next(filter(None, map(ENDED.fullmatch, status.splitlines())), None)
+        if found is not None and found[3] != "owner":
+            what = f"the jail ended while it came up ({found[1]} {found[2]}, cause: {found[3]})"
+        elif ended:
+            what = "the jail ended while it came up"
+        return CellError(f"{what}{more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"
     if step == Step.SUBORDINATE_IDS:
@@ -452,23 +462,6 @@ def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False)
         return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
     hint = "if this host is unusual, `belljar doctor` may say why"
     return CellError(f"the jail could not be built: {what}", where=where, hint=hint)
-
-
-def _runtime_end(how: str, number: int) -> str:
-    if how == "empty":
-        return "status 0, but it left no process behind"
-    return f"signal {number}" if how == "signal" else f"status {number}"
-
-
-def _without_a_step(said: str, *, ended: bool) -> str:
-    end = next((found for line in said.splitlines() if (found := ENDED.fullmatch(line))), None)
-    if end is not None and end[3] != "owner":
-        return f"the jail ended while it came up ({end[1]} {end[2]}, cause: {end[3]})"
-    return (
-        "the jail ended while it came up"
-        if ended
-        else f"the jail did not come up in {START_DEADLINE_S:.0f} s"
-    )
 
 
 def _host_hint(step: int, code: int, reason: str) -> str:

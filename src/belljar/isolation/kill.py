@@ -257,7 +257,7 @@ def order_all(home: Path, entries: Sequence[JournalEntry], order: Order) -> list
 
 
 def strike(entries: Sequence[JournalEntry]) -> None:
-    """Ports down, then all at once, without checking."""
+    """Ports down, then all cells at once; doesn't wait."""
     here = [entry for entry in entries if entry.boot_id == boot_id()]
     for entry in here:
         if entry.kind == "range":

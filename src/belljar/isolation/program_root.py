@@ -300,8 +300,8 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         own=(package_program("agent"), package_program("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
-        # Nobody traces a program that he may not read, from its first instruction on. runsc's own
-        # process must read what it runs.
+        # An unreadable program can't be traced, from its first instruction on. runsc's own process
+        # must read what it runs.
         unreadable=(OciCell(hostname="").probe,) if runtime.kind == "runc" else (),
         inside=inside,
     )
@@ -335,7 +335,11 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
         program=_UNPACKER,
         what="unsquashfs",
         hint=_UNPACKER_HINT,
-        files=_unpacker_files,
+        files=lambda: (
+            pair
+            for program in (_UNPACKER, _REMOVER)
+            for pair in with_libraries(program, what=program.name, hint=_UNPACKER_HINT)
+        ),
         version=str,
         file_points=("/image",),
         directory_points=("/out",),
@@ -353,8 +357,8 @@ def runtime_version(program: Path, name: str) -> str:
         raise HostError(f"{name} can't be run: {exc}", where=str(program), hint=_HINT) from exc
     match = _RUNTIME_VERSION.search(result.stdout.decode("utf-8", "replace").partition("\n")[0])
     if match is None:
-        said = printable(result.stdout + result.stderr, max_chars=200) or "nothing"
-        what = f"{name} --version ended with status {result.returncode} and said {said}"
+        output = printable(result.stdout + result.stderr, max_chars=200) or "nothing"
+        what = f"{name} --version ended with status {result.returncode} and said {output}"
         raise HostError(what, where=str(program), hint=_HINT)
     return match[1]
 
@@ -377,11 +381,6 @@ def _runtime_files(program: Path, inside: str, name: str) -> Iterator[tuple[str,
     paths = OciCell(hostname="")
     yield paths.agent, package_program("agent")
     yield paths.probe, package_program("probe")
-
-
-def _unpacker_files() -> Iterator[tuple[str, Path]]:
-    for program in (_UNPACKER, _REMOVER):
-        yield from with_libraries(program, what=program.name, hint=_UNPACKER_HINT)
 
 
 VmmRoot: TypeAlias = ProgramRoot
@@ -413,7 +412,10 @@ _QEMU_VERSION: Final = re.compile(
 
 def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
     """Root of the VMM. Blocking. Raises `HostError`: missing, too old."""
-    program = _qemu(accel)
+    candidates = _PROGRAMS[accel]
+    program = next((Path(path) for path in candidates if os.access(path, os.X_OK)), None)
+    if program is None:
+        raise HostError("QEMU is not installed", where=candidates[-1], hint=_SETUP)
     recipe = Recipe(
         directory="vmm",
         program=program,
@@ -424,13 +426,6 @@ def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
         file_points=MOUNT_POINTS,
     )
     return ensure_root(home, recipe)
-
-
-def _qemu(accel: Accel) -> Path:
-    for candidate in _PROGRAMS[accel]:
-        if os.access(candidate, os.X_OK):
-            return Path(candidate)
-    raise HostError("QEMU is not installed", where=_PROGRAMS[accel][-1], hint=_SETUP)
 
 
 def _qemu_version(program: Path) -> str:

@@ -75,7 +75,11 @@ def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, .
         *images,
         *_templates(home, gone, before),
         *_trees(home, gone, before),
-        *_roots(home),
+        *(
+            Part(kind="root", path=root, why="its program is another version now, or gone")
+            for name in _ROOTS
+            for root in outdated_roots(home / name)
+        ),
         *_kernels(home, before),
     )
     busy = _cells_live(home)
@@ -131,12 +135,6 @@ def _trees(home: Path, gone: set[str], before: float) -> Iterator[Part]:
         )
         if why:
             yield Part(kind="tree", path=directory, why=why)
-
-
-def _roots(home: Path) -> Iterator[Part]:
-    for name in _ROOTS:
-        for root in outdated_roots(home / name):
-            yield Part(kind="root", path=root, why="its program is another version now, or gone")
 
 
 def _kernels(home: Path, before: float) -> Iterator[Part]:

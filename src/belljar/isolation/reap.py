@@ -18,8 +18,8 @@ from belljar.isolation import cgroup
 from belljar.isolation.cgroup import memory_bytes
 from belljar.isolation.hold import sweep_orders
 from belljar.isolation.identity import hold_uids
-from belljar.isolation.survivors import Findings, look, remove_survivors
-from belljar.process import ProcessId, boot_id, close_all, pin_namespaces
+from belljar.isolation.survivors import look, remove_survivors
+from belljar.process import boot_id, close_all, pin_namespaces
 from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal, JournalEntry
 from belljar.store.locks import locked
@@ -64,11 +64,11 @@ def reaped_event(reaped: Sequence[Reaped]) -> Event:
 
 
 def _few(things: Sequence[str]) -> list[str]:
-    told = [
+    shown = [
         printable(thing, max_chars=_MAX_CHARS_REPORTED) for thing in things[:_MAX_THINGS_REPORTED]
     ]
     more = len(things) - _MAX_THINGS_REPORTED
-    return [*told[:-1], f"and {more + 1} more"] if more > 0 else told
+    return [*shown[:-1], f"and {more + 1} more"] if more > 0 else shown
 
 
 async def reap(home: Path | None = None, *, cell_id: str | None = None) -> tuple[Reaped, ...]:
@@ -114,7 +114,12 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
 def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
     removed: dict[str, None] = {}
     give_up = time.monotonic() + _TIMEOUT_S
-    while (found := _look_and_remove(home, entry)).survivors and time.monotonic() < give_up:
+    while True:
+        with _without_reused_numbers(home, entry) as own:
+            found = look(own)
+            remove_survivors(found.survivors)
+        if not found.survivors or time.monotonic() >= give_up:
+            break
         removed.update(dict.fromkeys(survivor.what for survivor in found.survivors))
         time.sleep(_PAUSE_S)
     unseen = (f"not looked for: {what}" for what in found.unproven)
@@ -126,39 +131,28 @@ def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
     )
 
 
-def _look_and_remove(home: Path, entry: JournalEntry) -> Findings:
-    with _still_telling(home, entry) as telling:
-        found = look(telling)
-        remove_survivors(found.survivors)
-    return found
-
-
 @contextmanager
-def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
+def _without_reused_numbers(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
     """The entry without numbers that may be others'; stable in the block.
 
     Namespace numbers are the cell's while its process 1 lives (after it, nothing is left in there),
     uids while nobody else can lock them.
     """
-    child = entry.child if entry.boot_id == boot_id() else None
+    is_this_boot = entry.boot_id == boot_id()
+    child = entry.child if is_this_boot else None
+    fork_server = entry.supervisor if entry.kind == "range" else None
+    processes = (*entry.processes, *(() if fork_server is None else (fork_server,)))
     pins = pin_namespaces(child) if child is not None else {}
     try:
         with hold_uids(home, entry.host_uid) as uid_is_free:
             yield replace(
                 entry,
                 namespaces=entry.namespaces if pins else {},
-                processes=_own_processes(entry),
+                processes=processes if is_this_boot else (),
                 host_uid=entry.host_uid if uid_is_free else None,
             )
     finally:
         close_all(pins.values())
-
-
-def _own_processes(entry: JournalEntry) -> tuple[ProcessId, ...]:
-    if entry.boot_id != boot_id():
-        return ()
-    fork_server = entry.supervisor if entry.kind == "range" else None
-    return (*entry.processes, *(() if fork_server is None else (fork_server,)))
 
 
 CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]

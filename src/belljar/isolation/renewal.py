@@ -105,7 +105,7 @@ class Port(Protocol):
 
     @property
     def settings(self) -> PortSettings:
-        """What the cell is told."""
+        """What the cell gets."""
         ...
 
     @property

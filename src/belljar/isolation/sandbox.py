@@ -178,7 +178,7 @@ class Sandbox:
         self._entry = self._journal.update(
             self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
         )
-        self._refuse_if_forbidden()  # whoever read the journal before did not know whom to kill
+        self._refuse_if_forbidden()  # a kill before didn't know its processes
 
     def ready(self, recorder: Recorder, owner: AsyncExitStack) -> None:
         """From now on its end is recorded."""

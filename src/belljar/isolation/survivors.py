@@ -290,9 +290,9 @@ def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> 
         if (
             directory.name.isdigit()
             and int(directory.name) != os.getpid()
-            and (said := why(entry, int(directory.name)))
+            and (reason := why(entry, int(directory.name)))
         ):
-            yield from _process(int(directory.name), said)
+            yield from _process(int(directory.name), reason)
 
 
 def _process(pid: int, why: str) -> Iterator[Survivor]:
@@ -331,7 +331,7 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
 
 
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
-    """Raise if same-age processes hide their namespaces."""
+    """Raise if processes no older hide their namespaces."""
     since = (entry.supervisor or entry.owner).start_ticks
     hidden = sum(
         _hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit()
@@ -374,6 +374,7 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 def _started_for(entry: JournalEntry, pid: int) -> str:
     words = _read(pid, "cmdline").split(b"\0")
     cell = entry.cell_id.encode()
+    # By options: a person's `grep` for the id has others
     named = any(
         second == cell and first in {b"--cell", b"-name"}
         for first, second in itertools.pairwise(words)
@@ -410,7 +411,7 @@ def _files(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _is_there(path: Path) -> bool:
-    """Raises `OSError` where it can't be told."""
+    """Raises `OSError` if unknown."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

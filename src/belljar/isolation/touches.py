@@ -33,7 +33,7 @@ INTERVAL_S: Final = 1.0
 MAX_REPORTS: Final = 32
 """In one interval, over all files."""
 MAX_QUEUED: Final = 16_384
-"""Accesses that a queue holds before it tells of a loss (fanotify(7), inotify(7); gVisor's is
+"""Accesses that a queue holds before it reports a loss (fanotify(7), inotify(7); gVisor's is
 smaller).
 """
 MAX_KEYS: Final = 128
@@ -98,7 +98,7 @@ class AccessLimit:
     """
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, Operation]] = set()
+        self._first_reported: set[tuple[str, Operation]] = set()
         self._kinds: dict[tuple[str, Operation, str], _Kind] = {}
         self._interval_s = -INTERVAL_S
         self._reports = 0
@@ -106,12 +106,16 @@ class AccessLimit:
     def add(self, access: Access, now_s: float) -> Access | None:
         """Count it; return what to report now."""
         kind = self._kind(access, now_s)
-        counted = _sum(kind.held, access)
-        is_first = (access.path, access.operation) not in self._told
+        counted = access
+        if kind.held is not None:
+            if kind.held.process != access.process:
+                counted = replace(access, process="", pid=None)
+            counted = replace(counted, count=kind.held.count + access.count)
+        is_first = (access.path, access.operation) not in self._first_reported
         if (is_first or now_s - kind.reported_s >= INTERVAL_S) and (
             self._has_room(now_s) or is_first
         ):
-            self._told.add((access.path, access.operation))
+            self._first_reported.add((access.path, access.operation))
             kind.reported_s, kind.held = now_s, None
             return counted
         kind.held = counted
@@ -148,14 +152,6 @@ class AccessLimit:
         return self._reports <= MAX_REPORTS
 
 
-def _sum(held: Access | None, access: Access) -> Access:
-    if held is None:
-        return access
-    if held.process != access.process:
-        access = replace(access, process="", pid=None)
-    return replace(access, count=held.count + access.count)
-
-
 @dataclass(slots=True)
 class _Ended:
     path: str
@@ -174,7 +170,7 @@ class HostReads:
         self._running: list[str] = []
         self._ended: list[_Ended] = []
 
-    def heard(self, path: str, phase: Phase) -> None:
+    def on_read(self, path: str, phase: Phase) -> None:
         """A read of a file or directory begins or ends."""
         with self._lock:
             if phase == "begins":
@@ -243,7 +239,7 @@ class QueueThread:
 
     def wake(self) -> None:
         """Call `read` soon. From any thread."""
-        with suppress(OSError):  # it has been told often enough, or was stopped
+        with suppress(OSError):  # its pipe is full, or it was stopped
             os.write(self._wake, b"w")
 
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
@@ -275,29 +271,26 @@ class QueueThread:
 
     def _run(self) -> None:
         try:
-            self._read_until_stopped()
+            while not self._stopping:
+                poller = select.poll()
+                poller.register(self._woken, select.POLLIN)
+                poller.register(self._queue(), select.POLLIN)
+                ready = poller.poll(0 if self._draining else _TICK_MS)
+                if any(fd == self._woken for fd, _ in ready):
+                    os.read(self._woken, 4096)
+                is_draining, count = self._draining, self._read()
+                if count < 0:
+                    return
+                if count == 0 and is_draining:
+                    self._draining = False
+                    self._drained.set()
+                elif count >= FULL_READ and not is_draining:
+                    time.sleep(self._pause_s)
         except Exception as error:  # noqa: BLE001 - the sensor has ended, and no cell with it
             with suppress(Exception):
                 self._on_error(f"{type(error).__name__}: {error}")
         finally:
             self._drained.set()
-
-    def _read_until_stopped(self) -> None:
-        while not self._stopping:
-            poller = select.poll()
-            poller.register(self._woken, select.POLLIN)
-            poller.register(self._queue(), select.POLLIN)
-            ready = poller.poll(0 if self._draining else _TICK_MS)
-            if any(fd == self._woken for fd, _ in ready):
-                os.read(self._woken, 4096)
-            is_draining, count = self._draining, self._read()
-            if count < 0:
-                return
-            if count == 0 and is_draining:
-                self._draining = False
-                self._drained.set()
-            elif count >= FULL_READ and not is_draining:
-                time.sleep(self._pause_s)
 
 
 class Reports:
@@ -355,7 +348,7 @@ class Reports:
                 self._on_access(held)
 
     def _on_host_read(self, path: str, phase: Phase) -> None:
-        self._host_reads.heard(path, phase)
+        self._host_reads.on_read(path, phase)
         self._thread.wake()
 
 

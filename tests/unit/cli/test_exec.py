@@ -148,7 +148,11 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "note"),
     [
-        (["--timeout", "50ms", "--", "hang"], 124, "timed out; it and all processes it started were killed"),
+        (
+            ["--timeout", "50ms", "--", "hang"],
+            124,
+            "timed out; it and all processes it started were killed",
+        ),
         (["--", "missing"], 127, "did not start: exec: no such program"),
         (["--", "burst"], 137, "ran out of memory"),
         (["--", "burst"], 137, "5 bytes of standard output were dropped"),

@@ -62,10 +62,10 @@ def test_names_without_end_are_counted_as_one() -> None:
 def test_a_host_read_covers_its_files_until_the_queue_was_empty() -> None:
     """Also a directory's; and no others'."""
     reads = HostReads()
-    reads.heard("/root", "begins")
+    reads.on_read("/root", "begins")
     assert reads.cover("/root/a")
     assert not reads.cover("/rootless")
-    reads.heard("/root", "ended")
+    reads.on_read("/root", "ended")
     ended = reads.ended
     reads.forget(ended, read=3, is_empty=False)
     assert reads.cover("/root/a")
@@ -78,10 +78,10 @@ def test_a_queue_that_is_kept_full_covers_nothing_for_long() -> None:
     from its own end."""
     reads = HostReads()
     for path in ("/root", "/srv"):
-        reads.heard(path, "begins")
-    reads.heard("/root", "ended")
+        reads.on_read(path, "begins")
+    reads.on_read("/root", "ended")
     ended = reads.ended
-    reads.heard("/srv", "ended")
+    reads.on_read("/srv", "ended")
     reads.forget(ended, read=MAX_QUEUED - 1, is_empty=False)
     assert reads.cover("/root/a")
     reads.forget(reads.ended, read=1, is_empty=False)

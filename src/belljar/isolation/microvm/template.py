@@ -261,16 +261,12 @@ def _fault(
     if digest_memory(memory) != description["memory_digest"]:
         return "the memory is not the one that was saved"
     if before != description["memory_stamp"]:
-        _restamp(job, {**description, "memory_stamp": before})
+        draft = job.directory / f".template.json.{os.getpid()}"
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+            write_read_only(draft, _json({**description, "memory_stamp": before}))
+            draft.replace(job.directory / "template.json")
     return ""
-
-
-def _restamp(job: _Job, description: Mapping[str, Any]) -> None:
-    draft = job.directory / f".template.json.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        draft.unlink(missing_ok=True)
-        write_read_only(draft, _json(description))
-        draft.replace(job.directory / "template.json")
 
 
 def _json(description: Mapping[str, Any]) -> bytes:

@@ -175,7 +175,7 @@ class Wire(Sandbox):
         identity, net, below = self.identity.jail, self._vmm.net, self._port.user_namespace
         if net is None or self._vmm.jail is None:
             raise RuntimeError("this VMM has no network device, or does not run")
-        # In the range's he is 0
+        # In the range's user namespace this user is 0
         uid, gid = (identity.host_uid, identity.host_gid) if below is None else (0, 0)
         spec = JailSpec(
             cell_id=self.cell_id,

@@ -399,7 +399,7 @@ async def start_container(
 
 
 def is_busy_sealing(diagnosis: str) -> bool:
-    """Whether runc can't seal its copy yet. Pure."""
+    """Whether runc made nothing, as its copy can't be sealed yet. Pure."""
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
 
 

@@ -68,7 +68,12 @@ class Trace:
         self._has_greeted = self._has_ended = self._is_closed = False
         self._dropped = 0
         self._watches: tuple[TraceWatch, ...] = ()
-        self._thread = QueueThread(self._fileno, self._read, self._on_error, pause_s=_PAUSE_S)
+        self._thread = QueueThread(
+            lambda: (self._connection or self._listener).fileno(),
+            self._read,
+            self._on_error,
+            pause_s=_PAUSE_S,
+        )
         self._thread.start()
 
     async def watch(self, paths: Sequence[str], own_reads: OwnReads) -> FileWatch:
@@ -81,7 +86,7 @@ class Trace:
         return watch
 
     def forget(self, watch: TraceWatch) -> None:
-        """It is told no more."""
+        """It gets no more points."""
         self._watches = tuple(one for one in self._watches if one is not watch)
 
     def close(self) -> None:
@@ -93,9 +98,6 @@ class Trace:
         self._listener.close()
         if self._connection is not None:
             self._connection.close()
-
-    def _fileno(self) -> int:
-        return (self._connection or self._listener).fileno()
 
     def _read(self) -> int:
         watches, count = self._watches, 0

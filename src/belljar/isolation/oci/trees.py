@@ -185,20 +185,17 @@ async def _unpack(
         JailMount(kind="bind", source=root, target="/out", writable=True),
     )
     output = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
-    if output is not None:
-        raise _not_unpacked(output, image, home)
-
-
-def _not_unpacked(output: str, image: Image, home: Path) -> HostError:
+    if output is None:
+        return
     if "No space left" in output:
         hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
-        return HostError(
+        raise HostError(
             "there is no room to unpack the image for containers",
             where=str(home / "trees"),
             hint=hint,
         )
     what = f"the image {image.digest[:12]} could not be unpacked for containers: {output}"
-    return HostError(
+    raise HostError(
         what,
         where=str(image.rootfs),
         hint="`belljar doctor` says whether this host lacks something; else remove the image "
@@ -301,14 +298,14 @@ async def remove_trees(home: Path, names: Iterable[str]) -> tuple[str, ...]:
     if not _has_ids():
         return ()
     async with _writer(home):
-        return tuple([name for name in names if await _remove_unused(home / "trees" / name, home)])
-
-
-async def _remove_unused(directory: Path, home: Path) -> bool:
-    retired = await anyio.to_thread.run_sync(retire_unclaimed, directory)
-    if retired is not None:
-        await _remove(retired, home)
-    return retired is not None and not retired.exists()
+        removed = []
+        for name in names:
+            retired = await anyio.to_thread.run_sync(retire_unclaimed, home / "trees" / name)
+            if retired is not None:
+                await _remove(retired, home)
+                if not retired.exists():
+                    removed.append(name)
+        return tuple(removed)
 
 
 async def _sweep(home: Path) -> tuple[str, ...]:
