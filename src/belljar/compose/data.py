@@ -1,9 +1,8 @@
-"""What services take from the files of a task: volumes, secrets, variables, builds.
+"""What services take from a task's files: volumes, secrets, variables, builds.
 
-Cells share nothing that either can write, and nothing of this host. A volume of one service is a
-directory of its cell. A file of the task is copied into the cell before its program starts. A
-volume of several services is refused, unless one fills it and ends before the others start: they
-get a copy. Pure but for the files it reads.
+Cells share nothing that one can write. A service's volume is a directory of its cell, a task's file
+is copied. A volume of several services is refused, unless one fills it and ends before the others
+start: these get copies. Pure but for the files it reads.
 
 Source: compose-spec 05-services.md, 08-configs.md, 09-secrets.md and build.md.
 """
@@ -11,17 +10,14 @@ Source: compose-spec 05-services.md, 08-configs.md, 09-secrets.md and build.md.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from belljar.compose.document import (
-    TaskFiles,
-    files_named_by,
-    read_services,
-)
+from belljar.compose.document import TaskFiles, files_named_by, read_services
 from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv, read_raw
 from belljar.compose.keys import STAND_INS, Converted
 from belljar.compose.model import (
@@ -63,7 +59,7 @@ _PLACES: Final[Mapping[str, str]] = {"secrets": "/run/secrets/", "configs": "/"}
 
 @dataclass(slots=True)
 class Mounts:
-    """One service's data in its cell: empty directories, copies, and what differs."""
+    """One service's directories and copies in its cell, and what differs."""
 
     service: str
     directories: list[str] = field(default_factory=list)
@@ -74,7 +70,7 @@ class Mounts:
     total_bytes: int = 0
 
     def add(self, file: TaskFile, tree: Tree) -> None:
-        """Add one copy. Raises `ValueError` if the service has too many files or bytes."""
+        """Add one copy. Raises `ValueError` for too many files or bytes."""
         self.entries += len(tree.entries)
         self.total_bytes += tree.total_bytes
         if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
@@ -83,13 +79,13 @@ class Mounts:
         self.files.append(file)
 
     def changed(self, detail: str) -> None:
-        """Note a volume that is there in another form."""
+        """Note a volume that is kept in another form."""
         self.differences.append(changed(f"service {self.service}", "volumes", detail))
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """`who` does not start before `what` has come to `condition`."""
+    """`who` starts when `what` has reached `condition`."""
 
     who: str
     what: str
@@ -117,11 +113,9 @@ def mounts_of(
     waits: Sequence[Wait] = (),
     default: str = "",
 ) -> dict[str, Mounts]:
-    """Each service's volumes in its cell. Any other kind goes to `refused`.
+    """Each service's volumes in its cell; what cells can't keep goes to `refused`.
 
-    Args:
-        files: the task's; None: it has none.
-        default: the service that starts after all others.
+    `default`: the service that starts last.
     """
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
@@ -132,40 +126,33 @@ def mounts_of(
     used: dict[str, list[_Use]] = {}
     for name, service in services.items():
         for mount in service.volumes:
-            shown = mount.source or mount.target
-
-            def add(mounts: Mounts = found[name], mount: Mount = mount) -> None:
+            mounts, place = found[name], mount.target
+            with _refused_item(refused, name, "volumes", mount.source or place):
                 if mount.type == "bind":
                     _copy(mounts, mount, files)
-                else:
-                    # A directory of the cell
-                    if not mount.source and mount.read_only:
-                        raise ValueError(_NOT_WRITTEN)
-                    if mount.source and mount.source not in declared:
-                        raise ValueError(f"there is no volume {mount.source} in the file")
-                    place = mount.target
-                    mounts.directories.append(place)
-                    if mount.type == "tmpfs":
-                        why = "is a directory of the cell; the options of a tmpfs are not kept"
-                        mounts.changed(f"{place} {why}")
-                    if mount.source:
-                        used.setdefault(mount.source, []).append(
-                            _Use(mounts, place, mount.read_only)
-                        )
-
-            _collect(refused, name, "volumes", shown, add)
+                    continue
+                # A directory of the cell
+                if not mount.source and mount.read_only:
+                    raise ValueError(_NOT_WRITTEN)
+                if mount.source and mount.source not in declared:
+                    raise ValueError(f"there is no volume {mount.source} in the file")
+                mounts.directories.append(place)
+                if mount.type == "tmpfs":
+                    why = "is a directory of the cell; the options of a tmpfs are not kept"
+                    mounts.changed(f"{place} {why}")
+                if mount.source:
+                    used.setdefault(mount.source, []).append(_Use(mounts, place, mount.read_only))
     for name, uses in used.items():
         with refused.collected():
             _share(name, uses, waits, default)
     return found
 
 
-def _collect(
-    refused: Refusals, service: str, key: str, shown: str, add: Callable[[], None]
-) -> None:
-    """Run `add`; a fault refuses the item of the service's key."""
+@contextmanager
+def _refused_item(refused: Refusals, service: str, key: str, shown: str) -> Iterator[None]:
+    """A fault in the block refuses this item of the service's key."""
     try:
-        add()
+        yield
     except (OSError, TypeError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         hint = error.hint if isinstance(error, OutsideTaskError) else ""
@@ -174,7 +161,6 @@ def _collect(
 
 
 def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:
-    """A copy of a file or directory of the task."""
     if files is None:
         raise ValueError(_NO_DIRECTORY)
     target, path = mount.target, files.path(mount.source)
@@ -197,10 +183,7 @@ def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:
 
 
 def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str) -> None:
-    """Copy a volume that one service fills before the others start.
-
-    Raises `CannotKeepError` for one that is shared in another way, or that nobody can write.
-    """
+    """Copy a volume that one service fills before the others start; refuse other sharing."""
     if len(used) == 1 and not used[0].read_only:
         return
     ends = [(wait.who, wait.what) for wait in waits if wait.condition is Condition.COMPLETED]
@@ -234,16 +217,13 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
 def add_granted(
     mounts: Mounts, service: Service, document: Mapping[str, Any], files: TaskFiles | None
 ) -> None:
-    """Add a service's secrets and configs. Raises `CannotKeepError` with each refused one."""
+    """Add a service's secrets and configs. Raises `CannotKeepError`."""
     refused = Refusals()
     for key, grants in (("secrets", service.secrets), ("configs", service.configs)):
         declared = mapping(document.get(key), key)
         for grant in grants:
-
-            def add(key: str = key, grant: Grant = grant, of: Mapping[str, Any] = declared) -> None:
-                mounts.add(*_granted(key, grant, of, files))
-
-            _collect(refused, mounts.service, key, grant.source, add)
+            with _refused_item(refused, mounts.service, key, grant.source):
+                mounts.add(*_granted(key, grant, declared, files))
     refused.raise_all()
 
 
@@ -283,7 +263,7 @@ def _granted(
 
 
 def add_env_files(converted: Converted, files: TaskFiles | None) -> None:
-    """Add a service's files of variables below its `environment`. Raises `CannotKeepError`."""
+    """Add a service's `env_file` below its `environment`. Raises `CannotKeepError`."""
     where, found = f"service {converted.service}", dict[str, str]()
     for file in converted.model.env_file:
         if files is None:
@@ -317,7 +297,7 @@ def add_env_files(converted: Converted, files: TaskFiles | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build. `context` and `dockerfile` are paths below `root`."""
+    """An image to build; paths are below `root`."""
 
     image: str
     root: str
@@ -333,7 +313,7 @@ class ServiceBuild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceImage:
-    """What a service runs: `image`, normalised, and how it is built; or why that is not known."""
+    """What a service runs (`image` normalised); or why that is not known."""
 
     service: str
     image: str = ""
@@ -344,10 +324,7 @@ class ServiceImage:
 def read_build(
     name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
 ) -> ServiceBuild | None:
-    """A service's build; None if it has none or the file was read from no directory.
-
-    Raises `CannotKeepError` for a path out of the task's files and for an unknown key.
-    """
+    """A service's build, if any, of a file with a directory. Raises `CannotKeepError`."""
     files, written = files_named_by(document), service.get("build")
     if written is None or files is None:
         return None
@@ -374,7 +351,7 @@ def read_build(
 
 
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
-    """What the services that run ask to be built. Raises `CannotKeepError`."""
+    """The builds of the services that run. Raises `CannotKeepError`."""
     found = []
     for name, service in read_services(document).items():
         image = text(service.get("image") or "")
@@ -384,10 +361,7 @@ def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
 
 
 def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
-    """The image of each service that runs, whatever else of the file cells can't keep.
-
-    Raises `CannotKeepError` for a file without services.
-    """
+    """Each running service's image, whatever else is refused. Raises `CannotKeepError`."""
     try:
         services = read_services(document)
         running = [name for name, each in services.items() if not names_in(each.get("profiles"))]

@@ -1,13 +1,9 @@
-"""Reads compose files: their names, the task's files they may name, `include` and `extends`.
+"""Reads compose files: names, the task's files, `include` and `extends`.
 
-A compose file names files of its task, below one root, and nothing else of this host. The root is
-the Python package the file is in (the nearest directory with an `__init__.py`, its own or one
-above), because tasks of a package share files; without one, the file's own directory. It is never
-the home directory nor `/`.
+A compose file names files of its task below one root, and nothing else of this host: the Python
+package that it is in (tasks of a package share files), else its own directory.
 
-Source: compose-spec 04-version-and-name.md, 05-services.md (extends), 13-merge.md (mappings are
-merged, lists appended, single values replaced) and 14-include.md (an included file is read with its
-own directory; a name that both files define differently is an error).
+Source: compose-spec 04-version-and-name.md, 05-services.md (extends), 13-merge.md, 14-include.md.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,25 +39,23 @@ if TYPE_CHECKING:
 
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
 DIRECTORY_KEY: Final = "x-belljar-directory"
-"""Where a parsed file has the directory it was read from. Only `read_document` writes it."""
+"""Where a parsed file has the directory it was read from."""
 MAX_BYTES: Final = 128 << 10
 MAX_TEXT_BYTES: Final = 256 << 10
-"""Of a file of variables, or of another compose file."""
+"""Of any further file."""
 MAX_FILES: Final = 32
-"""Read for one compose file; one that is named twice counts twice."""
+"""Read for one compose file, repeats counted."""
 MAX_INCLUDES: Final = 8
-"""The deepest chain of files that name another."""
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
 _SERVICES: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
 _read_here: Final[set[str]] = set()
-"""The directories, and roots, of the task files that this process has read."""
+"""Directories and roots of the files read so far."""
 _MAX_ABOVE: Final = 8
 _MERGED_AS_MAPPINGS: Final = frozenset(
     {"environment", "labels", "annotations", "sysctls", "depends_on", "networks", "extra_hosts"}
 )
-_REPLACED: Final = frozenset({"command", "entrypoint", "test"})
-"""Lists that are one value."""
+_REPLACED: Final = frozenset({"command", "entrypoint", "test"})  # lists that are one value
 _SECTIONS: Final = ("services", "volumes", "networks", "secrets", "configs")
 
 
@@ -73,7 +67,7 @@ class TaskFiles:
     directory: str = "."
 
     def path(self, written: str) -> str:
-        """A written path as one below the root. Pure. Raises `ValueError` for one that is not."""
+        """A written path, from the root. Pure. Raises `ValueError` for one outside."""
         if not written or written.startswith(("/", "~", "\\")) or written[1:2] == ":":
             raise OutsideTaskError
         found = posixpath.normpath(posixpath.join(self.directory, written))
@@ -82,10 +76,7 @@ class TaskFiles:
         return found
 
     def read_text(self, path: str) -> str:
-        """A text of at most `MAX_TEXT_BYTES`, by its path below the root.
-
-        Raises `OSError`, `ValueError`.
-        """
+        """A text of at most `MAX_TEXT_BYTES`. Raises `OSError`, `ValueError`."""
         content = read_regular(self.root, path, MAX_TEXT_BYTES + 1)
         if len(content) > MAX_TEXT_BYTES:
             raise ValueError(f"it is larger than {format_size(MAX_TEXT_BYTES)}")
@@ -95,16 +86,15 @@ class TaskFiles:
             raise ValueError("it is not UTF-8") from None
 
     def tree(self, path: str) -> Tree:
-        """What is there, by its path below the root. Raises as `list_tree`."""
+        """The files at a path below the root. Raises as `list_tree`."""
         return list_tree(self.root, path, max_entries=MAX_ENTRIES)
 
 
 def files_of(directory: Path) -> TaskFiles:
-    """The files of the task whose compose file is in this directory."""
+    """The files of the task whose compose file is here. The root is never `~` nor `/`."""
     own = directory.resolve()
-    above = [own, *own.parents][: _MAX_ABOVE + 1]
     barred = {Path("/"), Path.home().resolve()}
-    for candidate in above:
+    for candidate in [own, *own.parents][: _MAX_ABOVE + 1]:
         if candidate in barred:
             break
         if os.path.lexists(candidate / "__init__.py"):
@@ -113,19 +103,19 @@ def files_of(directory: Path) -> TaskFiles:
 
 
 def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The parsed file with its directory, whose files it may name from now on."""
+    """The parsed file with its directory, whose files it may name."""
     own = directory.resolve()
     _read_here.update((str(own), str(files_of(own).root)))
     return {**document, DIRECTORY_KEY: str(own)}
 
 
 def was_read_here(directory: str) -> bool:
-    """Whether this process read a task's file there: a log's word alone opens no file."""
+    """Whether this process read a task's file there."""
     return directory in _read_here
 
 
 def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
-    """The task's files for a parsed file; None for one that was not read from a directory."""
+    """The task's files for a parsed file, if it has a directory."""
     directory = document.get(DIRECTORY_KEY)
     return files_of(Path(directory)) if isinstance(directory, str) and directory else None
 
@@ -134,26 +124,24 @@ def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
 
 
 def is_compose_name(config: str) -> bool:
-    """Whether a file of this name is a compose file, as Inspect sees it."""
+    """Whether Inspect takes the file for a compose file."""
     name = Path(config).name
     return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
 
 
 def is_dockerfile_name(config: str) -> bool:
-    """Whether a file of this name is a Dockerfile, as Inspect sees it."""
+    """Whether Inspect takes the file for a Dockerfile."""
     path = Path(config)
     return "Dockerfile" in {path.stem, path.suffix.removeprefix(".")}
 
 
 def beside(directory: Path) -> Path | None:
-    """The compose file of a directory, if any; a broken link is one, and is refused when read."""
-    return next(
-        (directory / name for name in COMPOSE_NAMES if os.path.lexists(directory / name)), None
-    )
+    """The compose file of a directory, if any. (A broken link is refused when read.)"""
+    return next(filter(os.path.lexists, map(directory.joinpath, COMPOSE_NAMES)), None)
 
 
 def as_document(config: BaseModel) -> dict[str, Any]:
-    """Inspect's `ComposeConfig` as the file it stands for. It has no directory of its own."""
+    """Inspect's `ComposeConfig` as a file, which has no directory."""
     document = config.model_dump(by_alias=True, exclude_none=True)
     document.pop(DIRECTORY_KEY, None)
     return document
@@ -168,10 +156,7 @@ class NotReadError(ValueError):
 
 
 def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # noqa: ANN401 - YAML
-    """The one document of a text; None where there is none.
-
-    Raises `NotReadError`. `step`: see `read_tree`.
-    """
+    """The one document of a text, if any. Raises `NotReadError`. `step`: see `read_tree`."""
     from belljar.policy.yaml_tree import Reading, read_tree
 
     limits = Reading(
@@ -191,10 +176,9 @@ def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # 
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A parsed compose file, with what it takes from others and names for what it builds.
+    """A parsed compose file with its `include`, `extends`, directory and names of images.
 
-    Its directory is under `DIRECTORY_KEY`. Raises `PolicyError` for anything but a regular file of
-    at most `MAX_BYTES` of UTF-8 and readable YAML.
+    Raises `PolicyError` for anything but a regular file of at most `MAX_BYTES` of readable YAML.
     """
     where = printable(str(path))
     try:
@@ -205,9 +189,8 @@ def read_document(path: Path) -> dict[str, Any]:
         parsed = read_yaml(content.decode("utf-8-sig"))
         if isinstance(parsed, dict):
             files = files_of(path.parent)
-            chain = (posixpath.join(files.directory, path.name),)
-            parsed = _with_others(parsed, files, _Include(chain))
-            parsed = mark_read(parsed, path.parent)
+            own = posixpath.join(files.directory, path.name)
+            parsed = mark_read(_with_others(parsed, files, _Chain((own,))), path.parent)
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"
@@ -229,12 +212,10 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Name the images of services that have `build` and no `image`: `PROJECT-SERVICE`.
+    """Name the images of services with `build` alone: `PROJECT-SERVICE`. Pure.
 
-    As `docker compose build` does, with a tag of its own for another Dockerfile, arguments or a
-    target. Pure.
-
-    Source: compose-go's `NormalizeProjectName` and compose's `GetImageNameOrDefault`.
+    As `docker compose build` does (compose-go's `NormalizeProjectName`, compose's
+    `GetImageNameOrDefault`), with a tag for another Dockerfile, arguments or a target.
     """
     services = document.get("services")
     name = document.get("name") or directory
@@ -267,7 +248,7 @@ def dockerfile_document(path: Path) -> dict[str, Any]:
 
 
 def _tag(build: object) -> str:
-    """Files of one directory may build different images for services of one name."""
+    # Files of one directory may build different images for services of one name
     written = build if isinstance(build, Mapping) else {}
     decisive = {key: written[key] for key in ("dockerfile", "args", "target") if written.get(key)}
     if decisive in ({}, {"dockerfile": "Dockerfile"}):
@@ -284,37 +265,35 @@ def _refused(what: str, where: str) -> PolicyError:
 
 
 @dataclass
-class _Include:
-    """One file and what it names. `chain`: the paths of the files that led here."""
+class _Chain:
+    """The files that led to this one, and every file read so far."""
 
-    chain: tuple[str, ...] = ()
-    count: list[int] = field(default_factory=lambda: [0])
+    paths: tuple[str, ...]
+    read: list[str] = field(default_factory=list)
 
-    def into(self, path: str) -> _Include:
-        """For a file that is read now. Raises `ValueError` for a circle, and for too many."""
-        self.count[0] += 1
-        if path in self.chain:
+    def into(self, path: str) -> _Chain:
+        """For a file that is read now. Raises `ValueError` for a circle and for too many."""
+        self.read.append(path)
+        if path in self.paths:
             raise ValueError("it includes itself")
-        if len(self.chain) >= MAX_INCLUDES or self.count[0] > MAX_FILES:
+        if len(self.paths) >= MAX_INCLUDES or len(self.read) > MAX_FILES:
             raise ValueError(f"at most {MAX_FILES} files, {MAX_INCLUDES} deep, are read for one")
-        return replace(self, chain=(*self.chain, path))
+        return _Chain((*self.paths, path), self.read)
 
 
-def _with_others(
-    document: Mapping[str, Any], files: TaskFiles, reading: _Include
-) -> dict[str, Any]:
+def _with_others(document: Mapping[str, Any], files: TaskFiles, chain: _Chain) -> dict[str, Any]:
     whole = {key: value for key, value in document.items() if key != "include"}
     if isinstance(services := whole.get("services"), Mapping):
         whole["services"] = {
-            name: _with_base(str(name), service, files, reading)
-            for name, service in services.items()
+            name: _with_base(str(name), service, files, chain) for name, service in services.items()
         }
     for item in each(document.get("include") or []):
-        _put_beside(whole, _included(item, files, reading))
+        _add_included(whole, item, files, chain)
     return whole
 
 
-def _included(item: object, files: TaskFiles, reading: _Include) -> dict[str, Any]:
+def _add_included(whole: dict[str, Any], item: object, files: TaskFiles, chain: _Chain) -> None:
+    """A name that both files define differently is refused."""
     fields = {"path": item} if isinstance(item, str) else mapping(item, "include")
     if "env_file" in fields:
         why = "variables are not read for an included file: write its values out"
@@ -325,11 +304,21 @@ def _included(item: object, files: TaskFiles, reading: _Include) -> dict[str, An
     home = fields.get("project_directory")
     for path in map(text, each(fields.get("path"))):
         home = posixpath.dirname(path) or "." if home is None else home
-        together = merged(together, _read(path, text(home), files, reading, key="include"))
-    return together
+        together = merged(together, _read(path, text(home), files, chain, key="include"))
+    for key, value in together.items():
+        if key in ("version", "name") or str(key).startswith("x-"):
+            continue
+        if key not in _SECTIONS:
+            whole.setdefault(key, value)  # refused by its name, later
+            continue
+        section = dict(mapping(whole.get(key), key))
+        for name, settings in mapping(value, key).items():
+            if section.setdefault(name, settings) != settings:
+                raise refusal("", "include", f"{key}: {printable(name)} is there twice")
+        whole[key] = section
 
 
-def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> Any:  # noqa: ANN401
+def _with_base(name: str, service: Any, files: TaskFiles, chain: _Chain) -> Any:  # noqa: ANN401
     asked = service.get("extends") if isinstance(service, Mapping) else None
     if not isinstance(asked, Mapping) or asked.get("file") is None:
         return service
@@ -337,7 +326,7 @@ def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> 
     if set(asked) - {"file", "service"}:
         raise refusal(f"service {name}", "extends", "only `file` and `service` are read")
     home = posixpath.dirname(path) or "."
-    whole = _read(path, home, files, reading, key="extends", where=f"service {name}")
+    whole = _read(path, home, files, chain, key="extends", where=f"service {name}")
     services = mapping(whole.get("services"), "services")
     if base not in services:
         why = f"{printable(path)} has no service {printable(base)}"
@@ -348,9 +337,9 @@ def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> 
 
 
 def _read(
-    path: str, home: str, files: TaskFiles, reading: _Include, *, key: str, where: str = ""
+    path: str, home: str, files: TaskFiles, chain: _Chain, *, key: str, where: str = ""
 ) -> dict[str, Any]:
-    """Another file, with its paths as seen from the file that names it."""
+    """Another file, its paths as seen from here."""
     try:
         if "$" in path or "$" in home:
             raise ValueError("its path has a reference, which is not known yet")
@@ -359,27 +348,12 @@ def _read(
         if not isinstance(parsed, Mapping):
             raise ValueError("it is not a compose file")
         inner = TaskFiles(files.root, files.path(home))
-        whole = _with_others(parsed, inner, reading.into(found))
+        whole = _with_others(parsed, inner, chain.into(found))
     except CannotKeepError:
         raise
     except (OSError, ValueError) as error:
         raise refusal(where, key, f"{printable(path)}: {printable(reason(error))}") from error
     return _moved(whole, home)
-
-
-def _put_beside(whole: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
-        if key in ("version", "name") or str(key).startswith("x-"):
-            continue
-        if key not in _SECTIONS:
-            whole.setdefault(key, value)  # refused by its name, later
-            continue
-        section = dict(mapping(whole.get(key), key))
-        for name, settings in mapping(value, key).items():
-            if name in section and section[name] != settings:
-                raise refusal("", "include", f"{key}: {printable(name)} is there twice")
-            section[name] = settings
-        whole[key] = section
 
 
 def _moved(document: Mapping[str, Any], home: str) -> dict[str, Any]:
@@ -389,11 +363,12 @@ def _moved(document: Mapping[str, Any], home: str) -> dict[str, Any]:
         return whole
     for section in ("secrets", "configs", "services"):
         if isinstance(parts := whole.get(section), Mapping):
-            move = _moved_service if section == "services" else _moved_file
-            whole[section] = {
-                name: move(dict(part), home) if isinstance(part, Mapping) else part
-                for name, part in parts.items()
-            }
+            whole[section] = moved = dict(parts)
+            for name, part in parts.items():
+                if isinstance(part, Mapping) and section == "services":
+                    moved[name] = _moved_service(dict(part), home)
+                elif isinstance(part, Mapping) and "file" in part:
+                    moved[name] = {**part, "file": _path(part["file"], home)}
     return whole
 
 
@@ -402,10 +377,6 @@ def _path(written: Any, home: str) -> Any:  # noqa: ANN401 - YAML
         return written
     joined = f"{home}/{written}"
     return f"./{joined if '$' in joined else posixpath.normpath(joined)}"
-
-
-def _moved_file(settings: dict[str, Any], home: str) -> dict[str, Any]:
-    return settings | ({"file": _path(settings["file"], home)} if "file" in settings else {})
 
 
 def _moved_service(service: dict[str, Any], home: str) -> dict[str, Any]:
@@ -439,16 +410,13 @@ def _volume(mount: Any, home: str) -> Any:  # noqa: ANN401 - YAML
 
 
 def read_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """All services of a parsed file, each with what it extends. Raises `CannotKeepError`."""
+    """All services, each with what it extends. Raises `CannotKeepError`."""
     written = mapping(document.get("services"), "services")
     return with_extended({name: mapping(of, f"service {name}") for name, of in written.items()})
 
 
 def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Each service with what it extends.
-
-    Raises `CannotKeepError` for another file, and for a circle.
-    """
+    """Each service with what it extends, of this file alone. Raises `CannotKeepError`."""
     return {name: _extended(name, services, ()) for name in services}
 
 
@@ -473,21 +441,22 @@ def _extended(
 
 
 def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Two mappings, merged as Compose does; `own` wins."""
-    both = {key: _of_both(key, base[key], own[key]) for key in own if key in base}
-    return {**base, **own, **both}
-
-
-def _of_both(key: str, base: Any, own: Any) -> Any:  # noqa: ANN401 - YAML
-    if own is None or base is None or key in _REPLACED:
-        return base if own is None else own
-    if key in _MERGED_AS_MAPPINGS and not (isinstance(base, list) and isinstance(own, list)):
-        base, own = _as_mapping(key, base), _as_mapping(key, own)
-    if isinstance(base, Mapping) and isinstance(own, Mapping):
-        return merged(base, own)
-    if isinstance(base, list) and isinstance(own, list):
-        return [*(item for item in base if item not in own), *own]
-    return own
+    """Merged as by Compose: mappings are merged, lists appended, single values replaced."""
+    whole = {**base, **own}
+    for key in [key for key in own if key in base]:
+        ours, theirs = own[key], base[key]
+        if ours is None or theirs is None or key in _REPLACED:
+            whole[key] = theirs if ours is None else ours
+            continue
+        if key in _MERGED_AS_MAPPINGS and not (isinstance(ours, list) and isinstance(theirs, list)):
+            ours, theirs = _as_mapping(key, ours), _as_mapping(key, theirs)
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            whole[key] = merged(theirs, ours)
+        elif isinstance(ours, list) and isinstance(theirs, list):
+            whole[key] = [*(item for item in theirs if item not in ours), *ours]
+        else:
+            whole[key] = ours
+    return whole
 
 
 def _as_mapping(key: str, value: Any) -> Any:  # noqa: ANN401 - YAML

@@ -1,8 +1,7 @@
-"""Variables of a compose file: `$` references in its values, and files of variables. Pure.
+"""`$` references in a compose file's values, and files of variables. Pure.
 
-The only variables are a sample's metadata, named `SAMPLE_METADATA_<KEY>` by Inspect. This host's
-environment is never read: any other variable is unset, so its default is inserted and reported, and
-without one the file is refused. A `$` in inserted text means nothing.
+Only a sample's metadata has values, named `SAMPLE_METADATA_<KEY>` by Inspect. This host's
+environment is never read: any other variable has its default, and without one the file is refused.
 
 Source: compose-spec 12-interpolation; docs.docker.com/compose/how-tos/environment-variables/
 variable-interpolation, `.env` file syntax; `format: raw` as `docker run --env-file`.
@@ -24,9 +23,9 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OPERATOR: Final = re.compile(r":?[-?+]")
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
 MAX_NODES: Final = 20_000
-"""Values of a file; an alias of YAML counts as everything it names."""
+"""Of a file; a YAML alias counts as all it names."""
 MAX_CHARACTERS: Final = 1 << 20
-"""Of all its texts together, and again of all text inserted for references."""
+"""Of all texts together, and of all inserted text."""
 MAX_DEPTH: Final = 64
 MAX_VARIABLES: Final = 1024
 """Of a file of variables, and of all of a service."""
@@ -49,7 +48,6 @@ class _Reading:
     put_chars: int = 0
 
     def count(self, value: object, depth: int) -> None:
-        """One more value. Raises `CannotKeepError` beyond the limits."""
         self.nodes += 1
         self.read_chars += len(value) if isinstance(value, str) else 0
         if self.nodes > MAX_NODES:
@@ -60,7 +58,6 @@ class _Reading:
             raise CannotKeepError(f"its compose file is nested deeper than {MAX_DEPTH} levels")
 
     def value_of(self, name: str) -> str | None:
-        """None: unset."""
         if name in self.defined:
             return self.defined[name]
         if not name.startswith(METADATA_PREFIX):
@@ -71,7 +68,7 @@ class _Reading:
         return self.variables.get(name)
 
     def missing(self, name: str, why: str = "") -> str:
-        """The text of a variable without a value. Raises `CannotKeepError` if it needs one."""
+        """The text of an unset variable, or `CannotKeepError`."""
         if self.blanks and self.is_environment and name.startswith(METADATA_PREFIX):
             return ""
         reason = f": {printable(why, max_chars=200)}" if why else ""
@@ -93,9 +90,7 @@ class _Reading:
 class Interpolated:
     """A file without references.
 
-    Attributes:
-        names: the metadata it asked for.
-        shaping: those asked for outside of `environment`.
+    `names`: the metadata it asked for; `shaping`: those outside `environment`.
     """
 
     document: dict[str, Any]
@@ -109,12 +104,10 @@ def interpolate(
 ) -> Interpolated:
     """Replace every reference in the values of a parsed file; keys stay.
 
-    Args:
-        blanks: no sample is known yet: missing metadata in `environment` is empty text.
+    `blanks`: no sample is known yet, so missing metadata in `environment` is empty text.
 
-    Raises:
-        CannotKeepError: a variable without a value and a default, a reference that Compose does not
-            know, or a file that is too large or too deep.
+    Raises `CannotKeepError` for an unset variable without a default, for what is no reference, and
+    for a file that is too large or too deep.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
@@ -131,16 +124,13 @@ def interpolate(
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
-    """The metadata that a file names anywhere, also in an unused default.
-
-    Raises as `interpolate` for its size.
-    """
+    """The metadata that a file names anywhere. Raises `CannotKeepError` if it is too large."""
     found = (name for text in _texts(document, _Reading({}), 0) for name in _NAME.findall(text))
     return frozenset(name for name in found if name.startswith(METADATA_PREFIX))
 
 
 def literal(value: str) -> str:
-    """A text escaped for a policy's `env`, where references to metadata are replaced."""
+    """A text escaped for a policy's `env`."""
     return _METADATA.sub("$$", value)
 
 
@@ -175,7 +165,16 @@ def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
         raise CannotKeepError("its compose file nests references too deep")
     done, at = [], 0
     while (dollar := text.find("$", at)) >= 0:
-        value, end = _reference(text, dollar, reading, nested)
+        after = dollar + 1
+        value, end = "$", after
+        if text.startswith("$", after):
+            end += 1
+        elif text.startswith("{", after):
+            end = _closing(text, after + 1) + 1
+            value = _braced(text[after + 1 : end - 1], reading, nested)
+        elif name := _NAME.match(text, after):
+            given, end = reading.value_of(name[0]), name.end()
+            value = reading.missing(name[0]) if given is None else given
         reading.put_chars += len(value)
         if reading.put_chars > MAX_CHARACTERS:
             why = f"its compose file's references stand for more than {MAX_CHARACTERS:,} characters"
@@ -185,23 +184,7 @@ def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
     return "".join((*done, text[at:]))
 
 
-def _reference(text: str, dollar: int, reading: _Reading, nested: int) -> tuple[str, int]:
-    """The text for the reference at `dollar`, and where the reference ends."""
-    after = text[dollar + 1 : dollar + 2]
-    if after == "$":
-        return "$", dollar + 2
-    if after == "{":
-        end = _closing(text, dollar + 2)
-        return _braced(text[dollar + 2 : end], reading, nested), end + 1
-    name = _NAME.match(text, dollar + 1)
-    if name is None:
-        return "$", dollar + 1
-    value = reading.value_of(name[0])
-    return reading.missing(name[0]) if value is None else value, name.end()
-
-
 def _closing(text: str, start: int) -> int:
-    """Where the brace closes; nested references have braces of their own."""
     depth = 1
     for brace in re.compile(r"\$\{|\}").finditer(text, start):
         depth += 1 if brace[0] == "${" else -1
@@ -251,14 +234,10 @@ _COMMENT: Final = re.compile(r"(?:^|[ \t])#.*")
 
 
 def read_dotenv(text: str, defined: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables of a file; None for a name without a value (the host's, to Compose).
+    """The variables of a file; None for a name without a value.
 
-    Args:
-        defined: variables of earlier files; with its own, all that a `$` can refer to.
-
-    Raises:
-        CannotKeepError: a reference to a variable without a value.
-        ValueError: a line that is no assignment, an open quote, more than `MAX_VARIABLES`.
+    A `$` refers to those before it and to `defined`, those of earlier files. Raises `ValueError`
+    for what can't be read and for more than `MAX_VARIABLES`.
     """
     text = text.replace("\r\n", "\n")
     found: dict[str, str | None] = {}
@@ -282,7 +261,7 @@ def read_dotenv(text: str, defined: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def read_raw(text: str) -> dict[str, str | None]:
-    """The variables of a file with `format: raw`: each line as it is. Raises `ValueError`."""
+    """As `read_dotenv` for `format: raw`: each line as it is."""
     found: dict[str, str | None] = {}
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -297,7 +276,7 @@ def read_raw(text: str) -> dict[str, str | None]:
 
 
 def _value(text: str, at: int, reading: _Reading) -> tuple[str | None, int]:
-    """The value after a name that ends at `at`, and where the next line begins."""
+    """The value after a name, and where the next line begins."""
     if text[at : at + 1] in ("", "\n", "#"):
         return None, _end_of_line(text, at)
     if text[at] not in "=:":

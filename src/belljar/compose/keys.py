@@ -1,7 +1,6 @@
-"""What becomes of each key of a service: the table `KEYS`. Pure.
+"""What becomes of each key of a service: the table `KEYS`, which has all of Compose's. Pure.
 
-The table is complete: a key that is not in it is refused, because Compose has no such key. The
-reference page "Compose keys" is generated from it.
+The reference page "Compose keys" is generated from it.
 
 Source: compose-spec schema/compose-spec.json, `definitions.service`.
 """
@@ -21,10 +20,9 @@ from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
-"""Images that stand for any Linux with the usual tools; the default image is one."""
+"""Images that stand for the default image."""
 _USUAL_PERIOD_US: Final = 100_000
 _ARCHITECTURES: Final = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
-"""The names in `platform` for a kernel's name of a machine."""
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
 _CAPABLE: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.capabilities)
@@ -37,13 +35,13 @@ class Outcome(Enum):
 
     APPLIED = "converted"
     LIMITED = "kept or refused"
-    """Values that are true of every cell are kept; others are refused."""
+    """Only values that are true of every cell are kept."""
     DROPPED = "dropped"
     REFUSED = "refused"
 
 
 class Why(Enum):
-    """Why a key, or some of its values, are dropped or refused."""
+    """Why a key or value is dropped or refused."""
 
     NONE = ""
     NO_USE = "nothing in a cell depends on it"
@@ -70,7 +68,7 @@ class Why(Enum):
 
 @dataclass
 class Converted:
-    """One service: its model, its policy fields, lines of its hosts file, and what differs."""
+    """One service, its policy fields, its hosts file, and what differs."""
 
     service: str
     model: Service = field(default_factory=Service)
@@ -80,19 +78,19 @@ class Converted:
 
     @property
     def where(self) -> str:
-        """The service, as messages name it."""
+        """Its name in messages."""
         return f"service {self.service}"
 
     def changed(self, key: str, detail: str) -> None:
-        """It is there in another form."""
+        """Note a key that is kept in another form."""
         self.differences.append(changed(self.where, key, detail))
 
     def dropped(self, key: str, detail: str) -> None:
-        """It is not there, and the model can do the same without it."""
+        """Note a key that is left out."""
         self.differences.append(dropped(self.where, key, detail))
 
     def granted(self, key: str, detail: str, **rights: object) -> None:
-        """A right, in a policy's words."""
+        """Note a right, in a policy's words."""
         self.add("rights", **rights)
         fact = Difference(kind=Kind.GRANTED, where=self.where, key=key, detail=detail)
         self.differences.append(fact)
@@ -107,7 +105,7 @@ Convert = Callable[[Any, Converted], None]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What becomes of a key. `convert` takes its value; without it, others read the model."""
+    """What becomes of a key; `convert` takes its value."""
 
     outcome: Outcome
     why: Why = Why.NONE
@@ -115,7 +113,7 @@ class Key:
 
 
 def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Converted:
-    """Convert a service's own keys; what cells can't keep goes to `refused`."""
+    """Convert a service; keys that cells can't keep go to `refused`."""
     where, known = f"service {name}", {}
     for key, value in written.items():
         if value is None or key.startswith("x-"):
@@ -137,7 +135,11 @@ def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Co
                 fate.convert(getattr(model, key), converted)
     if model.build is not None and model.image.removesuffix(":latest") in STAND_INS:
         refused.add(where, "build", "a cell does not build images", hint=_HINT_BUILD)
-    _quota_as_processors(model, converted)
+    quota, period = model.cpu_quota, model.cpu_period or _USUAL_PERIOD_US
+    if quota > 0 and period >= 0 and "cpus" not in converted.words.get("resources", {}):
+        number = -(-quota // period)
+        converted.add("resources", cpus=number)
+        converted.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
     return converted
 
 
@@ -184,23 +186,12 @@ def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
 
 
 def _cpus(number: float, converted: Converted) -> None:
-    """Whole processors; 0 is no limit."""
-    if number == 0:
+    if number == 0:  # no limit
         return
     whole = max(1, int(-(-number // 1)))
     if whole != number:
         converted.changed("cpus", f"a cell has whole processors: {number:g} becomes {whole}")
     converted.add("resources", cpus=whole)
-
-
-def _quota_as_processors(model: Service, converted: Converted) -> None:
-    """A share of processing time becomes processors, rounded up, unless `cpus` is given."""
-    quota, period = model.cpu_quota, model.cpu_period or _USUAL_PERIOD_US
-    if quota <= 0 or period < 0 or "cpus" in converted.words.get("resources", {}):
-        return
-    number = -(-quota // period)
-    converted.add("resources", cpus=number)
-    converted.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
 
 
 def _deploy(value: Deploy, converted: Converted) -> None:
@@ -230,7 +221,6 @@ def _reported(kind: Kind, key: str, detail: str) -> Convert:
 
 
 def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
-    """Lines of the hosts file, which open no way to any address."""
     for name, address in pairs:
         if address == GATEWAY:
             why = f"{name} has no address: a cell does not reach the host"
@@ -247,7 +237,6 @@ _ULIMITS: Final[Mapping[str, str]] = {
 
 
 def _ulimits(limits: dict[str, object], converted: Converted) -> None:
-    """Each is reported with what holds instead; cells write no core dumps anyway."""
     for name, soft in limits.items():
         if (name, soft) != ("core", "0"):
             usual = "a program has the limit that the cell's kernel begins with"
@@ -255,7 +244,7 @@ def _ulimits(limits: dict[str, object], converted: Converted) -> None:
 
 
 def _platform(value: str, converted: Converted) -> None:
-    """An image of another architecture is refused when it is imported."""
+    # An image of another architecture is refused when it is imported
     system, _, architecture = value.partition("/")
     if system != "linux":
         raise refusal(converted.where, "platform", "a cell runs Linux")
@@ -275,7 +264,6 @@ def _restart(value: object, converted: Converted) -> None:
 
 
 def _security_opt(options: list[str], converted: Converted) -> None:
-    """Labels and profiles narrow a container of a host; a cell has its own filter."""
     for option in options:
         name, _, rest = option.replace("=", ":", 1).partition(":")
         if name == "no-new-privileges" and rest in ("", "true"):
@@ -292,7 +280,6 @@ def _security_opt(options: list[str], converted: Converted) -> None:
 
 
 def _cap_add(listed: list[str], converted: Converted) -> None:
-    """Root has the usual capabilities anyway; one that no tier grants is refused by its name."""
     names = {name.upper().removeprefix("CAP_") for name in listed}
     if "ALL" in names:
         _privileged(True, converted, key="cap_add")  # noqa: FBT003 - as the key's own value
@@ -313,7 +300,6 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
 
 
 def _privileged(value: object, converted: Converted, *, key: str = "privileged") -> None:
-    """All rights that the cell's tier grants."""
     if value:
         why = (
             f"all rights on Belljar's list (CAP_{', CAP_'.join(sorted(_GRANTED))}; {_CALLS}) are "
@@ -348,6 +334,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "extra_hosts": _extra_hosts,
     "ulimits": _ulimits,
 }
+# Their values count for nothing else
 _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind.CHANGED: {
         "cap_drop": "it is not narrowed: root keeps a container's usual capabilities, over its "
@@ -362,7 +349,6 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
         "shm_size": "shared memory may take at least half of a cell's memory",
     },
 }
-"""Keys whose value counts for nothing else than that it is reported."""
 KEYS: Final[Mapping[str, Key]] = {
     **{key: Key(Outcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
     **{

@@ -1,7 +1,7 @@
 """What cells can keep of a compose file, as pydantic models. Pure.
 
-A file is modelled after its variables are inserted and `extends` is resolved. A field's description
-says why other values are refused; for a service's keys `keys.KEYS` says it.
+They read a file without references and `extends`. A field's description (a service's: `keys.KEYS`)
+says why other values are refused.
 
 Source: compose-spec schema/compose-spec.json.
 """
@@ -32,7 +32,6 @@ from belljar.compose.values import (
     health_test,
     host_options,
     hosts,
-    ipv4_network,
     items,
     names_in,
     number,
@@ -54,11 +53,11 @@ NO_VALUE: Final = "its value can't be read"
 UNKNOWN: Final = "Compose has no such key"
 _MAX_ENV_FILES: Final = 16
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
+# They only say how strongly a container is isolated
 RUNTIMES: Final = (
     *("runc", "crun", "youki", "runsc", "kata", "kata-runtime"),
     *("io.containerd.runc.v2", "io.containerd.runsc.v1", "io.containerd.kata.v2"),
 )
-"""They only say how strongly a container is isolated."""
 _DRAWN: Final = "addresses are drawn for each range"
 _FOR_HOST: Final = "it would open this host to the cell"
 
@@ -76,7 +75,6 @@ def _one_of(allowed: Sequence[object]) -> BeforeValidator:
 
 
 def _short(key: str) -> BeforeValidator:
-    """A text alone stands for the field `key`."""
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
@@ -129,7 +127,7 @@ Time = Annotated[float, BeforeValidator(lambda value: seconds(value) if value el
 
 
 class Part(BaseModel):
-    """A mapping of a file: keys of `x-` and keys without a value are left out."""
+    """A mapping, without its `x-` keys and null values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -167,7 +165,7 @@ class DeployResources(Part):
 
 
 class Deploy(Part):
-    """One replica without devices; the untyped fields are a swarm's."""
+    """One replica; untyped fields are a swarm's."""
 
     resources: DeployResources = DeployResources()
     replicas: One = 1
@@ -231,7 +229,10 @@ class Place(Part):
 class Subnet(Part):
     """One entry of `ipam.config`."""
 
-    subnet: Annotated[IPv4Network, BeforeValidator(ipv4_network)] | None = None
+    subnet: (
+        Annotated[IPv4Network, BeforeValidator(lambda it: IPv4Network(text(it), strict=False))]
+        | None
+    ) = None
     gateway: Any = None
 
 
@@ -286,7 +287,7 @@ class VolumeOptions(Part):
 
 
 class Mount(Part):
-    """One of a service's `volumes`. `source`: "" for a volume without a name."""
+    """One of a service's `volumes`. `source` "": a nameless volume."""
 
     type: Annotated[str, _one_of(("volume", "bind", "tmpfs"))]
     source: Text = ""
@@ -344,7 +345,7 @@ class Granted(Part):
 
 
 class Build(Part):
-    """A service's `build`; the untyped fields don't change the image."""
+    """A service's `build`; untyped fields don't change the image."""
 
     context: Text = "."
     dockerfile: Text = "Dockerfile"
@@ -363,7 +364,7 @@ class Build(Part):
 
 
 class Service(Part):
-    """The keys of a service whose values count; `keys.KEYS` has all."""
+    """The keys whose values count; `keys.KEYS` has all."""
 
     image: Text = ""
     build: Any = None
@@ -424,7 +425,7 @@ _P = TypeVar("_P", bound=Part)
 
 
 def reasons_of(model: type[Part]) -> dict[str, str]:
-    """Why other values of each key are refused; "" for a key that takes any value."""
+    """Why other values of each key are refused; "": none are."""
     return {name: field.description or "" for name, field in model.model_fields.items()}
 
 
@@ -435,9 +436,9 @@ def parse(
     refused: Refusals,
     reasons: Mapping[str, str],
 ) -> _P:
-    """The model of a mapping without the keys that are refused, each of which goes to `refused`.
+    """The model of a mapping; keys that it can't keep go to `refused` instead.
 
-    `reasons`: the detail of a refused key; else the fault itself is.
+    `reasons`: the detail for a refused key; without one, the fault.
     """
     kept = dict(written)
     while True:
@@ -461,7 +462,7 @@ def parse(
 
 
 def faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str, str]]:
-    """The place of each fault, what it is, and a hint."""
+    """Each fault's place, reason and hint."""
     for fault in error.errors(include_url=False, include_input=False):
         cause = fault.get("ctx", {}).get("error")
         why = UNKNOWN if fault["type"] == "extra_forbidden" else NO_VALUE
@@ -470,7 +471,7 @@ def faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str,
 
 
 def _detail(written: object, place: tuple[int | str, ...], why: str) -> str:
-    """A list's item is shown as it is written, other places by their names."""
+    # A list's item is shown as it is written, other places by their names
     if place and isinstance(place[0], int):
         items = each(written)
         shown = printable(str(items[place[0]]), max_chars=100) if place[0] < len(items) else ""

@@ -1,9 +1,8 @@
-"""Converts a compose file's services to the fields of a policy, or refuses what cells can't keep.
+"""Converts a compose file's services to a policy's fields, or refuses what cells can't keep.
 
-One service is a cell. Several are a range: the default service's cell, and for each other a target
-cell, reachable by name from the cells that share a network with it. What would widen the blast
-radius (this host's mounts, network or devices) is refused by name; so is what a cell would silently
-not do. Pure but for the task's files that it looks at.
+One service is a cell. Several are a range: each but the default one is a target cell, reachable by
+name from cells that share a network with it. What would widen the blast radius is refused by name.
+Pure but for the task's files that it looks at.
 """
 
 from __future__ import annotations
@@ -50,19 +49,16 @@ from belljar.units import printable
 SECTIONS: Final = frozenset(
     {"services", "version", "name", "networks", "volumes", "secrets", "configs"}
 )
-"""The keys of a file; others are refused. (`version` and `name` mean nothing to Compose either.)"""
+"""The keys of a file; others are refused."""
 MAX_SERVICES: Final = 64
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
-"""`health` of a service whose file switches its check off, and the image's too."""
+"""`health` of a service whose check the file switches off."""
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
 _MAX_TRIES: Final = 1000
-_UNREADABLE: Final = (
-    *(TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError),
-)
 _CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
-"""The implicit network; and the name of the sample's own cell in a range."""
+"""The implicit network, and the sample's own cell in a range."""
 _ADDRESS: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", re.ASCII)
 _DRAWN: Final = "addresses are drawn for each range"
 
@@ -74,11 +70,10 @@ class Composed:
     Attributes:
         service: the service that the sample works in.
         changes: for its policy: image, user, workdir, env (pairs), resources.
-        program: its program, as a target cell's fields: `command` or `arguments`, `directories`
-            and `health`.
+        program: its program, as a target cell's fields.
         network: for its range, in a policy's fields; None: one cell alone.
-        is_apart: the one service has `network_mode: none`, so it gets no network of the policy's.
-        data: what the cells hold besides their images; None: nothing.
+        is_apart: it has `network_mode: none`, so the policy's network is left out.
+        data: what the cells hold besides their images.
         differences: every key that is not plainly kept.
     """
 
@@ -92,10 +87,9 @@ class Composed:
 
 
 def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
-    """What a compose file without references (`interpolate`) means for cells.
+    """What a compose file without references means for cells.
 
-    `files`: those of its task. Raises `CannotKeepError`, with what else differs as far as it was
-    read.
+    `files`: those of its task. Raises `CannotKeepError`, with what else differs.
     """
     seen: list[Difference] = []
     try:
@@ -103,7 +97,14 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
     except CannotKeepError as error:
         error.add(seen)
         raise
-    except _UNREADABLE as error:
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         why = printable(str(error), max_chars=200)
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
@@ -118,10 +119,7 @@ def check_services(compose: Mapping[str, Any]) -> None:
 
 
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
-    """The service of a task's tools, as Inspect chooses it.
-
-    The one with `x-default: true`, else `default`, else the first.
-    """
+    """Inspect's choice: the service with `x-default: true`, else `default`, else the first."""
     marked = (name for name, each in services.items() if switch(each.get("x-default") or False))
     return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
 
@@ -180,7 +178,7 @@ def _read(
 def _running(
     compose: Mapping[str, Any], differences: list[Difference]
 ) -> dict[str, Mapping[str, Any]]:
-    """The services that run: no profile is ever active."""
+    """The services that run."""
     services = {}
     why = "no profile is active: the service does not run"
     for name, service in read_services(compose).items():
@@ -200,7 +198,6 @@ def _data(
     *,
     own: str,
 ) -> TaskData | None:
-    """What the cells hold, by their names in the range."""
     held = {
         OWN_CELL if name == own else name: CellData(
             files=tuple(sorted(mounts[name].files, key=lambda file: file.target)),
@@ -218,7 +215,7 @@ def _data(
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One service: its policy fields, its program, and how its health is checked."""
+    """One service's policy fields, program and health check."""
 
     words: Mapping[str, Any]
     program: Mapping[str, Any]
@@ -236,11 +233,10 @@ class _Cell:
 
 
 def program_of(name: str, service: Service) -> dict[str, Any]:
-    """What runs, in a target cell's fields.
+    """What runs, in a target cell's fields. Raises `CannotKeepError`.
 
-    `command` is all of it; `arguments` follow the image's entrypoint; neither: the image's own.
-    As in Compose, an `entrypoint` drops the image's command, and an empty `command` too. Raises
-    `CannotKeepError`.
+    `command` is all of it; `arguments` follow the image's entrypoint. As in Compose, an
+    `entrypoint` and an empty `command` drop the image's command.
     """
     if service.entrypoint is None:
         return {} if service.command is None else {"arguments": service.command}
@@ -251,7 +247,7 @@ def program_of(name: str, service: Service) -> dict[str, Any]:
 
 
 def read_health(check: object) -> dict[str, Any] | None:
-    """`health` of a target cell; None: the image's own check. Raises `CannotKeepError`."""
+    """A target cell's `health`; None: the image's. Raises `CannotKeepError`."""
     if check is None:
         return None
     try:
@@ -262,10 +258,9 @@ def read_health(check: object) -> dict[str, Any] | None:
 
 
 def _health(check: Healthcheck) -> dict[str, Any]:
-    """It waits as long as Inspect does for Compose, and asks at least once a second.
+    """It asks at least once a second, and waits as long as Inspect does for Compose.
 
-    Inspect waits for start_period, one more timeout if there is one, and retries times interval and
-    timeout. Docker first asks after a whole interval.
+    That is start_period and a timeout, and `retries` times interval and timeout.
     """
     if check.test is None or check.disable:
         return dict(UNCHECKED)
@@ -307,12 +302,12 @@ def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
 
 
 def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
-    """The services whose program must have ended well before others start."""
+    """The services that must end well before others start."""
     return frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
 
 
 def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, _Cell], *, default: str) -> None:
-    """Raises `CannotKeepError` for a wait that can't end: `default` starts last."""
+    """Raises `CannotKeepError` for a wait without end: `default` starts last."""
     completed = completed_of(waits)
     program = cells[default].program
     idles = is_idle(program.get("arguments") or program.get("command") or ())
@@ -327,10 +322,7 @@ def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, _Cell], *, default:
 
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
-    """Services, each after those it waits for, `default` last, else as in the file.
-
-    Raises `CannotKeepError` for a circle.
-    """
+    """Services after those they wait for, `default` last. Raises `CannotKeepError`."""
     needs: dict[str, set[str]] = {name: set() for name in services}
     for wait in waits:
         needs[wait.who] |= {wait.what} - {default}
@@ -353,10 +345,10 @@ def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: s
 def read_networks(
     services: Mapping[str, Service], networks: object, written: object
 ) -> tuple[dict[str, list[str]], list[Difference]]:
-    """Each service's networks, empty if all share one; and what is not kept of them.
+    """Each service's networks, empty if all share one; and what differs.
 
-    Addresses are drawn for each range, so a file (`written`) that names an address in a subnet of
-    its own is refused. Raises `CannotKeepError` for what a range can't be.
+    Addresses are drawn, so services (`written`) that name one in the file's subnets are refused.
+    Raises `CannotKeepError`.
     """
     refused = Refusals()
     found = []
@@ -365,8 +357,7 @@ def read_networks(
     for name, settings in mapping(networks, "networks").items():
         where = f"network {name}"
         fields = mapping(settings, where)
-        network = parse(Network, fields, where, refused, reasons_of(Network))
-        declared[name] = network
+        declared[name] = network = parse(Network, fields, where, refused, reasons_of(Network))
         subnets = [each.subnet for each in network.ipam.config if each.subnet is not None]
         if subnets:
             found.append(changed(where, "ipam", _DRAWN))
@@ -379,17 +370,28 @@ def read_networks(
             found.append(dropped(where, "driver_opts", why))
     for name, service in services.items():
         with refused.collected():
-            _check_networks(name, service, declared)
+            who = f"its compose service {printable(name)}"
+            if "networks" in service.model_fields_set and service.network_mode is not None:
+                raise CannotKeepError(f"{who} has both networks and network_mode")
+            if unknown := [of for of in service.networks if of not in {*declared, _DEFAULT}]:
+                why = f"joins a network that is not declared: {printable(unknown[0])}"
+                raise CannotKeepError(f"{who} {why}")
         for network_name, place in service.networks.items():
             if place.mac_address:
                 where = f"service {name} in network {network_name}"
                 found.append(dropped(where, "mac_address", _DRAWN))
     refused.raise_all()
-    return _apart(services) if len(services) > 1 else {}, found
+    if len(services) == 1:
+        return {}, found
+    if alone := [name for name, service in services.items() if service.network_mode == "none"]:
+        why = "its compose file has several services, and one without a network"
+        raise CannotKeepError(f"{why}: {printable(', '.join(alone))}")
+    joined = {name: list(service.networks) or [_DEFAULT] for name, service in services.items()}
+    is_shared = set.intersection(*(set(of) for of in joined.values()))
+    return {} if is_shared else joined, found
 
 
 def _addresses(written: str) -> list[IPv4Address]:
-    """The IPv4 addresses in a text, sorted."""
     found = []
     for text in set(_ADDRESS.findall(written)):
         with suppress(ValueError):
@@ -397,33 +399,8 @@ def _addresses(written: str) -> list[IPv4Address]:
     return sorted(found)
 
 
-def _check_networks(name: str, service: Service, declared: Mapping[str, Any]) -> None:
-    who = f"its compose service {printable(name)}"
-    if "networks" in service.model_fields_set and service.network_mode is not None:
-        raise CannotKeepError(f"{who} has both networks and network_mode")
-    for network in service.networks:
-        if network not in declared and network != _DEFAULT:
-            why = "joins a network that is not declared"
-            raise CannotKeepError(f"{who} {why}: {printable(network)}")
-
-
-def _apart(services: Mapping[str, Service]) -> dict[str, list[str]]:
-    alone = [name for name, service in services.items() if service.network_mode == "none"]
-    if alone:
-        named = printable(", ".join(alone))
-        raise CannotKeepError(
-            f"its compose file has several services, and one without a network: {named}"
-        )
-    joined = {name: list(service.networks) or [_DEFAULT] for name, service in services.items()}
-    shared = set.intersection(*(set(of) for of in joined.values()))
-    return {} if shared else joined
-
-
 def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
-    """The names of each service.
-
-    Raises `CannotKeepError` for a name of two services, and for one that a cell can't have.
-    """
+    """Each service's names. Raises `CannotKeepError` for shared and impossible ones."""
     linked: dict[str, list[str]] = {name: [] for name in services}
     for service in services.values():
         for link in service.links:
@@ -459,7 +436,7 @@ def _network(
     *,
     own: str,
 ) -> dict[str, Any]:
-    """The range's network: every port of a service can be reached, as in a compose network."""
+    """The range's network: as in a compose network, every port can be reached."""
 
     def reached(name: str) -> dict[str, Any]:
         networks = {"networks": joined[name]} if name in joined else {}

@@ -1,15 +1,16 @@
-"""Scalars of a compose file (sizes, times, commands), and the error of all its readers. Pure.
+"""Values of a compose file, and its readers' error. Pure.
 
-Each reader of a value raises `ValueError`, of which `CannotKeepError` is one.
+Each reader of a value raises `ValueError`; `CannotKeepError` is one.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ipaddress import IPv4Network, ip_address
+from ipaddress import ip_address
 from math import isfinite
 from typing import Any, Final
 
@@ -18,8 +19,7 @@ from belljar.units import printable
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
 _UNITS: Final = ("", "k", "m", "g", "t")
-_TIME: Final = re.compile(r"(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h|d|w))+")
-_TIME_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
+_TIME: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
 _SECONDS: Final = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -34,17 +34,9 @@ _SECONDS: Final = {
 }
 _MAX_TIME_CHARS: Final = 40
 SETTLE_S: Final = 1.0
-"""A program without a health check is ready after running this long, or after ending with 0."""
+"""How long a program without a health check runs until it is ready."""
 MAX_COMMAND_CHARS: Final = 64 << 10
 """Of one command, as text or as a list."""
-_PIECE: Final = re.compile(
-    r"""(?P<space>[ \t\r\n]+)|(?P<plain>[^ \t\r\n'"\\]+)|\\(?P<escaped>.)"""
-    r"""|'(?P<single>[^']*)'|["](?P<double>[^"\\]*(?:\\.[^"\\]*)*)["]""",
-    re.DOTALL,
-)
-_ESCAPED: Final = re.compile(r"""\\(["\\])""")
-
-
 GATEWAY: Final = "host-gateway"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
@@ -60,9 +52,7 @@ _HOSTS_OPTIONS: Final = {
 class CannotKeepError(ValueError):
     """Cells can't keep what the file asks for.
 
-    Attributes:
-        differences: each refused key, then what else differs, as far as the file was read.
-        hint: what to do, "" for the usual.
+    `differences`: each refused key, then what else differs. `hint`: "" for the usual.
     """
 
     def __init__(
@@ -83,7 +73,7 @@ class CannotKeepError(ValueError):
 
 
 class OutsideTaskError(ValueError):
-    """A path leads out of the task's own directory."""
+    """A path leads out of the task's directory."""
 
     hint = "put the files beside the compose file, or into the image"
 
@@ -93,23 +83,23 @@ class OutsideTaskError(ValueError):
 
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
-    """The error for one key of one part: `service web`, `network lan`."""
+    """The error for one key of, say, `service web`."""
     fact = Difference(kind=Kind.REFUSED, where=where, key=key, detail=detail, hint=hint)
     return CannotKeepError(differences=(fact,))
 
 
 def changed(where: str, key: str, detail: str) -> Difference:
-    """A key that is there in another form."""
+    """A key that is kept in another form."""
     return Difference(kind=Kind.CHANGED, where=where, key=key, detail=detail)
 
 
 def dropped(where: str, key: str, detail: str) -> Difference:
-    """A key that is not there, and the model can do the same without it."""
+    """A key that is left out, which takes nothing from the model."""
     return Difference(kind=Kind.DROPPED, where=where, key=key, detail=detail)
 
 
 class Refusals:
-    """Collects refusals, so that the author of a file sees all of them at once."""
+    """Refused keys, to be shown all at once."""
 
     def __init__(self) -> None:
         self._found: list[Difference] = []
@@ -120,7 +110,7 @@ class Refusals:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep what the block refuses for `raise_all`."""
+        """Keep the block's refusals for `raise_all`."""
         try:
             yield
         except CannotKeepError as error:
@@ -151,7 +141,7 @@ def names_in(value: object) -> list[str]:
 
 
 def switch(value: object) -> bool:
-    """`true` or `false`, also as text: an inserted variable is text."""
+    """A boolean, also as text: an inserted variable is text."""
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if not isinstance(value, bool):
@@ -171,39 +161,17 @@ def text(value: object) -> str:
 
 
 def words(value: object) -> list[str]:
-    """A command of at most `MAX_COMMAND_CHARS`: a list as it is, text split as a shell would."""
+    """A command: a list as it is, text split as by a shell. At most `MAX_COMMAND_CHARS`."""
     if not isinstance(value, Sequence):
         raise ValueError("no command")
     parts = [value] if isinstance(value, str) else [text(word) for word in value]
     if sum(map(len, parts)) > MAX_COMMAND_CHARS:
         raise ValueError(f"a command of more than {MAX_COMMAND_CHARS:,} characters")
-    return split(value) if isinstance(value, str) else parts
-
-
-def split(command: str) -> list[str]:
-    """As `shlex.split`, which copies a word for each of its characters.
-
-    Raises `ValueError` for an open quote, and for a backslash at the end.
-    """
-    found: list[str] = []
-    word: list[str] = []
-    at = 0
-    while at < len(command):
-        piece = _PIECE.match(command, at)
-        if piece is None:
-            raise ValueError("an open quote, or a backslash at the end")
-        at = piece.end()
-        if piece.lastgroup == "space":
-            found += ["".join(word)] if word else []  # `''` is an empty word
-            word = []
-        else:
-            quoted = piece["double"]
-            word.append(_ESCAPED.sub(r"\1", quoted) if quoted else piece[piece.lastgroup or 0])
-    return [*found, "".join(word)] if word else found
+    return shlex.split(value) if isinstance(value, str) else parts
 
 
 def size(value: object) -> str:
-    """A size in a policy's words; a thousand is 1024, as for Docker."""
+    """A size in bytes; `k` is 1024, as for Docker."""
     found = _SIZE.fullmatch(text(value).strip())
     if found is None:
         raise ValueError("no size")
@@ -211,7 +179,7 @@ def size(value: object) -> str:
 
 
 def count(value: object) -> int:
-    """A whole number above 0; Docker's -1 and 0 for "no limit" are refused."""
+    """Above 0: Docker's -1 and 0 ("no limit") are refused."""
     number = int(text(value))
     if number < 1:
         raise ValueError("not above 0")
@@ -223,9 +191,9 @@ def seconds(value: object) -> float:
     written = "".join(str(value).split())
     if written == "0":
         return 0.0
-    if len(written) > _MAX_TIME_CHARS or not _TIME.fullmatch(written):
+    if not written or len(written) > _MAX_TIME_CHARS or _TIME.sub("", written):
         raise ValueError(f"{printable(str(value), max_chars=40)}, which is no time")
-    return sum(float(number) * _SECONDS[unit] for number, unit in _TIME_PART.findall(written))
+    return sum(float(number) * _SECONDS[unit] for number, unit in _TIME.findall(written))
 
 
 def texts(value: object) -> list[str]:
@@ -271,14 +239,14 @@ def pairs(value: object) -> dict[str, str | None]:
 
 
 def arguments(value: object) -> dict[str, str]:
-    """Names with values; a name alone would be the host's, and is left out."""
+    """Names with values; those without are left out."""
     if not isinstance(value, (Mapping, list)):
         raise ValueError("neither a mapping nor a list")
     return {name: item for name, item in pairs(value).items() if item is not None}
 
 
 def hosts(value: object) -> list[tuple[str, str]]:
-    """Names and addresses: `name=ip`, `name:ip`, or a mapping to one address or a list."""
+    """Names and addresses of `extra_hosts`, in any of its forms."""
     if isinstance(value, Mapping):
         pairs = [(str(name), text(item)) for name, items in value.items() for item in each(items)]
     else:
@@ -314,11 +282,6 @@ def soft_limits(value: object) -> dict[str, object]:
     return found | ({"core": text(found["core"])} if "core" in found else {})
 
 
-def ipv4_network(value: object) -> IPv4Network:
-    """An IPv4 network."""
-    return IPv4Network(text(value), strict=False)
-
-
 def host_options(value: object) -> object:
     """Driver options that only concern a host's side of a bridge."""
     if not isinstance(value, Mapping) or set(value) - _HOSTS_OPTIONS:
@@ -327,7 +290,7 @@ def host_options(value: object) -> object:
 
 
 def file_mode(value: object) -> int:
-    """Octal digits, also without quotes: YAML 1.2 reads `0440` as the number 440."""
+    """Octal digits; YAML 1.2 reads a bare `0440` as 440."""
     mode = int(text(value), 8)
     if not 0 <= mode <= 0o777:
         raise ValueError("a mode from 0000 to 0777 is needed")
@@ -361,7 +324,7 @@ def health_test(value: object) -> list[str] | None:
 
 
 def place_of(target: str) -> str:
-    """An absolute path in a cell, normalised. Raises `ValueError` for another, and for `/`."""
+    """An absolute path in a cell, normalised; never `/`."""
     found = posixpath.normpath(target)
     if not target.startswith("/") or found in ("/", "//") or "\0" in found:
         raise ValueError("its place is no directory below /")
@@ -375,7 +338,7 @@ _SHELLS: Final = frozenset(
 
 
 def is_idle(command: Sequence[str]) -> bool:
-    """Whether it only keeps a container from ending: it waits, or is a shell without input."""
+    """Whether it only keeps a container from ending."""
     if not command:
         return True
     words = list(command)

@@ -1,7 +1,6 @@
-"""Addresses, MACs and devices of a range, drawn from the run's randomness. Pure.
+"""Addresses, MACs and devices of a range, drawn at random. Pure.
 
-A range has a /22: the first /24 holds the resolver and an address for each name, the second the
-cells, and the rest is nobody's.
+Of its /22 the first /24 holds the resolver and the names, the second the cells.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
 MAX_NAMES: Final = 250
-"""Name patterns (those of upstreams too) of a range: each has an address of its own in one /24."""
+"""Of a range, upstreams' too: each has an address in one /24."""
 MAX_CELLS: Final = 250
 MIN_RANDOM_BYTES: Final = 16
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _PREFIX_LENGTH: Final = 22
+# Of virtual machines, containers and homes: an address there would be read wrongly, by people and
+# by probes
 _USUAL: Final = (
     *("10.0.0.0/16", "10.88.0.0/16", "172.17.0.0/16"),
     *("192.168.0.0/23", "192.168.64.0/23", "192.168.122.0/24"),
 )
-"""Of virtual machines, containers and homes: an address there would be read wrongly, by people and
-by probes."""
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 _RESOLVER_HOST: Final = 1
 _SINK_PORTS: Final = range(20_000, 32_000)
@@ -35,10 +34,10 @@ _SINK_PORTS: Final = range(20_000, 32_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """The address that a name pattern resolves to; of a target cell's names it is the cell's.
+    """What a name pattern resolves to (a target cell's: to the cell).
 
-    `stand_in`: a stand-in's id, or an upstream's (`upstream:HOST`). One of kind `metadata` also has
-    the pattern `169.254.169.254` at that address.
+    `stand_in`: its id, or an upstream's (`upstream:HOST`). Kind `metadata` also has the pattern
+    `169.254.169.254` at that address.
     """
 
     pattern: str
@@ -48,8 +47,7 @@ class NameAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPort:
-    """A cell's link: its `address` (/32), the MACs of the inner and outer end, the outer end's
-    device in the range's namespace."""
+    """A cell's link: its address (/32), both MACs, the outer end's device."""
 
     name: str
     address: str
@@ -62,9 +60,11 @@ class CellPort:
 class RangeLayout:
     """A range's addresses.
 
-    `prefix` is the whole /22. `resolver` is the gateway's address, at which it answers DNS, and
-    every cell's next hop. `catch_all` is what an unknown name resolves to, None: NXDOMAIN.
-    `sink_port` is the TCP port that the sink listens on, None: there is no sink.
+    Attributes:
+        prefix: the whole /22.
+        resolver: the gateway's address for DNS, and every cell's next hop.
+        catch_all: what an unknown name resolves to; None: NXDOMAIN.
+        sink_port: the sink's TCP port.
     """
 
     prefix: str
@@ -76,15 +76,13 @@ class RangeLayout:
 
     @property
     def local_prefixes(self) -> tuple[str, ...]:
-        """What the range's namespace holds as its own addresses (`ip route add local PREFIX dev
-        lo`).
-        """
+        """The namespace's own addresses (`ip route add local PREFIX dev lo`)."""
         names = str(IPv4Network(f"{self.resolver}/24", strict=False))
         has_metadata = any(name.address == METADATA_ADDRESS for name in self.names)
         return (names, *((f"{METADATA_ADDRESS}/32",) if has_metadata else ()))
 
     def cell(self, name: str) -> CellPort:
-        """The port of the cell of this name. Raises `KeyError` when there is none."""
+        """The named cell's port. Raises `KeyError`."""
         for port in self.cells:
             if port.name == name:
                 return port
@@ -96,10 +94,7 @@ class RangeLayout:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RangeLayout:
-        """The inverse of `to_json`.
-
-        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a layout.
-        """
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError`, `TypeError`."""
         return cls(
             prefix=str(IPv4Network(data["prefix"])),
             resolver=_address(data["resolver"]),
@@ -113,23 +108,28 @@ class RangeLayout:
 def lay_out(
     network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]
 ) -> RangeLayout:
-    """Addresses for a range. The same input gives the same layout.
+    """Addresses for a range; the same for the same input.
 
     Args:
-        network: its target cells get a port each, named as the stand-in.
-        cells: the names of the other cells of the range.
-        random_bytes: the run's randomness for this range, at least 16 bytes.
-        avoid: networks that this host has a route to (the default left out): none is overlapped.
+        network: its target cells get a port each.
+        cells: the names of the other cells.
+        random_bytes: at least 16 for this range.
+        avoid: networks that this host has a route to.
 
     Raises:
         HostError: this host has routes to all private networks.
-        ValueError: too many names or cells, a cell's name twice, or too little randomness.
+        ValueError: too many names or cells, a name twice, too little randomness.
     """
     if len(random_bytes) < MIN_RANDOM_BYTES:
         raise ValueError(f"a layout needs {MIN_RANDOM_BYTES} random bytes")
     prefix = _prefix(random_bytes, avoid)
     names_net, cells_net, *_ = prefix.subnets(new_prefix=24)
-    ports = tuple(_ports(_cell_names(network, cells), cells_net, random_bytes))
+    cells = [*cells, *(target.id for target in network.targets if target.id not in cells)]
+    if len(set(cells)) != len(cells):
+        raise ValueError("a cell's name stands twice")
+    if len(cells) > MAX_CELLS:
+        raise ValueError(f"{len(cells)} cells; a range has at most {MAX_CELLS}")
+    ports = tuple(_ports(cells, cells_net, random_bytes))
     free = _shuffled(range(_RESOLVER_HOST + 1, 255), _stream(random_bytes, "names"))
     names = tuple(_names(network, {port.name: port.address for port in ports}, names_net, free))
     catch_all = str(names_net[free.pop()]) if network.default == "simulate" else None
@@ -153,7 +153,7 @@ def _address(value: object) -> str:
 
 
 def _stream(random_bytes: bytes, purpose: str) -> Iterator[int]:
-    """Whole numbers below 2^32 without end, of which one purpose's tell nothing of another's."""
+    """Numbers below 2^32 without end, independent for each purpose."""
     block = 0
     while True:
         digest = hashlib.sha256(b"%d\0%s\0%s" % (block, purpose.encode(), random_bytes)).digest()
@@ -187,7 +187,6 @@ def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
 
 
 def _first_free(start: int, last: int, spans: Sequence[tuple[int, int]]) -> int | None:
-    """The first aligned block from `start` on that overlaps no span."""
     at = start
     while at + _SIZE - 1 <= last:
         ends = [end for begin, end in spans if begin < at + _SIZE and end >= at]
@@ -195,15 +194,6 @@ def _first_free(start: int, last: int, spans: Sequence[tuple[int, int]]) -> int 
             return at
         at = (max(ends) // _SIZE + 1) * _SIZE
     return None
-
-
-def _cell_names(network: NetworkPlan, cells: Sequence[str]) -> list[str]:
-    names = [*cells, *(target.id for target in network.targets if target.id not in cells)]
-    if len(set(names)) != len(names):
-        raise ValueError("a cell's name stands twice")
-    if len(names) > MAX_CELLS:
-        raise ValueError(f"{len(names)} cells; a range has at most {MAX_CELLS}")
-    return names
 
 
 def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Iterator[CellPort]:
@@ -220,7 +210,7 @@ def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Itera
 
 
 def _macs(stream: Iterator[int]) -> Iterator[str]:
-    """Random ones, each once: unicast, locally administered (IEEE 802), with no maker's mark."""
+    """Random ones, each once: unicast, locally administered (IEEE 802)."""
     seen: set[bytes] = set()
     while True:
         drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])

@@ -1,9 +1,8 @@
-"""The launcher's command line, purely: what the jail gives to the one program in it, and how much.
+"""The launcher's command line: what a jail gives to its one program. Pure.
 
-Without `ids`, a VMM's jail: the program gets a read-only root, the files listed, the descriptors
-listed, one uid (nobody's, when root starts it), and nothing else; see `design/isolation.md`.
-With `ids`, an OCI runtime's: a range of ids, mounts of its own and capabilities over just these;
-see `native/jail/README.md`.
+Without `ids`, a VMM's jail: a read-only root, the files and descriptors listed, one uid; see
+`design/isolation.md`. With `ids`, an OCI runtime's: a range of ids, mounts and capabilities of its
+own; see `native/jail/README.md`.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from belljar.dataclass import dataclass
 from belljar.plan.qemu import VmShape
 
 UID_RANGE_START: Final = 0x7000_0000
-"""Host uids of root's cells: no system allots these (systemd's containers end at 0x6FFF_FFFF)."""
+"""Host uids of root's cells. (systemd's containers end at 0x6FFF_FFFF.)"""
 SLOTS_PER_HOME: Final = 1 << 12
 INNER_ID: Final = 1000
 _MIB: Final = 1 << 20
+# Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a
+# piped `core_pattern` names (fs/coredump.c)
 _NO_CORE: Final = 1
-"""RLIMIT_CORE: too small for a file, and the one value at which the kernel doesn't start the
-program that a piped `core_pattern` names (fs/coredump.c)."""
 WORKLOAD_ROOT: Final = 1
-"""The id, in the jail's user namespace, that is the workload's root; 0 there is the stage."""
+"""The workload's root in the jail's user namespace; 0 is the stage."""
 MountKind = Literal["bind", "tree", "device", "tmpfs", "proc", "sysfs", "cgroup", "overlay"]
 IdLine = tuple[int, int, int]
-"""A line of an id map: first id inside, first id on the host, how many."""
+"""Of an id map: first id inside, first on the host, count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """What a control group may use. `cpu_quota_percent`: 100 is one core; None: no quota."""
+    """What a control group may use. `cpu_quota_percent`: 100 is one core."""
 
     memory_max_bytes: int
     cpu_quota_percent: int | None
@@ -40,10 +39,7 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailLimits(GroupLimits):
-    """What the host lets the jailed VMM use, whatever the guest does.
-
-    The limits of groups need control groups; without them `address_space_bytes` bounds memory.
-    """
+    """What the host lets a jail use. Without control groups `address_space_bytes` bounds memory."""
 
     lifetime_s: float
     address_space_bytes: int
@@ -59,12 +55,12 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """Who the jailed program is on the host and inside.
+    """The jailed program's ids.
 
-    `privileged`: root started it, so it has a host uid of its own.
-
-    `uids`, `gids`: the host ids of a workload in an OCI runtime's jail, whose stage is then
-    `host_uid`; None for a VMM.
+    Attributes:
+        privileged: root started it, so it has a host uid of its own.
+        uids: an OCI workload's host ids (`host_uid` is its stage's); None for a VMM.
+        gids: likewise.
     """
 
     host_uid: int
@@ -76,12 +72,10 @@ class JailIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIds:
-    """The user namespace's maps; each has a line for 0 (the program), and no host id of theirs is
-    0. Below another user namespace (`JailFds.user_namespace`) the outer ids are that one's, in
-    which 0 is the user.
+    """The user namespace's maps; each has a line for 0 (the program), and no host id is 0.
 
-    `newuidmap` and `newgidmap` (both or none) write them for an ordinary user who maps more than
-    himself.
+    Below `JailFds.user_namespace` the outer ids are that one's. `newuidmap` and `newgidmap` (both
+    or none) write the maps for an ordinary user.
     """
 
     uid_map: tuple[IdLine, ...]
@@ -91,29 +85,23 @@ class JailIds:
 
 
 def nested_cell_ids() -> JailIds:
-    """As `cell_ids`, below a range's user namespace, where the user is 0 and its subordinate ids
-    follow."""
+    """As `cell_ids`, below a range's user namespace: 0 is the user, then its subordinate ids."""
     lines = ((0, 0, 1), (WORKLOAD_ROOT, WORKLOAD_ROOT, IdRange(start=WORKLOAD_ROOT).count))
     return JailIds(uid_map=lines, gid_map=lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailMount:
-    """One mount in the new root, made in the order given; `target` must exist in the root, or is
-    made if it lies on a tmpfs mounted before.
+    """One mount in the new root, in order; `target` exists there, or is made on a tmpfs.
 
-    - `bind`: `source`, a file or directory, as a `JailBind`.
-    - `tree`: `source`, a directory: read-only, nosuid, nodev; `shift` (first id on disk, first host
-      id shown, count; root only) makes it id-mapped and permanently read-only.
+    - `bind`: `source`, as a `JailBind`.
+    - `tree`: directory `source`, read-only, nosuid, nodev; `shift` (first id on disk, first host id
+      shown, count; root only) id-maps it.
     - `device`: `source`, one character device.
-    - `tmpfs`: at most `size_bytes` and `inodes`; `mode` is its root's; nosuid, nodev, and noexec
-      unless `executable`.
-    - `proc`, `sysfs` (read-only): of the jail's own pid and network namespaces, nothing covered.
-    - `cgroup` (read-only): version 2's groups from the jail's own on, at `/sys/fs/cgroup`. runc
-      does not start where it sees no groups at all.
-    - `overlay`: of `lower`, `upper` and `work`, paths in the new root. The last two are made (on a
-      tmpfs); `upper` gets `lower`'s mode and the workload's root as owner. Needs Linux 6.6 (a tmpfs
-      with user attributes).
+    - `tmpfs`: at most `size_bytes` and `inodes`; nosuid, nodev, noexec unless `executable`.
+    - `proc`, `sysfs` (read-only): the jail's own.
+    - `cgroup` (read-only): the jail's own groups, without which runc does not start.
+    - `overlay`: of `lower`, `upper` and `work`, paths in the new root; the last two are made.
     """
 
     kind: MountKind
@@ -132,8 +120,7 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailBind:
-    """One host file in the jail, `nosuid,nodev,noexec,nosymfollow`, read-only unless `writable` (a
-    template's memory while it is made)."""
+    """One host file, nosuid, nodev, noexec, nosymfollow; `writable`: a template's memory."""
 
     source: Path
     target: str
@@ -142,11 +129,10 @@ class JailBind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """`kept` are the program's, `stdin` becomes its descriptor 0; `lifeline`, `status` and `hold`
-    the supervisor's (`hold` stays open until the jail is empty: the slot's lock).
+    """Descriptors: `kept` and `stdin` are the program's, the rest is the supervisor's.
 
-    `user_namespace`: an ordinary user's, below which the jail's namespaces are made. `network`: a
-    byte comes there when the jail's link is in its place.
+    `hold` stays open until the jail is empty. `user_namespace`: an ordinary user's, above the
+    jail's. `network`: a byte comes there when the jail's link is ready.
     """
 
     lifeline: int
@@ -162,14 +148,12 @@ class JailFds:
 class JailSpec:
     """One jail.
 
-    With `ids` the program is 0 in them, and may `keep_capabilities` (all, over the jail's own
-    namespaces; under a smaller filter). With `init` pid 1 stays the launcher's: the jail is
-    *running* when the program has ended with status 0, failed (step 21, runtime) when it ends
-    otherwise or leaves nothing behind; it then ends with the last of what the program left.
-    `network` (with both of these) makes a network namespace for a link from outside, and waits for
-    it before the program starts; "covered" hides `/proc/sys/net` then, for runsc. `environment` is
-    the program's (empty for a VMM). `rlimits` (name, value): None means a VMM's without `ids`, and
-    only "no core dumps" with them; no core dumps are made in any case.
+    Attributes:
+        keep_capabilities: with `ids`: all, over the jail's own namespaces.
+        init: the launcher stays pid 1; the jail runs when the program ended with 0 (anything else
+            is step 21, runtime), and ends with the last of what it left.
+        network: with both: a namespace whose link is waited for; "covered" hides `/proc/sys/net`.
+        rlimits: None: a VMM's without `ids`, else none; core dumps never.
     """
 
     cell_id: str
@@ -193,7 +177,7 @@ class JailSpec:
 def cell_ids(
     identity: JailIdentity, newuidmap: Path | None = None, newgidmap: Path | None = None
 ) -> JailIds:
-    """The maps of a cell's jail: 0 is the stage, 1 and on the workload's range."""
+    """A cell's maps: 0 is the stage, then the workload's range."""
     uids, gids = identity.uids, identity.gids
     if uids is None or gids is None:
         raise ValueError("this identity has no range of ids")
@@ -206,20 +190,19 @@ def cell_ids(
 
 
 def vmm_memory_max_bytes(shape: VmShape) -> int:
-    """The RAM, and what the VMM needs around it: translated code (64 MiB at most) and its tables
-    under TCG, heaps and stacks."""
+    """The RAM, and the VMM's own heaps, stacks and (TCG) translated code."""
     overhead_mib = 192 if shape.accel == "tcg" else 96
     return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
 
 
 def vmm_address_space_bytes(shape: VmShape) -> int:
-    """As above for RLIMIT_AS, which counts what is only reserved: libraries, an arena of 64 MiB and
-    a stack of 8 MiB for each thread."""
+    """As above for RLIMIT_AS, which counts reservations too."""
+    # Libraries; for each thread an arena of 64 MiB and a stack of 8 MiB
     return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
 
 
 def vmm_processes(shape: VmShape) -> int:
-    """Threads: the virtual processors, the main loop, RCU, and up to 64 that wait for the disk."""
+    """Threads: virtual processors, main loop, RCU, up to 64 for the disk."""
     return shape.vcpus + 80
 
 
@@ -232,13 +215,21 @@ def jail_argv(
         *("--cell", spec.cell_id, "--root", str(spec.root), "--owner", str(spec.owner_pid)),
         *(("--privileged",) if spec.identity.privileged else ()),
         *_identity(spec, is_nested=fds.user_namespace is not None),
-        *_supervision(spec, fds),
+        *("--lifeline", str(fds.lifeline), "--status", str(fds.status)),
+        *("--lifetime-ms", str(round(spec.limits.lifetime_s * 1000))),
+        *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
         *(word for bind in spec.binds for word in _bind(bind)),
         *(word for mount in spec.mounts for word in _mount(mount)),
         *(word for path in spec.cgroups for word in ("--cgroup", str(path))),
         *(word for name, value in _rlimits(spec) for word in ("--rlimit", name, str(value))),
         *(word for fd in fds.kept for word in ("--keep", str(fd))),
-        *_program_options(spec, fds),
+        *(("--stdin", str(fds.stdin)) if fds.stdin is not None else ()),
+        *(("--hostname", spec.hostname) if spec.hostname != "localhost" else ()),
+        *(word for name, value in spec.environment for word in ("--env", f"{name}={value}")),
+        *(("--keep-capabilities",) if spec.keep_capabilities else ()),
+        *(("--init",) if spec.init else ()),
+        *(("--user-namespace", str(fds.user_namespace)) if fds.user_namespace is not None else ()),
+        *(("--network", str(fds.network), spec.network) if fds.network is not None else ()),
         "--",
         *program,
     )
@@ -254,27 +245,6 @@ def _identity(spec: JailSpec, *, is_nested: bool) -> tuple[str, ...]:
         *(word for line in ids.gid_map for word in ("--gid-map", *map(str, line))),
         *(("--newuidmap", str(ids.newuidmap)) if ids.newuidmap else ()),
         *(("--newgidmap", str(ids.newgidmap)) if ids.newgidmap else ()),
-    )
-
-
-def _supervision(spec: JailSpec, fds: JailFds) -> tuple[str, ...]:
-    lifetime_ms = round(spec.limits.lifetime_s * 1000)
-    return (
-        *("--lifeline", str(fds.lifeline), "--status", str(fds.status)),
-        *("--lifetime-ms", str(lifetime_ms)),
-        *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
-    )
-
-
-def _program_options(spec: JailSpec, fds: JailFds) -> tuple[str, ...]:
-    return (
-        *(("--stdin", str(fds.stdin)) if fds.stdin is not None else ()),
-        *(("--hostname", spec.hostname) if spec.hostname != "localhost" else ()),
-        *(word for name, value in spec.environment for word in ("--env", f"{name}={value}")),
-        *(("--keep-capabilities",) if spec.keep_capabilities else ()),
-        *(("--init",) if spec.init else ()),
-        *(("--user-namespace", str(fds.user_namespace)) if fds.user_namespace is not None else ()),
-        *(("--network", str(fds.network), spec.network) if fds.network is not None else ()),
     )
 
 

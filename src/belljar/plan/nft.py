@@ -1,5 +1,6 @@
-"""nftables' JSON (libnftables-json(5)): the statements of a range's rules, as nft lists them again,
-and whether the rules that the kernel lists are those that were rendered. Pure.
+"""Statements of nftables' JSON, and a comparison of rendered and listed rules. Pure.
+
+Source: libnftables-json(5).
 """
 
 from __future__ import annotations
@@ -39,37 +40,38 @@ def option(name: str) -> Statement:
 
 
 def destination() -> Statement:
-    """Address, protocol and port that a packet goes to, as an element of a set of services."""
+    """Where a packet goes, as an element of a set of services."""
     return {"concat": [field("ip", "daddr"), L4PROTO, field("th", "dport")]}
 
 
 def source() -> Statement:
-    """Address, protocol and port that a packet comes from, as an element of a set of services."""
+    """Where a packet comes from, likewise."""
     return {"concat": [field("ip", "saddr"), L4PROTO, field("th", "sport")]}
 
 
 def conversation(*, answered: bool = False) -> Statement:
-    """Who speaks to whom at which port, as an element of a set of conversations; `answered`: of a
-    packet that goes back. After a match of TCP flags, as nft lists it.
+    """Client, server and TCP port, as an element of a set of conversations.
+
+    `answered`: of a packet that goes back. To be used after a match of TCP flags.
     """
     client, server, port = ("daddr", "saddr", "sport") if answered else ("saddr", "daddr", "dport")
     return {"concat": [field("ip", client), field("ip", server), field("tcp", port)]}
 
 
 def remember(element: Statement, name: str) -> Statement:
-    """Puts it into the set, or begins its time there anew. Does not go on when the set is full."""
+    """Adds it to the set or renews its time; stops when the set is full."""
     return {"set": {"op": "update", "elem": element, "set": f"@{name}"}}
 
 
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
-    """Of these TCP flags, `are` is set and no other (`!=`: anything else)."""
+    """Of these TCP flags, only `are` is set."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)
 
 
 FIRST: Final = flags(("fin", "syn", "rst", "ack"), "syn")
 """A TCP segment that asks for a connection."""
 NOT_FIRST: Final = flags(("syn", "ack"), "syn", "!=")
-"""One that doesn't: no connection can be begun with such segments alone."""
+"""One that doesn't, so that it begins none."""
 FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")
 """More fragments follow, or this is not the first (RFC 791)."""
 
@@ -95,7 +97,7 @@ def jump(chain: str) -> Statement:
 
 
 def log(group: int, prefix: str, snap_bytes: int) -> Statement:
-    """A copy of the packet's beginning to whoever listens to the group (NFLOG)."""
+    """Copies the packet's beginning to the group's listener (NFLOG)."""
     return {"log": {"prefix": prefix, "group": group, "snaplen": snap_bytes}}
 
 
@@ -105,7 +107,7 @@ _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 _TO_REWRITE: Final = re.compile(
     "|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable"))
 )
-"""What `_statement` changes has one of these words in it; most rules have none."""
+"""Rules without these words need no `_statement`."""
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
 _ICMP_PORT_UNREACHABLE: Final = 3
@@ -116,12 +118,10 @@ _encode: Final = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the rules of a namespace (`nft -j list ruleset`, the whole of it: a table too many is a
-    difference) differ from `render_rules`; empty: not at all.
+    """How a namespace's whole `nft -j list ruleset` differs from `render_rules`: at most 20 lines.
 
-    Left out are handles, counts, the order of a set's elements and what is in a set that packets
-    fill. Rules are compared in their order. At most 20 differences are told, each at most a line. A
-    listing that isn't one is a difference.
+    Handles, counts, the order of a set's elements and what packets put into a set don't count.
+    What can't be read is a difference.
     """
     return changed_rules(known_rules(rendered), listed)
 
@@ -178,10 +178,7 @@ def _changed(name: str, want: list[str], have: list[str]) -> Iterator[str]:
 
 
 def _objects(document: Mapping[str, Any]) -> dict[_Key, list[str]]:
-    """Every object by what and where it is.
-
-    The rules of a chain are one, in order; a set's elements are one, sorted.
-    """
+    """Every object by its key; a chain's rules, in order, and a set's elements, sorted, are one."""
     found: dict[_Key, list[str]] = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:
@@ -205,8 +202,11 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
         yield ("rules", *where, str(item["chain"])), [_rule(item["expr"])]
         return
     name = str(item["name"])
-    body = {word: value for word, value in item.items() if word not in _VOLATILE and word != "elem"}
-    yield (kind, *where, name), [_text(_without_dynamic(body))]
+    omitted = {*_VOLATILE, "elem", "flags"}
+    body = {word: value for word, value in item.items() if word not in omitted}
+    # nft 1.0 doesn't list this flag in JSON, newer ones do
+    flags = [flag for flag in item.get("flags", []) if flag != "dynamic"]
+    yield (kind, *where, name), [_text(body | ({"flags": flags} if flags else {}))]
     if kind == "chain":
         yield ("rules", *where, name), []
     if kind in ("set", "map"):
@@ -216,22 +216,13 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
         )
 
 
-def _without_dynamic(body: dict[str, Any]) -> dict[str, Any]:
-    """nft 1.0 doesn't list this flag in JSON, newer ones do."""
-    flags = [flag for flag in body.get("flags", []) if flag != "dynamic"]
-    kept = {word: value for word, value in body.items() if word != "flags"}
-    return {**kept, "flags": flags} if flags else kept
-
-
 def _rule(statements: list[Any]) -> str:
     text = _text(statements)
     return _text([_statement(part) for part in statements]) if _TO_REWRITE.search(text) else text
 
 
 def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """A statement without what counts, in one of the forms in which nft's versions list it
-    (compared: 1.0.6 and 1.1.3).
-    """
+    """Without counts, and in one form for all of nft's versions (1.0.6 and 1.1.3)."""
     if isinstance(part, list):
         return [_statement(value) for value in part]
     if not isinstance(part, Mapping):

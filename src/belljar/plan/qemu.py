@@ -1,11 +1,7 @@
 """The VMM's command line, and the key of a template. Pure, golden-tested.
 
-Paths here are paths *inside the jail*: the VMM sees a read-only root with these files in it and
-nothing else. What differs between the guest that becomes a template, a clone of it, and a guest
-booted to prove that an accelerator works, is `Role`.
-
-The guest sees no name of ours: `-name` stays on the host's side of the microvm machine (it has no
-SMBIOS), and the kernel's command line says nothing.
+Paths are *inside the jail*: a read-only root with just these files. The guest sees no name of ours:
+`-name` stays on the host's side (the microvm machine has no SMBIOS).
 """
 
 from __future__ import annotations
@@ -21,9 +17,9 @@ from belljar.dataclass import dataclass
 Accel: TypeAlias = Literal["kvm", "tcg"]
 
 ARGV_FORMAT: Final = 1
-"""Part of a template's key: raised with each change of the command line that it could notice."""
+"""Part of a template's key: raised with each change it could notice."""
 TEMPLATE_FORMAT: Final = 2
-"""Likewise, of what a template's directory holds or of what the guest has done when it is taken."""
+"""Likewise, of a template's directory and of its guest's state."""
 
 AGENT_PORT: Final = "org.qemu.guest_agent.0"
 KERNEL_PATH: Final = "/i/kernel"
@@ -43,7 +39,7 @@ KERNEL_COMMAND_LINE: Final = (
     "lsm=lockdown,landlock,yama"
 )
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"
-"""The network device's until RENEW; its link is down so long."""
+"""The network device's until RENEW, while its link is down."""
 _OFFLOADS: Final = (
     "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
     "guest_ufo guest_announce ctrl_guest_offloads mrg_rxbuf status ctrl_vlan ctrl_rx_extra"
@@ -64,10 +60,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmShape:
-    """The virtual machine: what a template is made for and a clone can't change.
-
-    `nic`: it has a network device; its address comes with RENEW.
-    """
+    """The virtual machine, which a clone can't change."""
 
     vcpus: int
     ram_mib: int
@@ -78,17 +71,14 @@ class VmShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLimits:
-    """What the guest agent enforces on the workload's container.
-
-    Part of the template: the container stands before the snapshot.
-    """
+    """What the guest agent enforces on the workload. Part of the template."""
 
     memory_max_bytes: int
     disk_bytes: int
     disk_inodes: int
     processes: int
     capabilities: int = 0
-    """Beside a container's usual ones, as the kernel writes them: the workload's root has them."""
+    """Of the workload's root beside the usual ones; the kernel's mask."""
     debugger_calls: bool = False
     setuid_programs: bool = False
 
@@ -97,8 +87,8 @@ class GuestLimits:
 class VmFds:
     """The descriptors the VMM inherits.
 
-    `kvm` only with that accelerator, `state` only for a clone (the device state is read from it),
-    `net` only with a network device: a unix datagram socket, one frame a datagram.
+    `kvm` only with that accelerator, `state` (of the devices) only for a clone, `net` (a unix
+    datagram socket, one frame a datagram) only with a network device.
     """
 
     qmp: int
@@ -117,8 +107,7 @@ def qemu_argv(
     Args:
         program: the VMM's path inside the jail.
         name: the cell id, by which the host's tools find the process.
-        counter_khz: the rate of the host's time-stamp counter, for an emulated guest that boots; 0:
-            let it measure.
+        counter_khz: the host's time-stamp counter, for an emulated guest; 0: it measures.
     """
     if (fds.kvm is not None) != (shape.accel == "kvm"):
         raise ValueError("the kvm descriptor goes with accel=kvm, and only with it")
@@ -131,11 +120,8 @@ def qemu_argv(
         *("-name", name, "-sandbox", _SANDBOX),
         *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
         *_machine(shape, role),
-        *_memory(shape, role),
         *_boot(role, counter_khz if shape.accel == "tcg" else 0),
-        *_monitor_and_console(fds),
         *_devices(fds),
-        *_nic(fds),
         *(("-incoming", "defer") if role is Role.CLONE else ()),
     )
 
@@ -147,25 +133,17 @@ def _machine(shape: VmShape, role: Role) -> tuple[str, ...]:
     # measurement.
     timer = ",pit=off" if shape.accel == "kvm" else ""
     machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer}{memory}"
+    sharing = "share=off,readonly=on,rom=off" if role is Role.CLONE else "share=on"
+    backend = f"memory-backend-file,id=ram,size={shape.ram_mib}M,mem-path={MEMORY_PATH},{sharing}"
     return (
         *("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model),
         *("-smp", str(shape.vcpus), "-m", f"{shape.ram_mib}M"),
-    )
-
-
-def _memory(shape: VmShape, role: Role) -> tuple[str, ...]:
-    if role is Role.PROOF:
-        return ()
-    sharing = "share=off,readonly=on,rom=off" if role is Role.CLONE else "share=on"
-    return (
-        "-object",
-        f"memory-backend-file,id=ram,size={shape.ram_mib}M,mem-path={MEMORY_PATH},{sharing}",
+        *(() if role is Role.PROOF else ("-object", backend)),
     )
 
 
 def _boot(role: Role, counter_khz: int) -> tuple[str, ...]:
-    """A clone resumes: it has no kernel to load, and the VMM none to keep in memory."""
-    if role is Role.CLONE:
+    if role is Role.CLONE:  # it resumes
         return ()
     # Emulated, the guest would measure its counter by the PIT, once; on a busy host that fails, and
     # nothing else here ticks.
@@ -175,39 +153,26 @@ def _boot(role: Role, counter_khz: int) -> tuple[str, ...]:
     return ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", command_line)
 
 
-def _monitor_and_console(fds: VmFds) -> tuple[str, ...]:
-    kvm = () if fds.kvm is None else ("-add-fd", f"fd={fds.kvm},set={_KVM_FDSET}")
+def _devices(fds: VmFds) -> tuple[str, ...]:
+    file = f"file.driver=file,file.filename={DISK_PATH},file.locking=off"
+    disk = f"driver=raw,node-name=disk,read-only=on,{file}"
+    # Plain frames only, both ways: what the guest would rather leave to the device it does itself,
+    # as nobody behind the socket could make up for it
+    nic = (
+        *("-netdev", f"dgram,id=net,local.type=fd,local.str={fds.net}"),
+        *("-device", f"virtio-net-device,netdev=net,mac={TEMPLATE_MAC},{_NO_OFFLOADS}"),
+    )
     return (
-        *kvm,
+        *(() if fds.kvm is None else ("-add-fd", f"fd={fds.kvm},set={_KVM_FDSET}")),
         *("-chardev", f"socket,id=monitor,fd={fds.qmp}", "-mon", "chardev=monitor,mode=control"),
         *("-add-fd", f"fd={fds.console},set={_CONSOLE_FDSET}"),
         *("-chardev", f"file,id=console,path=/dev/fdset/{_CONSOLE_FDSET},append=on"),
         *("-serial", "chardev:console"),
-    )
-
-
-def _devices(fds: VmFds) -> tuple[str, ...]:
-    file = f"file.driver=file,file.filename={DISK_PATH},file.locking=off"
-    disk = f"driver=raw,node-name=disk,read-only=on,{file}"
-    return (
         *("-device", "virtio-serial-device", "-chardev", f"socket,id=agent,fd={fds.agent}"),
         *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
         *("-blockdev", disk, "-device", "virtio-blk-device,drive=disk"),
         *("-object", "rng-builtin,id=rng", "-device", "virtio-rng-device,rng=rng"),
-    )
-
-
-def _nic(fds: VmFds) -> tuple[str, ...]:
-    """Plain frames only, both ways.
-
-    What the guest would rather leave to the device it does itself: nobody behind the socket could
-    make up for it.
-    """
-    if fds.net is None:
-        return ()
-    return (
-        *("-netdev", f"dgram,id=net,local.type=fd,local.str={fds.net}"),
-        *("-device", f"virtio-net-device,netdev=net,mac={TEMPLATE_MAC},{_NO_OFFLOADS}"),
+        *(() if fds.net is None else nic),
     )
 
 
@@ -218,9 +183,8 @@ def _nic(fds: VmFds) -> tuple[str, ...]:
 class TemplateInputs:
     """What a template is made from and for. Digests are lower-case hex SHA-256.
 
-    `vmm_digest` covers the VMM's binary, its libraries and its firmware; `host_cpu` is what the
-    host's processor says of itself: under KVM its features, which the guest has seen; under TCG its
-    model, whose time-stamp counter the guest's clock runs by.
+    `vmm_digest` covers the VMM's binary, libraries and firmware. `host_cpu`: under KVM its
+    features; under TCG its model, whose time-stamp counter the guest's clock runs by.
     """
 
     image_digest: str

@@ -1,8 +1,6 @@
-"""The container's seccomp profile: commented data (`seccomp.toml`, beside this) → the OCI object
-`linux.seccomp`. Deny by default.
+"""The container's seccomp profile: `seccomp.toml` → OCI's `linux.seccomp`. Deny by default.
 
-Pure but for reading that file of the package, once. `seccomp.json` is the same, parsed before: it
-counts only while the digest in it is that of `seccomp.toml`.
+`seccomp.json` is the same, parsed before; it counts only with the digest of `seccomp.toml`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import errno
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -20,16 +18,12 @@ from belljar.dataclass import dataclass
 
 _WORD: Final = 0xFFFF_FFFF
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
-"""Only the machine's own: 32-bit and x32 calls on x86_64 kill the caller, so none of theirs needs a
-rule.
-"""
+"""The machine's own: 32-bit and x32 calls on x86_64 kill the caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`argument` (from 0) & `mask` is `value`; without a mask its 64 bits are, or with `differs`
-    are not.
-    """
+    """`argument` (from 0) & `mask` is `value`; without a mask, its 64 bits are, or `differs`."""
 
     argument: int
     value: int
@@ -41,9 +35,7 @@ class Condition:
 class Group:
     """Calls that are treated alike, and why.
 
-    `any_of`: alternatives, in each of which all conditions hold; none: always.
-
-    `error` None: allowed. 0: not done, and answered as if it were.
+    `any_of`: alternative sets of conditions; none: always. `error` None: allowed; 0: pretended.
     """
 
     why: str
@@ -63,24 +55,22 @@ class Rules:
     gvisor: tuple[Group, ...]
 
     def allowed(self) -> frozenset[str]:
-        """Every call that a process of the container may make, some only under conditions."""
+        """Every allowed call, some only under conditions."""
         return frozenset(call for group in (*self.allow, *self.agent) for call in group.calls)
 
 
 def seccomp_profile(arch: str, *, gvisor: bool, calls: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`linux.seccomp` for this machine; `gvisor`: as runsc's kernel shall apply it; `calls`: opened
-    by the plan's rights.
+    """`linux.seccomp` for this machine. Raises `ValueError` for another architecture.
 
-    Raises `ValueError` for an architecture without one.
+    `gvisor`: as runsc's kernel applies it. `calls`: opened by the plan's rights.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
     rules = load_rules()
-    groups = (
-        _for_gvisor(rules)
-        if gvisor
-        else (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
-    )
+    groups = (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+    if gvisor:  # what it answers itself is allowed whatever the others say of it
+        own = {call for group in rules.gvisor for call in group.calls}
+        groups = (*rules.gvisor, *(_without(group, own) for group in groups))
     if calls:
         opened = Group(why="rights of the plan", calls=calls)
         groups = (opened, *(_without(group, set(calls)) for group in groups))
@@ -90,18 +80,6 @@ def seccomp_profile(arch: str, *, gvisor: bool, calls: tuple[str, ...] = ()) -> 
         "architectures": [ARCHITECTURES[arch]],
         "syscalls": [entry for group in groups if group.calls for entry in _entries(group)],
     }
-
-
-def _for_gvisor(rules: Rules) -> tuple[Group, ...]:
-    """What it answers itself is allowed whatever the others say of it."""
-    own = {call for group in rules.gvisor for call in group.calls}
-    return (
-        *rules.gvisor,
-        *(
-            _without(group, own)
-            for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
-        ),
-    )
 
 
 @cache
@@ -116,17 +94,14 @@ def load_rules() -> Rules:
 
 
 def parse_rules(text: str) -> Rules:
-    """The rules in a file of that form.
-
-    Raises `ValueError` for one that is not, names a call twice, or gives no reason.
-    """
+    """The rules of such a file. Raises `ValueError` for no reason and a call twice, too."""
     import tomllib
 
     return _rules(tomllib.loads(text))
 
 
 def parsed(text: str) -> str:
-    """What `seccomp.json` is to say of this `seccomp.toml`."""
+    """`seccomp.json` for this `seccomp.toml`."""
     import tomllib
 
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -145,14 +120,8 @@ def _rules(data: Mapping[str, Any]) -> Rules:
         refuse=tuple(_group(item, error=errno.EPERM) for item in data.get("refuse", [])),
         gvisor=tuple(_group(item, error=None) for item in data.get("gvisor", [])),
     )
-    _refuse_second_answers(rules)
-    return rules
-
-
-def _refuse_second_answers(rules: Rules) -> None:
-    """One answer for each call: what is pretended, or named in several groups, has conditions
-    wherever it is named.
-    """
+    # One answer for each call: what is pretended, or named in several groups, has conditions
+    # wherever it is named
     groups = (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
     named = Counter(call for group in groups for call in group.calls)
     named.update(call for group in rules.pretend for call in group.calls)
@@ -161,6 +130,7 @@ def _refuse_second_answers(rules: Rules) -> None:
             twice := sorted({call for call in group.calls if named[call] > 1})
         ):
             raise ValueError(f"{twice}: answered more than once, and needs conditions")
+    return rules
 
 
 def _group(item: Mapping[str, Any], *, error: int | None) -> Group:
@@ -174,14 +144,10 @@ def _group(item: Mapping[str, Any], *, error: int | None) -> Group:
         calls=tuple(item["calls"]),
         any_of=(
             *(_all_but(item["unless"]) if "unless" in item else ()),
-            *map(_all_of, item.get("when", [])),
+            *(tuple(map(_condition, conditions)) for conditions in item.get("when", [])),
         ),
         error=error if given is None else int(getattr(errno, given)),
     )
-
-
-def _all_of(conditions: Iterable[Mapping[str, int]]) -> tuple[Condition, ...]:
-    return tuple(_condition(item) for item in conditions)
 
 
 def _condition(item: Mapping[str, int]) -> Condition:
@@ -195,9 +161,8 @@ def _condition(item: Mapping[str, int]) -> Condition:
 
 
 def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
-    """Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one
-    argument in a rule, so "not this and not that" can't be said.
-    """
+    # Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one argument
+    # in a rule, so "not this and not that" can't be said
     argument, values = unless["argument"], frozenset(unless["values"])
     return tuple(
         (Condition(argument=argument, value=value, mask=mask),)
@@ -208,9 +173,7 @@ def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
 def prefixes_without(
     values: frozenset[int], value: int, free_bits: int
 ) -> Iterator[tuple[int, int]]:
-    """(value, mask) pairs that match, of the numbers beginning like `value` with `free_bits` more
-    bits, exactly those not in `values`.
-    """
+    """(value, mask) pairs for the numbers from `value` on, `free_bits` free, but `values`."""
     within = frozenset(item for item in values if item >> free_bits == value >> free_bits)
     if not within:
         yield value, _WORD >> free_bits << free_bits
