@@ -59,9 +59,9 @@ class RuntimeTrial:
 
 
 ProveKvm: TypeAlias = Callable[[], KvmProof]
-"""Takes seconds. Raises `BelljarError`: it can't even try."""
+"""Boots a guest, in seconds. Raises `BelljarError`: it can't try."""
 ProveRuntime: TypeAlias = Callable[[RuntimeFact], RuntimeTrial]
-"""Takes seconds. Raises `BelljarError`: it can't even try."""
+"""Runs a container, in seconds. Raises `BelljarError`: it can't try."""
 
 
 def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:

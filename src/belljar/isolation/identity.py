@@ -1,7 +1,8 @@
 """Host ids of a jailed program: one for a VMM, a range for a container.
 
 As root each cell's own, locked until its jail is empty, even if the owner was killed. Ordinary
-users' VMMs share the user's uid, their containers the subordinate ids.
+users' VMMs share the user's uid, their containers the subordinate ids: namespaces, mounts and
+filters then separate them.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class JailEnd:
 
 
 def launcher_path() -> Path:
-    """The launcher. Raises `HostError` when missing."""
+    """The launcher's path. Raises `HostError` when missing."""
     return package_program("jail", "the jail's launcher", mode=os.X_OK)
 
 
@@ -175,7 +175,7 @@ class Jail:
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Raises `HostError` or `CellError` naming the failed step."""
+        """Wait for the program. Raises `HostError` or `CellError` naming the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
@@ -272,7 +272,7 @@ class Jail:
         return self.ended
 
     async def wait_ended(self) -> JailEnd | None:
-        """None: the supervisor died without a word."""
+        """Wait for its end. None: the supervisor died without a word."""
         while self.read_status() is None and self._process.poll() is None:
             if not await self._exited(timeout_s=3600.0):
                 continue

@@ -63,7 +63,7 @@ class RuntimeProof:
 
 
 def runtime_proof(home: Path) -> ProveRuntime:
-    """For host facts. Blocks: not for event loops."""
+    """A blocking function for host facts that tries a runtime."""
 
     def prove(fact: RuntimeFact) -> RuntimeTrial:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
@@ -195,7 +195,7 @@ class ProofResult:
 
 
 def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
-    """For host facts. Blocks: not for event loops."""
+    """A blocking function for host facts that boots under KVM."""
 
     def prove() -> KvmProof:
         result = anyio.run(partial(boots_under, "kvm", kernel, home=home))

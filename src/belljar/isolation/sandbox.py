@@ -170,7 +170,7 @@ class Sandbox:
                 _while_starting.pop()()
 
     async def wait_running(self) -> None:
-        """Running and journalled. Raises `HostError`, `CellError`."""
+        """Wait until running and journalled. Raises `HostError`, `CellError`."""
         jail = self.jail
         if jail is None or self._entry is None:
             raise RuntimeError("nothing was started")
@@ -305,7 +305,7 @@ class Sandbox:
     # ---- its end
 
     def kill(self) -> None:
-        """From any thread; the owner still destroys it."""
+        """SIGKILL its pid 1, from any thread; the owner still destroys it."""
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
                 kill(self.jail.child)
@@ -412,7 +412,7 @@ async def recorded_lifetime(
     planned: Mapping[str, JsonValue],
     make: Callable[[AsyncExitStack, ExitStack], Awaitable[SandboxT]],
 ) -> AsyncIterator[SandboxT]:
-    """The cell that `make` makes; recorded start and end around the block.
+    """The cell that `make` makes, recorded, and destroyed after the block.
 
     `make` gets its owner, and a stack of resources held until it is gone. No task group or cancel
     scope is open across the yield.

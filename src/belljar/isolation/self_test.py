@@ -61,7 +61,7 @@ class SwitchTest:
 
 
 async def test_switch(home: Path) -> SwitchTest:
-    """Takes 50 ms; raises no `BelljarError`."""
+    """Make a jail and halt it, in 50 ms; raises no `BelljarError`."""
     began = time.monotonic()
     ours, theirs = socket.socketpair()
     with ours, theirs:

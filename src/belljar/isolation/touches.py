@@ -474,7 +474,7 @@ class GuestWatch:
 
 
 async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
-    """Raises `HostError` or `CellError`."""
+    """Have the guest agent watch files. Raises `HostError` or `CellError`."""
     watch = GuestWatch(client, paths)
     await watch.start()
     return watch

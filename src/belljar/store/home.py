@@ -29,7 +29,7 @@ def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = 
 
 
 def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
-    """Others may enter, not list it. Raises `HostError`."""
+    """Make a directory others may enter, not list. Raises `HostError`."""
     try:
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)

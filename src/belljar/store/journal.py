@@ -143,7 +143,7 @@ class Journal:
         self.directory = home / "journal"
 
     def write(self, entry: JournalEntry) -> None:
-        """Before its resources exist; atomic, durable. Raises `OSError`."""
+        """Write it before its resources exist; atomic, durable. Raises `OSError`."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -94,7 +94,7 @@ def retire(path: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """Even against its modes; missing is fine. Follows no link."""
+    """Remove a tree, whatever its modes; missing is fine. Follows no link."""
     with suppress(RecursionError):
         shutil.rmtree(path, onerror=_allow_and_retry)
     if os.path.lexists(path):  # too deep for `shutil`

@@ -89,7 +89,7 @@ def empty_disk() -> bytes:
 
 
 def write_read_only(path: Path, contents: bytes) -> None:
-    """Its readers can't change it; synced."""
+    """Write, sync, a file its readers can't change."""
     with path.open("xb") as file:
         file.write(contents)
         file.flush()

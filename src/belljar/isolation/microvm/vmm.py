@@ -301,7 +301,7 @@ class Qmp:
         fd: int | None = None,
         timeout_s: float = 20.0,
     ) -> Any:  # noqa: ANN401 - JSON
-        """Its answer; `fd` is sent along."""
+        """Run a command; its answer. `fd` is sent along."""
         message = (
             json.dumps(
                 {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
@@ -324,7 +324,7 @@ class Qmp:
         raise self._late(f"did not answer {command}")
 
     async def wait_migrated(self, *, timeout_s: float) -> None:
-        """Needs migration's events capability."""
+        """Wait for migration; needs its events capability."""
         with anyio.move_on_after(timeout_s):
             while True:
                 event = self._events.popleft() if self._events else await self._line()

@@ -1,7 +1,8 @@
 """The wire: relays frames between VMM and port, in its own jail.
 
 QEMU takes no packet socket, and ordinary users have no tun device. An unprivileged program
-(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM.
+(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM. The link is
+in its own namespace; the packet socket is opened before anything hostile is read.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class WireCounters:
 
 
 def wire_path() -> Path:
-    """Raises `HostError` when the package lacks it."""
+    """The program's path. Raises `HostError` when the package lacks it."""
     return package_program("wire", mode=os.X_OK)
 
 

@@ -373,8 +373,8 @@ async def start_container(
 ) -> tuple[Container, Renewed]:
     """Start it; also what its guest agent reports renewed.
 
-    If runc can't seal its copy yet, five attempts, each in a new jail. Raises `HostError`,
-    `CellError`.
+    If runc can't seal its copy yet, five attempts, each in a new jail after the last one's
+    destruction. Raises `HostError`, `CellError`; the destruction is recorded.
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         container, began = Container(spec, home), time.monotonic()
