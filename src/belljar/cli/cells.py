@@ -1,4 +1,4 @@
-"""`belljar ps`, `reap`, `kill`, `release` and `prune`: cells, and what they left in the store."""
+"""`belljar ps`, `reap`, `kill`, `release` and `prune`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ps(*, as_json: bool) -> int:
 
 
 def warn_if_held() -> bool:
-    """Print a hold, if there is one, on standard error; returns whether there is."""
+    """Print a hold on standard error; returns whether there is one."""
     from belljar.isolation.hold import RELEASE_HINT, read_hold
     from belljar.store.home import belljar_home
 
@@ -71,7 +71,7 @@ def warn_if_held() -> bool:
 
 
 def table(cells: Sequence[CellListing], width: int | None) -> list[str]:
-    """A header and a line for each cell, with as many columns as fit, at least the first two."""
+    """Columns that don't fit go, except the first two."""
     rows = [_COLUMNS, *(_row(cell) for cell in cells)]
     widths, shown = column_widths(rows), len(_COLUMNS)
     while width is not None and shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) > width:
@@ -264,7 +264,7 @@ def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) 
 
 
 def prune_exit_code(parts: Sequence[Part]) -> int:
-    """The host's, when something unused could not be removed."""
+    """The host's, when something unused was not removed."""
     return HostError.exit_code if any(part.state == "failed" for part in parts) else 0
 
 

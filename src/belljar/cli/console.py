@@ -1,7 +1,7 @@
-"""What all commands share: options and their completion, errors, tables, JSON, progress, signals.
+"""Shared by all commands: options, errors, tables, JSON, progress, signals.
 
-A failing command prints one message for a person, or with `--json` one JSON object. Every command's
-errors come here, usage errors and Ctrl-C included.
+A failing command prints one message, or with `--json` one JSON object; usage errors and Ctrl-C
+included.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def json_option(help_text: str = "Print one JSON object.") -> Callable[[Command], Command]:
-    """The option `--json` of every command that prints something."""
+    """The option `--json`."""
     return click.option("--json", "as_json", is_flag=True, help=help_text)
 
 
@@ -78,7 +78,7 @@ def run_argument(command: Command) -> Command:
 
 
 def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T]:
-    """A callback for an option whose value `parse` reads or refuses with `ValueError`."""
+    """`parse` reads an option's value, or raises `ValueError`."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> T:  # noqa: ANN401
         try:
@@ -92,7 +92,7 @@ def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Param
 def complete_policies(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Presets, and files, by the shell's own completion."""
+    """Completes presets and, by the shell, files."""
     from click.shell_completion import CompletionItem
 
     from belljar.policy.loaded import PRESETS
@@ -121,7 +121,7 @@ def complete_runs(
 def complete_cells(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The running cells, each with what it is for."""
+    """Running cells, each with its purpose."""
     from click.shell_completion import CompletionItem
 
     from belljar.isolation import list_cells
@@ -141,17 +141,17 @@ def complete_cells(
 
 
 def print_json(value: object) -> None:
-    """A command's one JSON value, on standard output."""
+    """A command's one JSON value."""
     click.echo(json.dumps(value, indent=2))
 
 
 def notice(text: str) -> None:
-    """A sentence beside a command's output, escaped, on standard error."""
+    """An escaped sentence on standard error."""
     click.echo(f"belljar: {printable(text)}", err=True)
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """How wide lines may be: COLUMNS, else the terminal's width; None for a pipe or file."""
+    """COLUMNS, else the terminal's width; None for pipes and files."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -159,18 +159,18 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def column_widths(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[int]:
-    """The widest cell of each column, bounded by `max_chars`."""
+    """Each column's widest cell, at most `max_chars`."""
     return [min(max_chars, max(map(len, column))) for column in zip(*rows, strict=True)]
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[str]:
-    """Rows (of escaped cells) in columns; a cell longer than `max_chars` moves the rest."""
+    """Rows of escaped cells; longer than `max_chars` moves the rest."""
     widths = column_widths(rows, max_chars=max_chars)
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def rich_console() -> Any:  # noqa: ANN401 - rich is imported late
-    """Rich's console; what is no terminal gets long lines."""
+    """Rich's console, without wrapping when it is no terminal."""
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()
@@ -205,7 +205,7 @@ def progress(title: str, *, quiet: bool, is_step: bool = False) -> Iterator[Repo
 
 
 class Failure(NamedTuple):
-    """What happened, where, and what to do next. `code` is stable; the sentences are not."""
+    """`code` is stable; the sentences are not."""
 
     code: str
     message: str
@@ -218,7 +218,7 @@ class Failure(NamedTuple):
 
 
 class Misuse(click.UsageError):
-    """A command line that can't be meant, with the next step. `param`: the argument or option."""
+    """A wrong command line. `param`: the argument or option."""
 
     def __init__(
         self, what: str, *, param: str = "", hint: str = "", ctx: click.Context | None = None
@@ -229,7 +229,7 @@ class Misuse(click.UsageError):
 
 
 def wants_json(argv: Sequence[str]) -> bool:
-    """Whether `--json` was typed; what stands after `--` belongs to the guest."""
+    """Whether `--json` was typed before any `--`."""
     return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
 
 
@@ -239,7 +239,7 @@ def of_error(error: BelljarError) -> Failure:
 
 
 def of_interrupt(cause: BelljarError | None) -> Failure:
-    """Ctrl-C or SIGTERM; `cause`: what failed on the way out, so that something may be left."""
+    """`cause`: what failed during clean-up."""
     if cause is None:
         return Failure(INTERRUPTED_CODE, "interrupted; nothing was left running")
     return Failure(INTERRUPTED_CODE, f"interrupted: {cause.what}", cause.where, cause.hint)
@@ -270,13 +270,13 @@ def of_usage(error: click.ClickException) -> Failure:
 
 
 def _sentence(text: str) -> str:
-    """In lower case and without a full stop, as Belljar's own messages are."""
+    """Lower case, no full stop: Belljar's own style."""
     text = text.strip().removesuffix(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 def as_text(failure: Failure) -> str:
-    """`belljar: <where>: <what happened>` and a line `  hint: …` for each next step."""
+    """`belljar: <where>: <what happened>`, and each hint in a line."""
     where = f"{printable(failure.where)}: " if failure.where else ""
     what = "\n".join(printable(line) for line in failure.message.splitlines())
     hints = "".join(f"\n  hint: {printable(line)}" for line in failure.hint.splitlines())
@@ -284,7 +284,7 @@ def as_text(failure: Failure) -> str:
 
 
 def show(failure: Failure, *, json_wanted: bool) -> None:
-    """With `--json` on standard output, else on standard error."""
+    """With `--json` on standard output, else standard error."""
     if json_wanted:
         click.echo(json.dumps(failure.as_object()))  # beyond ASCII escaped, on one line
     else:
@@ -295,11 +295,11 @@ def show(failure: Failure, *, json_wanted: bool) -> None:
 
 
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
-    """Run the coroutine function to its end and return its result.
+    """Run the coroutine function and return its result.
 
-    The first SIGINT, SIGTERM or SIGHUP cancels it. Its clean-up is waited for, whatever signals
-    follow; then `KeyboardInterrupt` is raised, from the `BelljarError` of the clean-up if there was
-    one. A breach is raised as it is.
+    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. Then
+    `KeyboardInterrupt` is raised, from the clean-up's `BelljarError` if any. A breach is raised as
+    it is.
     """
     import anyio
     import anyio.lowlevel

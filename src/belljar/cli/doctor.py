@@ -1,4 +1,4 @@
-"""`belljar doctor`: what this host can do, why not, and the hint."""
+"""`belljar doctor`: what this host can do, and hints."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
 
 
 def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
-    """Whether cells may be made at all, and whether the kill switch can halt one."""
+    """Whether there is a hold, and whether the kill switch works."""
     from belljar.isolation.hold import RELEASE_HINT, read_hold
 
     if (held := read_hold(home)) is not None:
@@ -96,24 +96,29 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
         yield Check("kill switch", "note", detail, "see what the tiers lack")
 
 
-def host_checks(facts: HostFacts) -> list[Check]:
+def host_checks(facts: HostFacts) -> Iterator[Check]:
     """The facts as checks, the tiers first."""
-    return [
-        *_tiers(facts),
-        *_ranges(facts),
-        *_system(facts),
-        *_virtualisation(facts),
-        _cores(facts),
-        *_tools(facts),
-    ]
+    yield from _tiers(facts)
+    user = "root" if facts.is_root else f"user {facts.uid}"
+    system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
+    yield Check("host", "ok", f"{system}, kernel {facts.kernel_release}, as {user}")
+    yield Check("processors", "ok", f"{facts.cpus} × {facts.cpu_model}")
+    rest = f"of {_mib(facts.memory_total_mib)} free"
+    hint = "free some, or run fewer cells"
+    yield _amount("memory", facts.memory_available_mib, _LOW_MEMORY_MIB, rest, hint)
+    rest, hint = f"free for {facts.home}", "free some, or put BELLJAR_HOME elsewhere"
+    yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
+    yield from _virtualisation(facts)
+    yield _cores(facts)
+    yield from _tools(facts)
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """What each tier would run on here, or all that stands in its way.
+    """What each tier and a policy's `network` would run on here, or all obstacles.
 
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
-    from belljar.plan import tier_obstacles
+    from belljar.plan import network_obstacles, tier_obstacles
     from belljar.plan.explain import obstacle_text
     from belljar.policy import Tier
 
@@ -122,40 +127,32 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
         state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
             yield Check(f"tier {tier}", state, *obstacle_text(obstacle))
-        if not found:
-            yield _works(tier.value, facts)
-
-
-def _works(tier: str, facts: HostFacts) -> Check:
-    runtime = facts.runtime(tier)
-    if runtime is None:
-        how = "can run, emulated; the first cell will prove it"
-        if facts.kvm.state.value == "proven":
-            how = "works: a guest booted under KVM"
-        return Check(f"tier {tier}", "ok", how)
-    name = f"{runtime.name} {runtime.version}, {runtime.path}"
-    if runtime.state.value == "proven":
-        port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
-        return Check(f"tier {tier}", "ok", f"works: {name} ran a container{port}")
-    return Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
-
-
-def _ranges(facts: HostFacts) -> Iterator[Check]:
-    """Whether a policy with a `network` can be carried out; cells without one need none of it."""
-    from belljar.plan import network_obstacles
-    from belljar.plan.explain import obstacle_text
-
-    found = network_obstacles(facts)
-    for obstacle in found:
+        runtime = facts.runtime(tier.value)
+        if found:
+            continue
+        if runtime is None:
+            how = "can run, emulated; the first cell will prove it"
+            if facts.kvm.state.value == "proven":
+                how = "works: a guest booted under KVM"
+            yield Check(f"tier {tier}", "ok", how)
+            continue
+        name = f"{runtime.name} {runtime.version}, {runtime.path}"
+        if runtime.state.value == "proven":
+            port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
+            yield Check(f"tier {tier}", "ok", f"works: {name} ran a container{port}")
+        else:
+            yield Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
+    lacking = network_obstacles(facts)
+    for obstacle in lacking:
         yield Check("ranges", "note", *obstacle_text(obstacle))
-    if not found:
+    if not lacking:
         nft = facts.tool("nft")
         needed = f"nft {nft.version if nft else ''}, network namespaces, the libraries of the extra"
         yield Check("ranges", "ok", f"can be made: {needed} `network`")
 
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
-    """For each tier: whether it can run here, whether that is proven, and its obstacles."""
+    """Each tier's state, proof and obstacles."""
     from belljar.plan import tier_obstacles
     from belljar.plan.explain import obstacle_text
     from belljar.policy import Tier
@@ -168,18 +165,6 @@ def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
         obstacles = [{"code": code, "what": what, "hint": hint} for code, what, hint in texts]
         shown[tier.value] = {"works": not found, "proof": proof, "obstacles": obstacles}
     return shown
-
-
-def _system(facts: HostFacts) -> Iterator[Check]:
-    user = "root" if facts.is_root else f"user {facts.uid}"
-    system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
-    yield Check("host", "ok", f"{system}, kernel {facts.kernel_release}, as {user}")
-    yield Check("processors", "ok", f"{facts.cpus} × {facts.cpu_model}")
-    rest = f"of {_mib(facts.memory_total_mib)} free"
-    hint = "free some, or run fewer cells"
-    yield _amount("memory", facts.memory_available_mib, _LOW_MEMORY_MIB, rest, hint)
-    rest, hint = f"free for {facts.home}", "free some, or put BELLJAR_HOME elsewhere"
-    yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
 
 
 def _amount(what: str, has_mib: int, low_mib: int, rest: str, hint: str) -> Check:
@@ -225,7 +210,7 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
 
 def _open_files() -> Check:
-    """The soft limit never stands in the way: every command raises it to the hard one."""
+    """The soft limit doesn't count: commands raise it."""
     from belljar.descriptors import limit_at_start
 
     limit = limit_at_start()
@@ -237,7 +222,7 @@ def _open_files() -> Check:
 
 
 def _cores(facts: HostFacts) -> Check:
-    """Where crashes in the lowest of the tiers go; the others' are no worse."""
+    # Where cores go in the lowest tier: those of the others go no worse places.
     from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import cores_warning
     from belljar.policy import Tier
@@ -262,8 +247,7 @@ def _tools(facts: HostFacts) -> Iterator[Check]:
 
 
 def store_checks(home: Path) -> list[Check]:
-    """Whether this user can write the store, and whether it holds a guest kernel and the default
-    image."""
+    """Whether the store is writable and holds the kernel and default image."""
     from belljar.errors import BelljarError
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
@@ -283,7 +267,7 @@ def store_checks(home: Path) -> list[Check]:
 
 
 def _writable(home: Path) -> Check:
-    """Looks only: the store, or the nearest directory above it that there is."""
+    """The store, or the nearest directory above it."""
     place = next(path for path in (home, *home.parents) if path.exists())
     if os.access(place, os.W_OK | os.X_OK):
         return Check("store", "ok", str(home))
@@ -296,7 +280,7 @@ def _writable(home: Path) -> Check:
 
 
 def verdict(found: Sequence[Check], *, emulated: bool) -> str:
-    """One sentence: the tiers in which cells can run here, and those in which they can't."""
+    """The tiers in which cells can run, and the others."""
     from belljar.policy import Tier
 
     states: dict[str, set[str]] = {}

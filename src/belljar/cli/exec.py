@@ -41,10 +41,10 @@ TIMED_OUT_CODE = 124
 
 
 class CommandAfterDashes(click.Command):
-    """A click command that keeps everything after the first `--` untouched, for the guest."""
+    """Keeps everything after the first `--` for the guest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--`. Raises `Misuse` for a command without it."""
+        """Split at the first `--`. Raises `Misuse` without it."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
@@ -63,7 +63,7 @@ class CommandAfterDashes(click.Command):
 
 
 def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> int | None:
-    """Where a command begins whose `--` was forgotten; None if nothing looks like one."""
+    """Where a command without `--` begins, if it looks like one."""
     takes_value: dict[str, bool] = {
         name: not param.is_flag
         for param in params
@@ -152,14 +152,22 @@ def exec_command(
             "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
         )
     from belljar.cell import open_cell, start_run
+    from belljar.errors import PolicyError
 
     async def in_cell() -> int:
         with start_run("exec", None, argv) as run:
             async with open_cell(typed_policy(policy, tier), run=run) as cell:
                 if not as_json:
                     report_skipped_tiers(cell.plan)
+                command = argv or list(cell.image_command)
+                if not command:
+                    raise PolicyError(
+                        "no command is given, and the image has none",
+                        where=f"image {cell.plan.policy.image}",
+                        hint="put one after two dashes: `belljar exec high -- uname -a`",
+                    )
                 output = await cell.exec(
-                    argv or _of_the_image(cell),
+                    command,
                     input=_stdin(),
                     on_output=None if as_json else passing_on(),
                     user=user,
@@ -208,7 +216,7 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
 
 
 def report_skipped_tiers(plan: Plan) -> None:
-    """Print which tiers were skipped and why, each sentence once per store."""
+    """Print why tiers were skipped, each sentence once per store."""
     from belljar.store.home import belljar_home
 
     for sentence in plan.skipped_tiers:
@@ -220,18 +228,6 @@ def report_skipped_tiers(plan: Plan) -> None:
         except OSError:  # a store that can't be written: report it again next time
             pass
         click.echo(f"belljar: {sentence}", err=True)
-
-
-def _of_the_image(cell: Cell) -> list[str]:
-    from belljar.errors import PolicyError
-
-    if not cell.image_command:
-        raise PolicyError(
-            "no command is given, and the image has none",
-            where=f"image {cell.plan.policy.image}",
-            hint="put one after two dashes: `belljar exec high -- uname -a`",
-        )
-    return list(cell.image_command)
 
 
 def _as_object(
@@ -260,7 +256,7 @@ def _as_object(
 
 
 def passing_on() -> Callable[[Stream, bytes], None]:
-    """Passes a command's output to our standard streams; on a terminal it is escaped."""
+    """Writes output to our streams, escaped on terminals."""
     from belljar.channel import Stream
 
     targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
@@ -298,7 +294,6 @@ def _explain(output: ExecOutput) -> None:
 
 
 def _stdin() -> AsyncIterator[bytes] | None:
-    """Standard input as it arrives, or nothing when there is none."""
     try:
         kind = os.fstat(0).st_mode
     except OSError:

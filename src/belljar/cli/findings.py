@@ -1,4 +1,4 @@
-"""What `belljar run` and `belljar verdict` show of a run: samples, networks, signals, remarks."""
+"""A run's findings as text: samples, networks, signals, remarks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from belljar.harness.evaluate import RunOutcome
     from belljar.report.cells import Operation
     from belljar.report.ranges import RangeFindings
-    from belljar.report.requests import Request, Requests
+    from belljar.report.requests import Requests
     from belljar.report.samples import Row, RunFindings
     from belljar.report.signals import Signal
 
 MAX_NETWORK_LINES: Final = 400
+# Of all samples, for a person; `findings.json` in the run directory has the rest.
 MAX_SIGNAL_LINES: Final = 200
-"""Of all samples: a person reads them. `findings.json` in the run directory has the rest."""
 MAX_EVENT_NUMBERS: Final = 10
 """Event numbers that a line names."""
 MAX_NAME_CHARS: Final = 40
@@ -45,6 +45,7 @@ _SAMPLE_COLUMNS: Final = (
     *("sample", "score", "verdict", "probes", "cell", "commands"),
     *("in", "out", "time", "destroyed", "note"),
 )
+# The rules' words (`plan.rules.Reason`) that need explaining.
 _WHY: Final = {
     "connection": "",
     "segment": "outside of any connection that is known",
@@ -61,11 +62,10 @@ _WHY: Final = {
     "rate": "too many a second",
     "stray": "from no port of the range's",
 }
-"""The rules' words (`plan.rules.Reason`) that don't say it themselves, for a person."""
 
 
 def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
-    """The findings as JSON values, with the run directory."""
+    """The findings as JSON values."""
     from belljar.report.samples import as_json
 
     return {"run_dir": str(path), **as_json(findings)}
@@ -74,9 +74,9 @@ def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
 def show_findings(
     findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
-    """The table, what the transcript does not show, and where the evidence is.
+    """Print samples, differences, remarks and where the evidence is.
 
-    A defect here must not change what the exit code says: it is shown, and the verdict stands.
+    A defect here must not change the exit code: it is shown, and the verdict stands.
     """
     try:
         _show(findings, path, more, verbose=verbose)
@@ -176,7 +176,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def differing(findings: RunFindings) -> list[str]:
-    """How cells differed from what was written, each fact once with its samples."""
+    """Each difference once, with its samples."""
     from belljar.differences import samples_named, sentences
 
     samples: dict[str, dict[str, None]] = {}
@@ -217,7 +217,7 @@ def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
 
 
 def _failed(operation: Operation) -> str:
-    """A kind of operation that failed in a call of Inspect's, which then has no event."""
+    """A kind of operation that failed without a transcript event."""
     from belljar.report.cells import Action
 
     match operation.action, operation.errno:
@@ -235,7 +235,7 @@ def _failed(operation: Operation) -> str:
 
 
 def remarks(findings: RunFindings) -> list[str]:
-    """What a reader of the transcript alone would not know."""
+    """Remarks that no transcript has."""
     lines = [*_not_in_transcript(findings.rows), *differing(findings)]
     lines += [
         f"cell {cell.cell_id} was created, but the run ended before its sample began"
@@ -277,7 +277,7 @@ def remarks(findings: RunFindings) -> list[str]:
 
 
 def network_lines(findings: RunFindings, run_id: str) -> list[str]:
-    """A block for each range of a sample, escaped. Empty when no sample had a network."""
+    """An escaped block for each range. Empty without networks."""
     lines: list[str] = []
     ranges = [(row.transcript, each) for row in findings.rows for each in row.ranges]
     for shown, (transcript, found) in enumerate(ranges):
@@ -355,8 +355,23 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
     if not requests.count:
         return
     yield f"{requests.count} request(s) and connection(s) {title}:"
+    rows: list[tuple[str, ...]] = [_REQUEST_COLUMNS]
+    for request in requests:
+        answer = "-" if request.answer_bytes is None else format_size(request.answer_bytes)
+        why = "" if request.verdict == "allowed" else f": {request.reason}"
+        rows.append(
+            (
+                request.time[11:23],
+                request.cell or "?",
+                request.method,
+                request.what,
+                "-" if request.status is None else str(request.status),
+                f"{format_size(request.request_bytes)} → {answer}",
+                f"{request.verdict}{why}{', ambiguous' if request.ambiguous else ''}",
+                request.stand_in or "-",
+            )
+        )
     # In columns; a long address is not cut, and moves only what stands after it in its own line
-    rows = [_REQUEST_COLUMNS, *(_request_row(request) for request in requests)]
     head, *lines = table_lines(rows, max_chars=60)
     yield head
     yield from lines[: len(requests.first)]
@@ -366,23 +381,6 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
             f"{found.range_id}"
         )
     yield from lines[len(requests.first) :]
-
-
-def _request_row(request: Request) -> tuple[str, ...]:
-    answer = "-" if request.answer_bytes is None else format_size(request.answer_bytes)
-    verdict = (
-        request.verdict if request.verdict == "allowed" else f"{request.verdict}: {request.reason}"
-    )
-    return (
-        request.time[11:23],
-        request.cell or "?",
-        request.method,
-        request.what,
-        "-" if request.status is None else str(request.status),
-        f"{format_size(request.request_bytes)} → {answer}",
-        f"{verdict}, ambiguous" if request.ambiguous else verdict,
-        request.stand_in or "-",
-    )
 
 
 def _flows(found: RangeFindings) -> Iterator[str]:
@@ -412,7 +410,7 @@ def _flows(found: RangeFindings) -> Iterator[str]:
 
 
 def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
-    """A line for each signal of each sample, escaped; `verbose`: with the evidence."""
+    """An escaped line for each signal; `verbose`: with the evidence."""
     invalid = [
         f"  INVALID: {printable(each.problem)}" for each in findings.controls if each.problem
     ]

@@ -149,10 +149,26 @@ def ls(*, as_json: bool) -> None:
     images = _store().list()
     if as_json:
         print_json([entry.to_json() for entry in images])
-    elif not images:
+        return
+    if not images:
         click.echo("No images. `belljar setup` builds the default one.", err=True)
-    else:
-        _show_table([_row(entry) for entry in images])
+        return
+    rows = [_row(entry) for entry in images]
+    if not sys.stdout.isatty():
+        click.echo("\n".join(table_lines([_COLUMNS, *rows])))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:  # nothing is cut but a long source
+        table.add_column(
+            column, overflow="ellipsis" if column == "SOURCE" else "fold", no_wrap=column != "NAME"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(highlight=False).print(table)
 
 
 @image.command()
@@ -205,25 +221,6 @@ def _print_image(made: Image, *, as_json: bool) -> None:
         click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
 
 
-def _show_table(rows: list[tuple[str, ...]]) -> None:
-    """Nothing is cut, but a long source in a terminal; in a pipe each image is one line."""
-    if not sys.stdout.isatty():
-        click.echo("\n".join(table_lines([_COLUMNS, *rows])))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(
-            column, overflow="ellipsis" if column == "SOURCE" else "fold", no_wrap=column != "NAME"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(highlight=False).print(table)
-
-
 def _row(entry: Image) -> tuple[str, ...]:
     names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
     cells = (names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source)
@@ -234,7 +231,7 @@ def _row(entry: Image) -> tuple[str, ...]:
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
-    """`K=V`; `K` alone is taken from the environment, as Docker does."""
+    """`K=V`; `K` alone comes from the environment."""
     pairs = {}
     for word in value:
         name, equals, text = word.partition("=")

@@ -1,5 +1,4 @@
-"""`belljar image import --from-compose` and `--from-task`: all images that a compose file or a task
-runs."""
+"""`belljar image import --from-compose` and `--from-task`."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
-    """The images of compose files. Raises `PolicyError` for a file that can't be read."""
+    """Raises `PolicyError` for a file that can't be read."""
     from belljar.compose.data import service_images
     from belljar.compose.document import read_document
     from belljar.compose.values import CannotKeepError
@@ -47,7 +46,7 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
 
 
 def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
-    """The images that a service's Dockerfile starts from; none where it can't be read."""
+    """The images that a Dockerfile starts from, if it can be read."""
     from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
@@ -61,11 +60,10 @@ def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
-    """The images of all samples of tasks, which are loaded as by `belljar run`, and not run.
+    """The images of all samples of tasks, loaded but not run.
 
-    What they (and a `.env` file) make of this process's environment ends here: it chooses no
-    daemon, proxy or login. Raises `PolicyError`; `ContainmentBreach` when another sandbox provider
-    was about to be used.
+    The tasks' changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
+    `ContainmentBreach` when another sandbox provider was about to be used.
     """
     from belljar.harness.evaluate import check_tasks
 

@@ -68,7 +68,26 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
         text = printable(f"{path}: {error.strerror}")
         raise click.BadParameter(text, param_hint="RUN") from error
     if as_json:
-        print_json(_as_json(result, path, origin, strict=strict))
+        lacks_key = result.key and not result.key_checked
+        print_json(
+            {
+                "ok": _passes(result, strict=strict),
+                "status": result.status.value,
+                "problem": {"where": result.problem.where, "what": result.problem.what}
+                if result.problem
+                else None,
+                "warnings": [*result.warnings, *([HINT_KEY] if lacks_key else [])],
+                "run_id": result.run_id,
+                "path": str(path),
+                "key": result.key,
+                "key_compared_with": origin or None,
+                "events": result.events,
+                "signed_events": result.signed_events,
+                "checkpoints": result.checkpoints,
+                "bodies": result.bodies,
+                "root": result.root,
+            }
+        )
     else:
         _print_verification(result, path, origin)
     if strict and not result.key_checked and not as_json:
@@ -130,6 +149,7 @@ def show(
     Example:
       belljar ledger show last --kind exec --output
     """
+    import base64
     from itertools import islice
 
     from belljar.ledger.listing import read_lines
@@ -140,42 +160,30 @@ def show(
     for number, event in islice(wanted, limit):
         if isinstance(event, ValueError):
             click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
-        elif as_json:
+            continue
+        bodies = [(body.name, *_content(body, path)) for body in event.bodies if with_output]
+        if as_json:
             value = _dump(event)
-            if with_output:
-                _add_contents(value, event, path)
+            for shown, (_, content, problem) in zip(value["bodies"], bodies, strict=with_output):
+                shown["content_base64"] = base64.b64encode(content).decode()
+                if problem:
+                    shown["problem"] = problem
             click.echo(json.dumps(value))
         else:
             click.echo(_row(event))
-            for line in _body_lines(event, path) if with_output else ():
-                click.echo(line)
+            for name, content, problem in bodies:
+                for line in content.decode("utf-8", "backslashreplace").splitlines():
+                    click.echo(f"        {name} | {printable(line)}")
+                if problem:
+                    click.echo(f"        {name}: {printable(problem)}")
 
 
+# Of one body; a longer one is cut, and its whole is a file of the run directory.
 MAX_SHOWN_BYTES: Final = 64 << 10
-"""Of one body; a longer one is cut, and its whole is a file of the run directory."""
-
-
-def _add_contents(value: dict[str, Any], event: Line, path: Path) -> None:
-    import base64
-
-    for shown, body in zip(value["bodies"], event.bodies, strict=True):
-        content, problem = _content(body, path)
-        shown["content_base64"] = base64.b64encode(content).decode()
-        if problem:
-            shown["problem"] = problem
-
-
-def _body_lines(event: Line, path: Path) -> Iterator[str]:
-    for body in event.bodies:
-        content, problem = _content(body, path)
-        for line in content.decode("utf-8", "backslashreplace").splitlines():
-            yield f"        {body.name} | {printable(line)}"
-        if problem:
-            yield f"        {body.name}: {printable(problem)}"
 
 
 def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
-    """What is shown of a body, and what is wrong with it or left out."""
+    """The shown part of a body, and its problem or omission."""
     from belljar.ledger.listing import read_body
 
     try:
@@ -232,12 +240,12 @@ def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
 
 
 def is_path(ref: str) -> bool:
-    """Whether a run is named by its path: then its name proves nothing."""
+    """Whether a run is named by its path, which proves nothing."""
     return "/" in ref or ref in {".", ".."}
 
 
 def run_path(ref: str) -> Path:
-    """The run directory that is meant. Raises `Misuse`."""
+    """The run directory. Raises `Misuse`."""
     from belljar.ledger.listing import find_run
     from belljar.store.home import belljar_home
 
@@ -251,7 +259,7 @@ def run_path(ref: str) -> Path:
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
-    """The key to compare with, and where we know it from."""
+    """The key to compare with, and its source."""
     from belljar.ledger.keys import local_fingerprint, parse_fingerprint
     from belljar.store.home import belljar_home
 
@@ -284,7 +292,7 @@ def _since(text: str | None) -> datetime | None:
 
 
 def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
-    """The lines, or a usage error when there is no ledger."""
+    """Raises a usage error when there is no ledger."""
     while True:
         try:
             line = next(lines)
@@ -332,7 +340,14 @@ def _dump(event: Line) -> dict[str, Any]:
 def _row(event: Line) -> str:
     mark = "·" if event.trust == "host-observed" else "g"
     cell = printable(event.cell or "-")[:12]
-    details = "  ".join(_field(name, value) for name, value in event.data.items())
+    shown = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in event.data.items()
+    }
+    details = "  ".join(
+        f"{printable(name, max_chars=64)}={printable(text, max_chars=160)}"
+        for name, text in shown.items()
+    )
     bodies = "  ".join(
         f"[{body.name} {body.kept_bytes}"
         + (f" of {body.total_bytes}" if body.kept_bytes != body.total_bytes else "")
@@ -343,34 +358,6 @@ def _row(event: Line) -> str:
         f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  "
         f"{details}  {bodies}"
     ).rstrip()
-
-
-def _field(name: str, value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"{printable(name, max_chars=64)}={printable(text, max_chars=160)}"
-
-
-def _as_json(result: Verification, path: Path, origin: str, *, strict: bool) -> dict[str, Any]:
-    return {
-        "ok": _passes(result, strict=strict),
-        "status": result.status.value,
-        "problem": {"where": result.problem.where, "what": result.problem.what}
-        if result.problem
-        else None,
-        "warnings": [
-            *result.warnings,
-            *([HINT_KEY] if result.key and not result.key_checked else []),
-        ],
-        "run_id": result.run_id,
-        "path": str(path),
-        "key": result.key,
-        "key_compared_with": origin or None,
-        "events": result.events,
-        "signed_events": result.signed_events,
-        "checkpoints": result.checkpoints,
-        "bodies": result.bodies,
-        "root": result.root,
-    }
 
 
 def _print_verification(result: Verification, path: Path, origin: str) -> None:

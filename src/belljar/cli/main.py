@@ -83,15 +83,15 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
     )
 }
-"""Of each command: module, attribute, and what `--help` prints before either is imported."""
+"""Module, attribute and summary, printed without an import."""
 
 
+# An event loop's idle threads take less than a millisecond.
 THREADS_END_WITHIN_S: Final = 0.05
-"""An event loop's idle threads take less than a millisecond."""
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported when they are run, not when they are listed."""
+    """Commands are imported when run, not when listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """In the order a new user needs them."""
@@ -122,7 +122,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Also `help` as a command; an unknown name is answered with the nearest."""
+        """Adds `help`, and hints for unknown names."""
         if args[:1] == ["help"]:
             if len(args) == 1:
                 click.echo(ctx.get_help())
@@ -168,7 +168,7 @@ def root() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The console script. Never returns; the exit code says how it went."""
+    """The console script. Never returns."""
     _open_standard_streams()
     hold_ignored_interrupt()
     raise_soft_limit()
@@ -199,7 +199,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _has_threads() -> bool:
-    """Whether other threads run; those of an ended event loop stop in a moment."""
+    """Whether other threads run; an ended event loop's stop shortly."""
     threading = sys.modules.get("threading")
     if threading is None:
         return False
@@ -211,7 +211,7 @@ def _has_threads() -> bool:
 
 
 def _open_standard_streams() -> None:
-    """Closed ones become /dev/null, else the next file opened would be the guest's output."""
+    # Closed ones become /dev/null, else the next file opened would be the guest's output.
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -221,7 +221,7 @@ def _open_standard_streams() -> None:
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Run a command line and return its exit code (for tests and embedding)."""
+    """Returns the exit code, for tests and embedding."""
     words = sys.argv[1:] if argv is None else argv
     json_wanted = console.wants_json(words)
     # Click colours a terminal whatever NO_COLOR says; elsewhere it never does.
@@ -247,7 +247,7 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def _fail(error: BaseException, *, json_wanted: bool) -> int:
-    """Say what went wrong and return the exit code. Raises what is a defect of ours."""
+    """Returns the exit code. Raises our own defects."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
         error.show()
         return error.exit_code
@@ -278,7 +278,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 
 def _is_unread(error: BaseException) -> bool:
-    """Whether nobody reads our standard output any more."""
+    """Whether standard output has lost its reader."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return True  # how rich leaves then: it has pointed standard output away already
     if not isinstance(error, SystemExit | BrokenPipeError):  # SystemExit is how click leaves
@@ -289,13 +289,13 @@ def _is_unread(error: BaseException) -> bool:
 
 
 def _reader_gone() -> int:
-    """No error (head, less), but a shell's code for SIGPIPE."""
+    """As SIGPIPE, without an error message (head, less)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 141
 
 
 def _cause(interrupt: BaseException) -> BelljarError | None:
-    """What failed on the way out: something may be left."""
+    """The error of the clean-up."""
     failed = interrupt.__cause__
     while failed is not None and not isinstance(failed, BelljarError):
         failed = failed.__cause__
@@ -303,7 +303,7 @@ def _cause(interrupt: BaseException) -> BelljarError | None:
 
 
 def _host_error(error: OSError) -> HostError | None:
-    """The error as this host's, when standard output or the store can't be used."""
+    """When standard output or the store can't be used."""
     from belljar.store.home import belljar_home
 
     no_room = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -322,7 +322,7 @@ def _host_error(error: OSError) -> HostError | None:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """The error that a person should see: task groups wrap what they raise."""
+    """Task groups wrap what they raise."""
     kinds: tuple[type[BaseException], ...] = (
         KeyboardInterrupt,
         ContainmentBreach,

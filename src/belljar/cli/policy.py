@@ -1,4 +1,4 @@
-"""`belljar policy`, `plan` and `check`: what is written, and what this host would make of it."""
+"""`belljar policy`, `plan` and `check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from belljar.harness.operator import OperatorOptions
-    from belljar.harness.preview import Outlook, Preview
+    from belljar.harness.preview import Outlook
     from belljar.host import HostFacts
     from belljar.plan import ImageFacts, Plan
     from belljar.policy import Policy
@@ -195,7 +195,7 @@ def _in_red(text: str) -> str:
 
 
 def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = False) -> HostFacts:
-    """The facts; with `prove`, a guest is booted and containers are run where that is unknown.
+    """With `prove`, unknown facts are tried out here.
 
     `again`: tried anew. `doubt`: a runtime that failed is tried anew, however recently that was.
     """
@@ -222,7 +222,7 @@ def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = Fa
 
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:
-    """What the plan needs to know of the image; None when it isn't in the store."""
+    """The plan's image facts; None when the store lacks it."""
     from belljar.errors import HostError
     from belljar.image.store import Store
     from belljar.plan import ImageFacts
@@ -299,7 +299,15 @@ def check(
       belljar check task.py@ctf --policy high --limit 10
       belljar check compose.yaml
     """
-    from belljar.harness.preview import Host, exit_code, kind_of, outlooks
+    from belljar.harness.evaluate import check_tasks
+    from belljar.harness.preview import (
+        Host,
+        check_compose,
+        check_policy,
+        exit_code,
+        kind_of,
+        outlooks,
+    )
     from belljar.harness.preview import as_json as to_json
     from belljar.store.home import belljar_home
 
@@ -312,6 +320,10 @@ def check(
         "allow_upstreams": allow_upstreams,
     }
     kind, home = kind_of(target), belljar_home()
+    if kind == "policy" and run_policy:
+        raise Misuse(
+            "--policy goes with a task or a compose file, not with a policy", hint="leave it out"
+        )
     chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
     arguments = [target, *(word for given in task_args for word in ("-T", given))]
     for option, value in chosen.items():
@@ -321,7 +333,13 @@ def check(
         facts=lambda: host_facts(home, prove=False),
         image=lambda name: image_facts(home, name),
     )
-    found = outlooks(_previews(kind, target, options, arguments), host)
+    if kind == "compose":
+        previews = check_compose(target, options)
+    elif kind == "policy":
+        previews = check_policy(target, options)
+    else:
+        previews = check_tasks(arguments, options)
+    found = outlooks(previews, host)
     if as_json:
         print_json(to_json(target, kind, found))
     else:
@@ -329,28 +347,28 @@ def check(
     return exit_code(found)
 
 
-def _previews(
-    kind: str, target: str, options: OperatorOptions, arguments: Sequence[str]
-) -> list[Preview]:
-    from belljar.harness.evaluate import check_tasks
-    from belljar.harness.preview import check_compose, check_policy
-
-    if kind == "policy":
-        if options["run_policy"]:
-            raise Misuse(
-                "--policy goes with a task or a compose file, not with a policy",
-                hint="leave it out",
-            )
-        return check_policy(target, options)
-    return check_compose(target, options) if kind == "compose" else check_tasks(arguments, options)
-
-
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:
-    """What a person reads; every word of a task is escaped."""
+    """What a person reads; task words are escaped."""
+    from belljar.differences import Kind, samples_named, sentences
     from belljar.harness.preview import all_missing
 
     for each in found:
-        yield from _group_lines(each)
+        first, samples = each.group.first, each.group.samples
+        named = "" if samples == ("",) else f", {samples_named(samples)}"
+        yield f"{printable(first.task)}{named}: {_OUTCOMES[each.outcome]}"
+        if each.plan is not None:
+            yield f"  cell: {_cell(each.plan)}"
+        if first.kept:
+            kept = (f"{fact.key} ({fact.detail})" for fact in first.kept)
+            yield f"  kept: {printable(', '.join(kept), max_chars=400)}"
+        yield from (f"  {sentence}" for sentence in sentences(first.differences))
+        error = each.error or each.lacking
+        # What a compose file is refused for stands above, each key for itself.
+        if error and not any(fact.kind is Kind.REFUSED for fact in first.differences):
+            place = f"{printable(error.where)}: " if error.where else ""
+            yield f"  {place}{printable(error.what, max_chars=1000)}"
+        if error and error.hint:
+            yield f"  hint: {printable(error.hint)}"
         yield ""
     missing = all_missing(found)
     if missing:
@@ -365,28 +383,6 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
     outcomes = ", ".join(f"{count} {_OUTCOMES[word]}" for word, count in counts.items() if count)
     images = f"; {len(missing)} image(s) missing" if missing else ""
     yield f"{sum(counts.values())} checked: {outcomes or 'no samples'}{images}"
-
-
-def _group_lines(each: Outlook) -> Iterator[str]:
-    from belljar.differences import Kind, samples_named, sentences
-
-    first, samples = each.group.first, each.group.samples
-    named = "" if samples == ("",) else f", {samples_named(samples)}"
-    yield f"{printable(first.task)}{named}: {_OUTCOMES[each.outcome]}"
-    if each.plan is not None:
-        yield f"  cell: {_cell(each.plan)}"
-    if first.kept:
-        kept = (f"{fact.key} ({fact.detail})" for fact in first.kept)
-        yield f"  kept: {printable(', '.join(kept), max_chars=400)}"
-    yield from (f"  {sentence}" for sentence in sentences(first.differences))
-    error = each.error or each.lacking
-    if error is not None:
-        # what a compose file is refused for stands above, each key for itself
-        if not any(fact.kind is Kind.REFUSED for fact in first.differences):
-            place = f"{printable(error.where)}: " if error.where else ""
-            yield f"  {place}{printable(error.what, max_chars=1000)}"
-        if error.hint:
-            yield f"  hint: {printable(error.hint)}"
 
 
 def _cell(plan: Plan) -> str:

@@ -1,6 +1,6 @@
-"""`belljar probe` and `belljar control`: whether a policy's cells hold, and its signals show.
+"""`belljar probe` and `belljar control`.
 
-`probe` tries, from inside a fresh cell, what a workload that wants out would try.
+`probe` tries to escape from a fresh cell; `control` checks the signals.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ async def _probe(
 async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
 ) -> TierResult:
-    """The probes as `user`, else as the policy's; all of them also as root, in a second cell."""
+    """As `user` or the policy's, then as root in another cell."""
     from belljar.probe.run import ALL
 
     first = await _tried_once(loaded, run, wanted, user)
@@ -200,7 +200,7 @@ def _show(result: TierResult) -> None:
 
 
 def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - rich's
-    """A line for each probe, and for a breach what it means."""
+    """A line for each probe; breaches are explained."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -261,7 +261,10 @@ def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
 
 
 async def _write_page(page: Path, policy: str) -> int:
-    """All probes in a cell of every tier; one that this host can't have has its reason."""
+    """All probes in every tier, or why it is missing."""
+    import os
+    import platform
+
     import anyio
 
     from belljar.cell import start_run
@@ -278,27 +281,20 @@ async def _write_page(page: Path, policy: str) -> int:
                 results.append(await _tried(typed_policy(policy, tier), run, ALL, None))
             except HostError as error:
                 results.append(TierResult(tier=tier, refused=error.what))
-        text = containment_page(results, PROBES, _host_words())
+        unified = anyio.Path("/sys/fs/cgroup/cgroup.controllers")
+        delegated = await unified.exists() and bool((await unified.read_text()).split())
+        host = {  # what bears on the results, and doesn't name the host
+            "kernel": f"Linux {'.'.join(platform.release().split('.')[:2])}, {platform.machine()}",
+            "control groups": "version 2" if delegated else "version 1",
+            "as": "root" if os.geteuid() == 0 else "an ordinary user",
+        }
+        text = containment_page(results, PROBES, host)
         await anyio.Path(page).write_text(text, encoding="utf-8")
         verdict = worst(report.verdict for result in results for report in result.reports)
         code = _EXIT_CODES[verdict.value]
         run.finish("completed" if verdict is Verdict.CONTAINED else "failed", exit_code=code)
     click.echo(f"{verdict.value}: {printable(str(page))}", err=True)
     return code
-
-
-def _host_words() -> dict[str, str]:
-    """What of this host bears on the results; nothing that names it."""
-    import os
-    import platform
-
-    unified = Path("/sys/fs/cgroup/cgroup.controllers")
-    delegated = unified.exists() and bool(unified.read_text().split())
-    return {
-        "kernel": f"Linux {'.'.join(platform.release().split('.')[:2])}, {platform.machine()}",
-        "control groups": "version 2" if delegated else "version 1",
-        "as": "root" if os.geteuid() == 0 else "an ordinary user",
-    }
 
 
 @click.command("control")

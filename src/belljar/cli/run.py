@@ -1,4 +1,4 @@
-"""`belljar run`, `verdict` and `runs`: an Inspect evaluation in cells, and what became of runs."""
+"""`belljar run`, `verdict` and `runs`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _VERDICT_STYLES: Final[dict[str, dict[str, Any]]] = {
     "void": {"fg": "yellow"},
     "breached": {"fg": "red", "bold": True},
 }
+# A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
-"""A longer task or command line is cut; `--json` has it whole."""
 
 
 @click.command(
@@ -233,8 +233,15 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
 
 
 def _print_runs(found: list[RunSummary]) -> None:
-    head = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED", "SIZE")
-    rows = [head, *map(_run_row, found)]
+    head: tuple[str, ...] = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED", "SIZE")
+    rows = [head]
+    for run in found:
+        started = run.started[:19].replace("T", " ") if run.started else "-"
+        code = f" ({run.exit_code})" if run.exit_code else ""
+        outcome = f"{run.outcome}{code}{', killed' if run.killed else ''}"
+        words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
+        shown = (printable(word, max_chars=MAX_WHAT_CHARS) for word in words)
+        rows.append((*shown, format_size(run.size_bytes)))
     widths = column_widths(rows)
     for number, row in enumerate(rows):
         padded = [*map(str.ljust, row, widths)]
@@ -244,12 +251,3 @@ def _print_runs(found: list[RunSummary]) -> None:
             padded[4] = click.style(padded[4], fg=_STYLES.get(run.outcome, "yellow"))
             padded[5] = click.style(padded[5], **_VERDICT_STYLES.get(run.verdict, {}))
         click.echo("  ".join(padded))
-
-
-def _run_row(run: RunSummary) -> tuple[str, ...]:
-    started = run.started[:19].replace("T", " ") if run.started else "-"
-    code = f" ({run.exit_code})" if run.exit_code else ""
-    outcome = f"{run.outcome}{code}{', killed' if run.killed else ''}"
-    words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
-    shown = (printable(word, max_chars=MAX_WHAT_CHARS) for word in words)
-    return *shown, format_size(run.size_bytes)

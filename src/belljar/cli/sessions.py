@@ -1,4 +1,4 @@
-"""`belljar shell`, `attach` and `forward`: terminals in cells, and ports that lead to them."""
+"""`belljar shell`, `attach` and `forward`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
 
 @asynccontextmanager
 async def _attachable(cell: Cell) -> AsyncIterator[None]:
-    """Let `belljar attach` and `forward` reach the cell while the block lasts."""
+    """Serve `belljar attach` and `forward` during the block."""
     import anyio
 
     from belljar.harness.attach import AttachSocket
@@ -104,7 +104,7 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
 
 
 async def converse(running: RunningCommand) -> int:
-    """Join this terminal to a running command until it ends; returns its exit code."""
+    """Join this terminal to a command; returns its exit code."""
     import anyio
 
     async def send_keys() -> None:
@@ -136,7 +136,7 @@ def _write_all(content: bytes) -> None:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """Rows and columns; 24 × 80 for a terminal that doesn't know its size."""
+    """Rows and columns; 24 × 80 if unknown."""
     with suppress(OSError):
         size = os.get_terminal_size(0)
         return size.lines or 24, size.columns or 80
@@ -199,7 +199,7 @@ def _check_cell_id(cell_id: str) -> None:
 
 
 def _connect(cell_id: str, command: str) -> socket.socket:
-    """A connection to the attach socket of a cell. Raises `HostError`."""
+    """Connect to a cell's attach socket. Raises `HostError`."""
     from belljar.harness.attach import attach_directory, connect_to
 
     try:
@@ -256,7 +256,7 @@ def _size_signals() -> Iterator[int]:
 
 
 def parse_forward(text: str) -> tuple[str, int, int | str]:
-    """`[HOST:]LOCAL:REMOTE` as host, port, target. Raises `ValueError`; HOST must be loopback."""
+    """`[HOST:]LOCAL:REMOTE`, HOST being loopback. Raises `ValueError`."""
     from belljar.cell.connection import parse_target
 
     found = _FORWARD.fullmatch(text)
@@ -358,7 +358,7 @@ async def _connect_in_thread(cell_id: str) -> socket.socket:
 
 
 async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
-    """Relay one client both ways. Returns why it could not be connected, or nothing."""
+    """Relay both ways. Returns why it could not connect."""
     import anyio
     from anyio.abc import SocketStream
 

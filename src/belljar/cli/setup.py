@@ -1,4 +1,4 @@
-"""`belljar setup`: what this host needs, shown, asked for and done."""
+"""`belljar setup`: prepares this host."""
 
 from __future__ import annotations
 
@@ -96,15 +96,35 @@ def setup(
     is_blocked = any(problem.blocks_all for problem in plan.problems)
     done = _carry_out(plan, home, wanted, quiet=as_json) if act and not is_blocked else []
     left = plan_setup(host_state(home), replace(wanted, refresh=False)) if done else plan
+    is_ready = not left.problems and not left.steps
     if as_json:
-        _print_json(left, state, done, planned=plan, home=home)
+        print_json(
+            {
+                "ready": is_ready,
+                "host": state.pretty_name,
+                "home": os.fspath(home),
+                "steps": [
+                    {"title": step.title, "command": shown(step), "done": step in done}
+                    for step in plan.steps
+                ],
+                "problems": [{"what": each.what, "hint": each.hint} for each in left.problems],
+            }
+        )
     else:
-        _conclude(left, acted=act)
+        for problem in left.problems:
+            click.echo(as_text(Failure("", problem.what, hint=problem.hint)), err=True)
+        if is_ready:
+            click.echo(
+                "This host is ready. `belljar doctor` says what it can do; `belljar exec -- uname "
+                "-a` runs a command in a cell."
+            )
+        elif not act and left.steps:
+            click.echo("Nothing was done.")
     return 0 if not left.problems and (dry_run or not left.steps) else HostError.exit_code
 
 
 def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
-    """Do the steps in order; an error names the log, which has everything that the tools said."""
+    """Each step in order; errors name the log of all output."""
 
     if not plan.steps:
         return []
@@ -147,7 +167,7 @@ def _build(name: str, home: Path, mirror: str, log: Path, report: Report) -> Non
 
 
 def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
-    """Fetch the guest kernel with the modules that the guest wants. Raises `HostError`."""
+    """The kernel with the guest's modules. Raises `HostError`."""
 
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     report("fetching and checking the package")
@@ -159,7 +179,7 @@ def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
 
 
 def write_root_file(path: Path, content: str) -> None:
-    """Write a file of the system whole or not at all, readable by all."""
+    """Write atomically, readable by all."""
 
     part = path.with_name(f".{path.name}.new")
     try:
@@ -176,35 +196,6 @@ def write_root_file(path: Path, content: str) -> None:
         ) from error
 
 
-def _conclude(left: SetupPlan, *, acted: bool) -> None:
-    for problem in left.problems:
-        click.echo(as_text(Failure("", problem.what, hint=problem.hint)), err=True)
-    if not left.problems and not left.steps:
-        click.echo(
-            "This host is ready. `belljar doctor` says what it can do; `belljar exec -- uname "
-            "-a` runs a command in a cell."
-        )
-    elif not acted and left.steps:
-        click.echo("Nothing was done.")
-
-
-def _print_json(
-    left: SetupPlan, state: HostState, done: list[Step], *, planned: SetupPlan, home: Path
-) -> None:
-    print_json(
-        {
-            "ready": not left.problems and not left.steps,
-            "host": state.pretty_name,
-            "home": os.fspath(home),
-            "steps": [
-                {"title": step.title, "command": shown(step), "done": step in done}
-                for step in planned.steps
-            ],
-            "problems": [{"what": problem.what, "hint": problem.hint} for problem in left.problems],
-        }
-    )
-
-
 # --- what is present on this host
 
 
@@ -213,7 +204,7 @@ _VERSION: Final = re.compile(r"version (\d{1,6})\.(\d{1,6})")
 
 
 def host_state(home: Path) -> HostState:
-    """The state of this host and of the store in `home`. Raises `HostError` without guests."""
+    """The host and the store in `home`. Raises `HostError`."""
     if platform.system() != "Linux":
         raise HostError(
             f"Belljar runs on Linux; this is {platform.system()}",
@@ -254,7 +245,7 @@ def _version(need: Need) -> tuple[int, ...] | None:
 
 
 def _kernel(home: Path) -> str:
-    """The version of a kernel that loads what today's guest wants, else ""."""
+    """The version if it has today's modules, else ""."""
     try:
         kernel = current_kernel(home)
     except HostError:

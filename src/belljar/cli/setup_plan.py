@@ -14,7 +14,7 @@ from belljar.image.apt import AptSource, debian_sources, has_suite
 from belljar.units import format_size
 
 PARTS: Final = ("build",)
-"""What `belljar setup --with` installs besides what every host needs."""
+"""Extra parts of `belljar setup --with`."""
 BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
 _APT: Final = ("apt-get", "-q", "-y")
 _TOOLS_DISK_BYTES: Final = 1 << 30
@@ -41,7 +41,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """What is present. `tools` maps each command that was found to its version (() = not asked)."""
+    """`tools`: found commands and versions; () = not asked."""
 
     distribution: str
     codename: str
@@ -57,7 +57,7 @@ class HostState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Write `content` to `path`, run `command`, fetch the kernel, or build the image `name`."""
+    """Write `path`, run `command`, fetch a kernel, or build `name`."""
 
     kind: Literal["write", "run", "kernel", "image"]
     title: str
@@ -69,7 +69,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What setup can't do itself. `blocks_all`: no step is carried out before it is solved."""
+    """`blocks_all`: no step is done before it is solved."""
 
     what: str
     hint: str
@@ -78,7 +78,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupPlan:
-    """The steps, in order, and what stands in the way of being ready after them."""
+    """Ordered steps, and what prevents readiness after them."""
 
     steps: tuple[Step, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -86,7 +86,7 @@ class SetupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the caller asked for. `parts`: of `PARTS`."""
+    """`parts`: of `PARTS`."""
 
     images: tuple[str, ...] = ("default",)
     refresh: bool = False
@@ -95,7 +95,7 @@ class Wanted:
 
 
 def needs(debian_arch: str) -> tuple[Need, ...]:
-    """Every tool that Belljar needs on a host of this architecture."""
+    """Every tool for this architecture."""
     arm = debian_arch == "arm64"
     qemu = "qemu-system-aarch64" if arm else "qemu-system-x86_64"
     package = "qemu-system-arm" if arm else "qemu-system-x86"
@@ -121,7 +121,7 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
 
 
 def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list[Need]:
-    """What of `needs`, with these parts, is not there or is too old."""
+    """The needed tools that are missing or too old."""
     missing = []
     for need in needs(state.debian_arch):
         version = state.tools.get(need.command)
@@ -132,7 +132,7 @@ def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list
 
 
 def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
-    """The steps from this state to a ready host, and the problems that remain."""
+    """The steps to a ready host, and remaining problems."""
     missing = missing_tools(state, wanted.parts)
     if missing and state.distribution != "debian":
         return SetupPlan(problems=(_elsewhere(state, missing),))
@@ -161,7 +161,7 @@ def version_text(need: Need) -> str:
 
 
 def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
-    """The backports suite if it is needed, the package lists, the packages of each suite."""
+    """Add backports if needed, update, install from each suite."""
     newer = [need.package for need in missing if need.backports and state.codename == "bookworm"]
     plain = [need.package for need in missing if need.package not in newer]
     steps = []
@@ -217,7 +217,7 @@ def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
 
 
 def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
-    """Another distribution: what to install under the names it is likely to have there."""
+    """Names packages as the distribution probably does."""
     names = [need.package for need in missing]
     if state.distribution in {"ubuntu", "linuxmint", "pop", "raspbian"}:
         how = "sudo apt-get install --no-install-recommends"
@@ -237,7 +237,7 @@ def _names(missing: Sequence[Need]) -> str:
 
 
 def shown(step: Step) -> str:
-    """A step as a command line, for a person to read or to type."""
+    """A step as a command line."""
     if step.kind == "write":
         text = step.content.rstrip("\n").replace("\n", "\\n")
         return f"printf '{text}\\n' > {step.path}"
@@ -249,7 +249,7 @@ def shown(step: Step) -> str:
 
 
 def check_wanted(state: HostState, wanted: Wanted) -> None:
-    """Raise `HostError` when images or a kernel are to be made and no Debian mirror is known."""
+    """Raises `HostError` when a mirror is needed and unknown."""
     if any(step.kind in {"kernel", "image"} for step in plan_setup(state, wanted).steps):
         try:
             debian_sources(state.sources, "bookworm", mirror=wanted.mirror)

@@ -1,4 +1,4 @@
-"""`belljar guard` and `belljar decoy`: try the egress guard, and tell whose decoy a value is."""
+"""`belljar guard` and `belljar decoy`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 CHUNK_BYTES: Final = 16 << 20
+# For each chunk: an operator waits longer than a request does.
 TIME_S: Final = 60.0
-"""For each chunk: an operator waits longer than a request does."""
 INCOMPLETE_CODE: Final = 2
 
 _POLICY = click.option(
@@ -64,7 +64,13 @@ def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
         print_json({"files": found})
     else:
         for one in found:
-            _print_file(one)
+            name = printable(one["file"])
+            for hit in one["hits"]:
+                how = f", decoded from {' > '.join(hit['decoding'])}" if hit["decoding"] else ""
+                value = printable(hit["class"] + (f" {hit['value']}" if hit["value"] else ""))
+                click.echo(f"{name}: bytes {hit['start']}-{hit['end']}: {value}{how}")
+            if not one["complete"]:
+                click.echo(f"{name}: not scanned to the end: {one['problem']}", err=True)
     if any(one["hits"] for one in found):
         return 1
     return 0 if all(one["complete"] for one in found) else INCOMPLETE_CODE
@@ -158,7 +164,7 @@ async def _carry_out(cases: Sequence[Case], policy: str | None) -> tuple[Sequenc
 
 
 def _stream(policy: str | None) -> StreamScanner:
-    """A scanner of what a policy protects. Raises PolicyError, HostError."""
+    """Scans for a policy's values. Raises PolicyError, HostError."""
     from belljar.signals.scanner import Scanner
     from belljar.signals.streams import StreamScanner
     from belljar.signals.values import ScanBounds, read_protected, spec_of
@@ -218,18 +224,6 @@ def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
     return {"file": name, "bytes": at, "complete": not problem, "problem": problem, "hits": hits}
 
 
-def _print_file(found: dict[str, Any]) -> None:
-    name = printable(found["file"])
-    for hit in found["hits"]:
-        how = f", decoded from {' > '.join(hit['decoding'])}" if hit["decoding"] else ""
-        value = f" {hit['value']}" if hit["value"] else ""
-        click.echo(
-            f"{name}: bytes {hit['start']}-{hit['end']}: {printable(hit['class'] + value)}{how}"
-        )
-    if not found["complete"]:
-        click.echo(f"{name}: not scanned to the end: {found['problem']}", err=True)
-
-
 MAX_TEXT_BYTES: Final = 1 << 20
 _WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
 _PIECE: Final = re.compile(r"[:/@?&|]+")
@@ -237,7 +231,7 @@ _PIECE: Final = re.compile(r"[:/@?&|]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Whose decoy a value is. `sample`: "" where the cell was of none; `value`: its name in it."""
+    """`sample`: "" if none; `value`: its name in the decoy."""
 
     run_id: str
     cell_id: str
@@ -290,14 +284,14 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
 
 
 def candidates(text: str) -> tuple[str, ...]:
-    """All of a text, each line, each word and, as of a URL, its pieces. Pure."""
+    """The text, its lines, words and URL pieces. Pure."""
     lines, words = [line.strip() for line in text.splitlines()], _WORD.findall(text)
     pieces = [piece for word in words for piece in _PIECE.split(word)]
     return tuple(dict.fromkeys(one for one in (text.strip(), *lines, *words, *pieces) if one))
 
 
 def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
-    """What a run's record says of them. Raises `LedgerError`, `OSError`."""
+    """Matches in a run's record. Raises `LedgerError`, `OSError`."""
     from belljar.cell.decoys import KEY_FILE, read_key
     from belljar.events import Kind
     from belljar.ledger.listing import read_events

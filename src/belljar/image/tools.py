@@ -380,24 +380,19 @@ def user_namespace() -> Iterator[Inside]:
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{holder.pid}/{name}").write_text(f"0 {first} {IDS}\n")
         else:
-            first = os.geteuid()
-            _map_own(holder.pid)
+            first = os.geteuid()  # root is this user, the others are its subordinate ids
+            for helper, own, file in (
+                ("newuidmap", first, "subuid"),
+                ("newgidmap", os.getegid(), "subgid"),
+            ):
+                others = first_subordinate_id(Path("/etc", file))
+                if others is None:
+                    raise HostError(
+                        f"this user has no {IDS:,} subordinate ids",
+                        where=f"/etc/{file}",
+                        hint=grant_hint(user_name()),
+                    )
+                lines = (0, own, 1, 1, others, IDS - 1)
+                run_tool([tool(helper), str(holder.pid), *map(str, lines)], timeout_s=20)
         yield Inside(holder_pid=holder.pid, first_uid=first)
         holder.stdin.close()
-
-
-def _map_own(pid: int) -> None:
-    """Map root to this user, others to subordinate ids."""
-    for helper, own, file in (
-        ("newuidmap", os.geteuid(), "subuid"),
-        ("newgidmap", os.getegid(), "subgid"),
-    ):
-        first = first_subordinate_id(Path("/etc", file))
-        if first is None:
-            raise HostError(
-                f"this user has no {IDS:,} subordinate ids",
-                where=f"/etc/{file}",
-                hint=grant_hint(user_name()),
-            )
-        lines = (0, own, 1, 1, first, IDS - 1)
-        run_tool([tool(helper), str(pid), *map(str, lines)], timeout_s=20)
