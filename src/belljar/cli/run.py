@@ -19,7 +19,7 @@ from belljar.cli.findings import dropped, findings_json, show_findings
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.ledger.listing import RunSummary
+    pass
 
 _STYLES: Final = {"completed": "green", "failed": "red", "broken": "red", "running": "cyan"}
 _VERDICT_STYLES: Final[dict[str, dict[str, Any]]] = {
@@ -226,13 +226,10 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
         click.echo(f"belljar: the latest {limit} of {count} runs; --all lists every one", err=True)
     if as_json:
         print_json([run.to_json() for run in found])
-    elif found:
-        _print_runs(found)
-    else:
+        return
+    if not found:
         click.echo("no runs yet; try `belljar exec -- uname -a`")
-
-
-def _print_runs(found: list[RunSummary]) -> None:
+        return
     head: tuple[str, ...] = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED", "SIZE")
     rows = [head]
     for run in found:

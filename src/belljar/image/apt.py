@@ -55,7 +55,25 @@ class AptSource:
 
 def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
     """Enabled binary package sources in one of apt's files."""
-    return list(_from_deb822(text) if deb822 else _from_lines(text))
+    if deb822:
+        return list(_from_deb822(text))
+    found = []
+    for line in text.splitlines():
+        match = _ONE_LINE.fullmatch(line.partition("#")[0].strip())
+        if match is None:
+            continue
+        options = dict(
+            item.split("=", 1) for item in (match["options"] or "").split() if "=" in item
+        )
+        found.append(
+            AptSource(
+                uri=match["uri"],
+                suites=(match["suite"],),
+                components=tuple(match["components"].split()),
+                signed_by=_signed_by(options.get("signed-by", "")),
+            )
+        )
+    return found
 
 
 def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
@@ -221,22 +239,6 @@ def _from_deb822(text: str) -> Iterator[AptSource]:
                 components=tuple(fields.get("components", "").split()),
                 signed_by=_signed_by(fields.get("signed-by", "")),
             )
-
-
-def _from_lines(text: str) -> Iterator[AptSource]:
-    for line in text.splitlines():
-        match = _ONE_LINE.fullmatch(line.partition("#")[0].strip())
-        if match is None:
-            continue
-        options = dict(
-            item.split("=", 1) for item in (match["options"] or "").split() if "=" in item
-        )
-        yield AptSource(
-            uri=match["uri"],
-            suites=(match["suite"],),
-            components=tuple(match["components"].split()),
-            signed_by=_signed_by(options.get("signed-by", "")),
-        )
 
 
 def _signed_by(value: str) -> str:

@@ -22,7 +22,6 @@ from belljar.image.context import read_ignore, take_context
 from belljar.image.dockerfile import (
     MAX_BYTES,
     Bases,
-    Buildable,
     DockerfileError,
     base_images,
     make_buildable,
@@ -280,7 +279,7 @@ class _Build:
             (work / "storage").mkdir(mode=0o700)
             give_tree(work / "storage", self._inside.first_uid)
         ids = {name: self._load(image) for name, image in self._recipe.bases.items()}
-        self._bud(ids, self._write_dockerfile(ids))
+        self._bud(ids)
         self._tail.clear()
         self._report("reading the result")
         self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{WORK / 'out'}")
@@ -289,21 +288,6 @@ class _Build:
                 "what the build made can't be read as an image", where=str(work / "out")
             )
         give_tree(work / "out", 0)  # ours from now on, so that nothing changes it while it is read
-
-    def _write_dockerfile(self, ids: Mapping[str, str]) -> Buildable:
-        recipe, work = self._recipe, self._work
-        shells = {name: image.shell for name, image in recipe.bases.items()}
-        made = make_buildable(recipe.text, recipe.found, ids, shells)
-        (work / "Dockerfile").write_text(made.text)
-        give_tree(work / "Dockerfile", self._inside.first_uid)
-        for file in made.files:
-            path = work / "heredocs" / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.text)
-            path.chmod(file.mode)
-        if made.files:
-            give_tree(work / "heredocs", self._inside.first_uid)
-        return made
 
     def _load(self, image: Image) -> str:
         """Load a stored image into buildah; returns its id."""
@@ -335,8 +319,19 @@ class _Build:
         self._plain("rm", "-rf", str(there))
         return config_id
 
-    def _bud(self, ids: Mapping[str, str], made: Buildable) -> None:
-        request = self._request
+    def _bud(self, ids: Mapping[str, str]) -> None:
+        request, recipe, work = self._request, self._recipe, self._work
+        shells = {name: image.shell for name, image in recipe.bases.items()}
+        made = make_buildable(recipe.text, recipe.found, ids, shells)
+        (work / "Dockerfile").write_text(made.text)
+        (work / "heredocs").mkdir()
+        for file in made.files:
+            path = work / "heredocs" / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.text)
+            path.chmod(file.mode)
+        for name in ("Dockerfile", "heredocs"):
+            give_tree(work / name, self._inside.first_uid)
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
             *("--layers=false", "--rm", "--http-proxy=false", "--identity-label=false"),
@@ -345,7 +340,7 @@ class _Build:
                 f"--build-context={name}=container-image://{image_id}"
                 for name, image_id in ids.items()
             ),
-            *([f"--build-context={made.heredoc_context}={WORK}/heredocs"] if made.files else []),
+            f"--build-context={made.heredoc_context}={WORK}/heredocs",
             *(f"--build-arg={name}={value}" for name, value in request.args.items()),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),
             *([f"--target={request.target}"] if request.target else []),

@@ -250,20 +250,14 @@ def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
     first = (
         entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
     )
-    return Origin(source="oci:{}", names=names, digests=_index_digest(path, first, limits))
-
-
-def _index_digest(
-    layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits
-) -> tuple[str, ...]:
-    """The digest of a nested index; () if none."""
-    digest = str(descriptor.get("digest"))
-    blob = layout / "blobs/sha256" / digest.removeprefix("sha256:")
-    if DIGEST.fullmatch(digest) is None or not is_index(descriptor) or not blob.is_file():
-        return ()
+    digest = str(first.get("digest"))
+    blob = path / "blobs/sha256" / digest.removeprefix("sha256:")
+    if DIGEST.fullmatch(digest) is None or not is_index(first) or not blob.is_file():
+        return Origin(source="oci:{}", names=names)
     if f"sha256:{hashlib.sha256(read_bounded(blob, limits)).hexdigest()}" != digest:
         raise LayerError("a document's bytes are not those of its digest")
-    return (digest,)
+    # A nested index: a registry has the image under its digest.
+    return Origin(source="oci:{}", names=names, digests=(digest,))
 
 
 def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> bytes:

@@ -191,10 +191,12 @@ class _Extra:
         elif key.startswith(_XATTR_PREFIX):
             self._xattr(key.removeprefix(_XATTR_PREFIX), value)
         elif key.startswith(_LIBARCHIVE_PREFIX):
-            self._xattr(
-                unquote_to_bytes(key.removeprefix(_LIBARCHIVE_PREFIX)).decode("utf-8", "replace"),
-                _unbase64(value),
-            )
+            try:
+                decoded = base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+            except binascii.Error:
+                raise LayerError("an extended attribute is not what its encoding says") from None
+            name = unquote_to_bytes(key.removeprefix(_LIBARCHIVE_PREFIX))
+            self._xattr(name.decode("utf-8", "replace"), decoded)
 
     def _xattr(self, name: str, value: bytes) -> None:
         self.xattrs[name] = value
@@ -295,10 +297,3 @@ def _decimal(digits: bytes, what: str) -> int:
     if not digits.isdigit() or len(digits) > 19:
         raise LayerError(f"an extended header's {what} is not a number that can be meant")
     return int(digits)
-
-
-def _unbase64(value: bytes) -> bytes:
-    try:
-        return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
-    except binascii.Error:
-        raise LayerError("an extended attribute is not what its encoding says") from None

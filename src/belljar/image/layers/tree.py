@@ -89,10 +89,19 @@ class Tree:
         if parent is None:
             raise LayerError(f"{_shown(entry.path)} lies below something that is no directory")
         name = entry.path[-1]
-        if name.startswith(_WHITEOUT):
-            self._white_out(parent, name)
-        else:
+        if not name.startswith(_WHITEOUT):
             self._place(parent, name, entry)
+            return
+        # A whiteout removes what lower layers put there; what this layer put there stays.
+        if name == _OPAQUE:
+            self._prune(parent)
+            return
+        hidden = name.removeprefix(_WHITEOUT)
+        if hidden in {b"", b".", b".."}:
+            raise LayerError(f"the whiteout {printable(name)!r} names nothing")
+        child = parent.children.get(hidden)
+        if child is not None and not hidden.startswith(_WHITEOUT) and not self._prune(child):
+            del parent.children[hidden]
 
     def ensure(self, path: EntryPath, mode: int, *, kind: EntryKind = EntryKind.DIRECTORY) -> None:
         """Add an empty entry of root if only it is missing."""
@@ -168,18 +177,6 @@ class Tree:
         # The name is this layer's now: a whiteout of this layer must not take it.
         node.layer = self._layer
         return node
-
-    def _white_out(self, parent: Node, name: bytes) -> None:
-        """Remove what lower layers put there."""
-        if name == _OPAQUE:
-            self._prune(parent)
-            return
-        hidden = name.removeprefix(_WHITEOUT)
-        if hidden in {b"", b".", b".."}:
-            raise LayerError(f"the whiteout {printable(name)!r} names nothing")
-        child = parent.children.get(hidden)
-        if child is not None and not hidden.startswith(_WHITEOUT) and not self._prune(child):
-            del parent.children[hidden]
 
     def _prune(self, node: Node) -> bool:
         """Remove lower layers' nodes below; whether `node` itself stays."""
