@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import (
@@ -104,8 +105,9 @@ class Sandbox:
         self._oom_kills_while_alive = 0
         self._ready_s = time.monotonic()
         self._owner: AsyncExitStack | None = None
+        self._is_ready = False
         self._reason = "closed"
-        self._destroying = anyio.Lock()
+        self._destroyed = threading.Event()
         try:
             with ExitStack() as undo:
                 self.identity: HeldIdentity = undo.enter_context(identity)
@@ -183,6 +185,7 @@ class Sandbox:
     def ready(self, recorder: Recorder, owner: AsyncExitStack) -> None:
         """From now on its end is recorded."""
         self.recorder, self._owner, self._ready_s = recorder, owner, time.monotonic()
+        self._is_ready = True
 
     # ---- what the host sees of it
 
@@ -313,16 +316,23 @@ class Sandbox:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """Have the owner of a ready cell destroy it now, before its block ends.
 
-        Idempotent, shielded, ten seconds at most. An unwritable record keeps nothing alive:
-        its `LedgerError` is raised when the cell is gone.
+        Idempotent, shielded, ten seconds at most, from any event loop. An unwritable record keeps
+        nothing alive: its `LedgerError` is raised when the cell is gone.
         """
-        with anyio.CancelScope(shield=True):
-            async with self._destroying:
-                if self.destruction is None and self._owner is not None:
-                    self._reason = reason
-                    await self._owner.aclose()
-        if self.destruction is None:
+        if not self._is_ready:
             raise RuntimeError("it is not a ready cell: its owner destroys it")
+        with anyio.CancelScope(shield=True):
+            owner, self._owner = self._owner, None  # One caller gets it; the others wait
+            if owner is None:
+                await anyio.to_thread.run_sync(self._destroyed.wait)
+            else:
+                self._reason = reason
+                try:
+                    await owner.aclose()
+                finally:
+                    self._destroyed.set()
+        if self.destruction is None:
+            raise RuntimeError(f"cell {self.cell_id}: its destruction failed before")
         return self.destruction
 
     async def _destroy(self) -> None:
@@ -432,7 +442,10 @@ async def recorded_lifetime(
                 recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data=data))
                 raise
             sandbox.ready(recorder, owner)
-            yield sandbox
+            try:
+                yield sandbox
+            finally:
+                await sandbox.destroy()
 
 
 def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:

@@ -119,6 +119,14 @@ async def live(sandbox: Counted, recorder: MemoryRecorder, end: str) -> None:
                 both.start_soon(cell.destroy)
                 both.start_soon(cell.destroy)
             assert await cell.destroy() is cell.destruction
+        if end == "destroyed from another loop":
+
+            def destroy() -> None:
+                anyio.run(cell.destroy, backend="trio")
+
+            async with anyio.create_task_group() as both:
+                both.start_soon(anyio.to_thread.run_sync, destroy)
+                both.start_soon(cell.destroy)
         if end == "block fails":
             raise CellError("no")
         if end == "block is cancelled":
@@ -131,6 +139,7 @@ async def live(sandbox: Counted, recorder: MemoryRecorder, end: str) -> None:
     [
         "normal",
         "destroyed early",
+        "destroyed from another loop",
         "start fails",
         "start is cancelled",
         "record fails",
