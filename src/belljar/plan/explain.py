@@ -167,7 +167,7 @@ OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
         _CORES_HINT,
     ),
 }
-"""What each code means, and the hint where the host's facts have none of their own."""
+"""Each code's sentence, and the hint where the host's facts have none."""
 _ALSO_AS_ROOT: Final = frozenset({ObstacleCode.NO_IDS, ObstacleCode.NO_USER_NAMESPACES})
 
 
@@ -180,7 +180,7 @@ class ObstacleError(HostError):
 
 
 def obstacle_text(obstacle: Obstacle) -> tuple[str, str]:
-    """What stands in the way, and the hint. Not escaped: the host's facts may quote a program."""
+    """The sentence and the hint. Not escaped."""
     words = {
         name: format_size(int(value))
         if name.endswith("_bytes") and not isinstance(value, tuple)
@@ -222,7 +222,7 @@ def refusal(refused: Mapping[Tier, Obstacle]) -> ObstacleError:
 
 
 def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ...]:
-    """A sentence for each tier that was skipped for `tier`; a hint for several is given once."""
+    """A sentence for each skipped tier; a hint is given once."""
     sentences, hints = [], set[str]()
     for weaker, obstacle in refused.items():
         what, hint = obstacle_text(obstacle)
@@ -245,7 +245,7 @@ def not_built(image_name: str) -> str:
 
 
 def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> Iterator[str]:
-    """What the author should know of a microVM here; nothing is weaker than the policy demands."""
+    """What the author should know of a microVM here."""
     if emulated:
         yield (
             f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the "
@@ -313,7 +313,7 @@ _SENSORS: Final = {
     "guest-fanotify": f"it is the guest's word, which a guest with a compromised kernel may "
     f"withhold; {_MAPPED}",
 }
-"""Each sensor of touched decoys, by its name in the record, and what it can't see."""
+"""Each sensor of touched decoys, and what it can't see."""
 
 
 def decoy_warnings(policy: Policy, tier: Tier, facts: HostFacts) -> tuple[str, ...]:

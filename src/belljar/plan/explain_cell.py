@@ -202,7 +202,7 @@ def oci_bounds(
 
 
 def _time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
-    """The bounds that hold in the same way in every tier; `agent`: what the tier's is called."""
+    """The bounds of every tier."""
     timeout = f"{format_duration(resources.exec_timeout_s)} unless it asks for another"
     output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
     return (
@@ -224,7 +224,7 @@ def blast_radius(
     tier: Tier,
     network: NetworkPlan | None,
 ) -> BlastRadius:
-    """What the cell can do at its worst. Says only what the plan's layers and bounds make true."""
+    """What the cell can do at its worst."""
     shown = f"{printable(policy.image)} (not built)"
     if image is not None:
         shown = f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"

@@ -1,4 +1,4 @@
-"""A range's network in words: what its cells can reach, what holds it, what to know of it."""
+"""A range's network in words: reach, bounds, warnings."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _ports(ports: tuple[PortPlan, ...]) -> str:
 
 
 def real(network: NetworkPlan) -> tuple[str, ...]:
-    """A sentence for each host that is not simulated: what leaves this host, and the most of it."""
+    """A sentence for each host that is not simulated."""
     return tuple(_upstream(item) for item in network.upstreams)
 
 
 def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
-    """As `real`, of a policy: what is said before anything of it runs. Raises as `plan_network`."""
+    """As `real`, of a policy. Raises as `plan_network`."""
     network = loaded.policy.network
     return () if network is None else real(plan_network(network, loaded.base))
 
@@ -135,7 +135,7 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
 
 
 def warnings(network: NetworkPlan, facts: HostFacts) -> Iterator[str]:
-    """What the author should know of this network and may not expect."""
+    """What the author should know of this network."""
     if network.upstreams:
         hosts = ", ".join(printable(item.host) for item in network.upstreams)
         yield (

@@ -39,7 +39,7 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailLimits(GroupLimits):
-    """What the host lets a jail use. Without control groups `address_space_bytes` bounds memory."""
+    """A jail's limits. Without control groups `address_space_bytes` bounds memory."""
 
     lifetime_s: float
     address_space_bytes: int
@@ -85,7 +85,7 @@ class JailIds:
 
 
 def nested_cell_ids() -> JailIds:
-    """As `cell_ids`, below a range's user namespace: 0 is the user, then its subordinate ids."""
+    """As `cell_ids`, below a range's user namespace."""
     lines = ((0, 0, 1), (WORKLOAD_ROOT, WORKLOAD_ROOT, IdRange(start=WORKLOAD_ROOT).count))
     return JailIds(uid_map=lines, gid_map=lines)
 
@@ -95,13 +95,11 @@ class JailMount:
     """One mount in the new root, in order; `target` exists there, or is made on a tmpfs.
 
     - `bind`: `source`, as a `JailBind`.
-    - `tree`: directory `source`, read-only, nosuid, nodev; `shift` (first id on disk, first host id
-      shown, count; root only) id-maps it.
+    - `tree`: directory `source`, read-only; `shift` (id on disk, host id, count) id-maps it.
     - `device`: `source`, one character device.
-    - `tmpfs`: at most `size_bytes` and `inodes`; nosuid, nodev, noexec unless `executable`.
-    - `proc`, `sysfs` (read-only): the jail's own.
-    - `cgroup` (read-only): the jail's own groups, without which runc does not start.
-    - `overlay`: of `lower`, `upper` and `work`, paths in the new root; the last two are made.
+    - `tmpfs`: at most `size_bytes` and `inodes`; noexec unless `executable`.
+    - `proc`, `sysfs` and `cgroup`: the jail's own.
+    - `overlay`: of `lower`, `upper` and `work` in the new root; the last two are made.
     """
 
     kind: MountKind
@@ -120,7 +118,7 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailBind:
-    """One host file, nosuid, nodev, noexec, nosymfollow; `writable`: a template's memory."""
+    """One host file, noexec; `writable`: a template's memory."""
 
     source: Path
     target: str
@@ -190,7 +188,7 @@ def cell_ids(
 
 
 def vmm_memory_max_bytes(shape: VmShape) -> int:
-    """The RAM, and the VMM's own heaps, stacks and (TCG) translated code."""
+    """The RAM, and what the VMM itself needs."""
     overhead_mib = 192 if shape.accel == "tcg" else 96
     return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
 
@@ -202,7 +200,7 @@ def vmm_address_space_bytes(shape: VmShape) -> int:
 
 
 def vmm_processes(shape: VmShape) -> int:
-    """Threads: virtual processors, main loop, RCU, up to 64 for the disk."""
+    """Threads; up to 64 of them wait for the disk."""
     return shape.vcpus + 80
 
 

@@ -41,13 +41,9 @@ if TYPE_CHECKING:
 
 _MIB: Final = 1 << 20
 GUEST_OVERHEAD_MIB: Final = 120
-"""RAM that the guest's kernel and agent keep from the workload.
-
-Some 60 are used at once; the rest is a reserve. With less the guest thrashes for minutes instead of
-ending a process that takes too much, and the agent refuses so small a machine.
-"""
+"""Of the guest's kernel and agent; with less the guest thrashes, and the agent refuses."""
 OCI_OVERHEAD_MIB: Final = {Tier.CONTAINER: 32, Tier.GVISOR: 192}
-"""Host memory of the runtime while it starts and the agent; of gVisor's sentry and gofer always."""
+"""Host memory of runtime and agent."""
 # Measured: 0.4 MiB of the host for each process in the cell beside its own memory (the sentry's
 # record, stubs, page tables), at 100 and at 300.
 _GVISOR_PROCESSES_A_MIB: Final = 2
@@ -76,17 +72,16 @@ def make_plan(
 ) -> Plan:
     """What this host will do about the policy.
 
-    A policy that names its tier gets that one or is refused. Else it is the least tier that its
-    risk allows and this host can carry out, with every limit enforced.
+    The tier is the named one, else the least that the risk allows and this host can carry out.
 
     Args:
-        image: None: not built; such a plan can be shown, not carried out.
-        base: the policy's own directory, needed when its stand-ins have files.
-        has_port: the cell is on a range's network though its own policy names none (a target cell).
+        image: None: not built; the plan can only be shown.
+        base: the policy's own directory, for files of its stand-ins.
+        has_port: the cell is on a range's network though its own policy names none.
 
     Raises:
-        PolicyError: a lower tier than the risk demands, or stand-ins with files and no `base`.
-        ObstacleError: this host can't do what the policy demands.
+        PolicyError: too low a tier, or stand-ins with files and no `base`.
+        ObstacleError: this host can't do it.
     """
     demanded = demanded_tier(policy.risk, policy.tier)
     network = _network(policy, facts, base)
@@ -181,7 +176,7 @@ def _choose(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """One tier, decided. `shape`: the container; or the machine, and what its guest enforces."""
+    """One tier. `shape`: the container, or the machine and its guest."""
 
     tier: Tier
     jail: JailLimits
@@ -195,7 +190,7 @@ class Isolation:
 
 
 def granted(rights: Rights | None, tier: Tier) -> Granted:
-    """What a cell of this tier gets; `obstacles.refusals` says what it does not get."""
+    """What a cell of this tier gets."""
     if rights is None:
         return NOTHING_GRANTED
     most = GRANTABLE[tier]
@@ -217,10 +212,7 @@ def isolation_of(
     has_port: bool = False,
     rights: Rights | None = None,
 ) -> Isolation:
-    """The tier for these resources here, as far as this host allows (see `tier_obstacles`).
-
-    `has_port`: the cell is on its range's network. `rights`: what the workload may do inside.
-    """
+    """The tier for these resources here, as far as this host allows."""
     make = _microvm if tier is Tier.MICROVM else _oci
     return make(tier, resources, facts, granted(rights, tier), has_port=has_port)
 
@@ -262,7 +254,7 @@ def _microvm(
 
 
 def vm_shape(resources: Resources, *, emulated: bool, has_port: bool = False) -> VmShape:
-    """The VM for these resources: its RAM holds processes, what is written, and its kernel."""
+    """The VM: its RAM holds processes, files and its kernel."""
     workload_mib = _up(resources.memory_bytes + resources.disk_bytes, _MIB)
     overhead_mib = GUEST_OVERHEAD_MIB + _MIB_A_CPU * resources.cpus
     ram_mib = workload_mib + _up(workload_mib, _PAGE_TABLE_SHARE) + overhead_mib
@@ -310,13 +302,13 @@ def _oci(
 
 
 def oci_overhead_mib(tier: Tier, resources: Resources) -> int:
-    """What the cell's memory group allows besides the workload's: in gVisor each process costs."""
+    """The memory group's room besides the workload's."""
     of_processes = _up(resources.processes, _GVISOR_PROCESSES_A_MIB) if tier is Tier.GVISOR else 0
     return OCI_OVERHEAD_MIB[tier] + of_processes
 
 
 def oci_limits(tier: Tier, resources: Resources) -> JailLimits:
-    """What the host's control groups enforce on a container and all that holds it."""
+    """What the host enforces on a container and its runtime."""
     tasks = resources.processes + _CONTAINER_SPARE_TASKS
     if tier is Tier.GVISOR:
         tasks = _up(_GVISOR_TASKS_PER_TWO_PROCESSES * resources.processes, 2) + _GVISOR_SPARE_TASKS

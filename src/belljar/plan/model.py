@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 PLAN_FORMAT: Final = 2
 REAL: Final = "REAL network: "
-"""How each sentence about something that is not simulated begins."""
+"""How a sentence about something real begins."""
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
-"""`shared`: as good as the kernel that the cell shares with this host."""
+"""`shared`: as good as the host's kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +148,11 @@ class OciPlan(CellPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrovmPlan(CellPlan):
-    """A cell of the microvm tier: the machine, and what its guest enforces on the workload."""
+    """A cell of the microvm tier."""
 
     vm: VmShape
     guest: GuestLimits
 
 
 Plan: TypeAlias = OciPlan | MicrovmPlan
-"""One cell, decided: by the tier it has one shape or the other."""
+"""One cell's plan, of either shape."""

@@ -21,19 +21,17 @@ from belljar.policy.stand_ins import StandIn
 
 DNS_PORT: Final = 53
 TARGET_KINDS: Final = frozenset({"cell", "python"})
-"""Kinds that a target cell answers, and not the gateway."""
+"""Kinds that a target cell answers."""
 TLS_PORTS: Final = frozenset({443, 8443})
-"""Where a decoy service that speaks HTTP does so over TLS."""
+"""Where an HTTP decoy service speaks TLS."""
 DIAL_BYTES: Final = 512
-"""What a dial takes of an upstream's budget: the packets that begin and end a TCP connection,
-counted generously.
-"""
+"""Of an upstream's budget for each dial's own packets."""
 Default: TypeAlias = Literal["deny", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A TCP port of a stand-in. Protocols: `http`, `tls` (HTTP over it), `tcp`, `smtp`, `smtps`."""
+    """A port of a stand-in: `http`, `tls` (HTTPS), `tcp`, `smtp`, `smtps`."""
 
     number: int
     protocol: str
@@ -43,12 +41,11 @@ class PortPlan:
 class StandInPlan:
     """One stand-in.
 
-    `names` are host names in lower case, A-labels only; one that begins with `*.` stands for
-    exactly one more label, and an exact name wins over it. `settings` are the kind's own fields,
-    checked in shape; a file that they name is relative to `directory`, the host path of the
-    stand-in's own files, which the gateway sees read-only, whole, and nothing beside it. A field
-    that names a directory (`packages`, `repositories`, `files`) *is* `directory` and is not among
-    the settings.
+    Attributes:
+        names: lower case, A-labels; `*.` is exactly one more label, and exact names win.
+        settings: the kind's own fields, checked in shape; files are relative to `directory`.
+        directory: the host path of its files; the gateway sees it whole, read-only.
+        all_ports: every TCP port of a target cell can be reached.
     """
 
     id: str
@@ -58,11 +55,10 @@ class StandInPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
     all_ports: bool = False
-    """A target cell's: every TCP port of it can be reached."""
 
     @property
     def is_target(self) -> bool:
-        """Whether a target cell answers it: the router forwards, the gateway is not asked."""
+        """Whether a target cell answers, and not the gateway."""
         return self.kind in TARGET_KINDS
 
     @property
@@ -72,14 +68,12 @@ class StandInPlan:
 
     @property
     def awaits(self) -> tuple[str, ...] | None:
-        """A target cell's: those before it that must be healthy when it starts; None: all."""
+        """Cells that must be healthy before it starts; None: all."""
         awaited = self.settings.get("awaits")
         return None if awaited is None else tuple(awaited)
 
     def is_apart_from(self, other: StandInPlan) -> bool:
-        """Whether two cells must not reach each other: both name networks, and none that both are
-        in.
-        """
+        """Whether both cells name networks, and none in common."""
         return bool(self.networks and other.networks) and self.networks.isdisjoint(other.networks)
 
     def to_json(self) -> dict[str, Any]:
@@ -89,10 +83,7 @@ class StandInPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StandInPlan:
-        """The inverse of `to_json`.
-
-        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't one.
-        """
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError`, `TypeError`."""
         directory = data["directory"]
         return cls(
             id=str(data["id"]),
@@ -110,7 +101,7 @@ class StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
-    """A real service that the gateway may dial: exactly this host, these ports, these methods.
+    """A real service that the gateway may dial.
 
     Both directions together at most `budget_bytes` a range, `run_budget_bytes` a run.
     """
@@ -124,12 +115,12 @@ class UpstreamPlan:
 
     @property
     def id(self) -> str:
-        """Of a layout's `NameAddress.stand_in`; a stand-in's own id has no colon."""
+        """Its `NameAddress.stand_in`; stand-ins' ids have no colon."""
         return f"upstream:{self.host}"
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> UpstreamPlan:
-        """From the JSON values of `NetworkPlan.to_json`. Raises as `StandInPlan.from_json`."""
+        """From JSON values. Raises as `StandInPlan.from_json`."""
         return cls(
             host=str(data["host"]),
             ports=tuple(int(port) for port in data["ports"]),
@@ -141,42 +132,40 @@ class UpstreamPlan:
 
 
 GATEWAY_OTHER_FILES: Final = 256
-"""Descriptors of a gateway beside its connections': listeners, the event loop's own, files of
-stand-ins.
-"""
+"""A gateway's descriptors beside its connections'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
-    """All that a guest could make grow, the most of it, and what happens then."""
+    """What a guest could make grow, its limit, and what happens there."""
 
     packet_record_bytes: int = 64 << 20
-    """Of the packet record: more is dropped, which voids the sample unless events hold it whole."""
+    """More is dropped, which voids the sample unless events hold it."""
     recorded_bytes: int = 1 << 30
-    """Of events and kept bodies: events are cut down, and after a quarter more the range ends."""
+    """Events are cut down, and after a quarter more the range ends."""
     recorded_body_bytes: int = 64 << 10
-    """Kept of each request's and each response's body: the rest is counted."""
+    """Kept of each body: the rest is counted."""
     recorded_stream_bytes: int = 4 << 10
-    """Kept of each direction of a raw stream (TCP, SMTP, the sink): the rest is counted."""
+    """Kept of each direction of a raw stream: the rest is counted."""
     connections: int = 10_000
-    """Open at one time at the gateway, if the limit of open files allows: more are closed."""
+    """Open at one time at the gateway: more are closed."""
     connections_per_cell: int = 5_000
     """Likewise, of one cell."""
     new_connections_per_s: int = 500
-    """Of one cell, by the rules: a further one is refused (`rate`)."""
+    """Of one cell: a further one is refused (`rate`)."""
     new_connections_burst: int = 1_000
     queries_per_s: int = 500
-    """Datagrams of one cell to the resolver: a further one is refused (`rate`)."""
+    """Of one cell to the resolver, likewise."""
     queries_burst: int = 1_000
     refusals_per_s: int = 1_000
-    """Of one cell, answered and logged: a further one is dropped, and counted all the same."""
+    """Of one cell: a further one is dropped and counted."""
     refusals_burst: int = 2_000
     header_bytes: int = 64 << 10
     """Of one request's head: 431."""
     body_bytes: int = 64 << 20
     """Of one request: 413."""
     header_timeout_s: float = 10.0
-    """From a connection's (or answer's) begin to a request's whole head, with TLS: closed."""
+    """From the begin to a request's whole head: closed."""
     idle_timeout_s: float = 60.0
     """Nothing received and nothing sent: closed."""
     gateway_memory_bytes: int = 256 << 20
@@ -184,16 +173,15 @@ class NetworkBounds:
     supervisor_memory_bytes: int = 256 << 20
     """Of the range supervisor, likewise."""
     group_memory_bytes: int = 768 << 20
-    """Of the range's processes, by control group: one is killed, and the range ends."""
+    """Of the range's control group: the range ends."""
     group_cpu_percent: int = 150
-    """Likewise, 100 is one core: they wait. More than a gateway's one thread can use, so that its
-    supervisor is never kept waiting."""
+    """100 is one core; more than the gateway's one thread can use."""
     group_processes: int = 32
     """Likewise of processes and threads."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NetworkBounds:
-        """The inverse of `dataclasses.asdict`. Raises `ValueError` for a name it doesn't know."""
+        """The inverse of `asdict`. Raises `ValueError` for an unknown name."""
         unknown = set(data) - {item.name for item in fields(cls)}
         if unknown:
             raise ValueError(f"there is no such bound: {min(unknown)}")
@@ -204,9 +192,10 @@ class NetworkBounds:
 class NetworkPlan:
     """A range's network.
 
-    `default` is what a name gets that no stand-in has: NXDOMAIN, or the catch-all's address
-    (`simulate`). `sink`: TCP to a port that nobody has is recorded and closed instead of refused.
-    `controllers`: those of the host's control groups that hold the range's processes.
+    Attributes:
+        default: an unknown name's answer: NXDOMAIN, or the catch-all (`simulate`).
+        sink: TCP to a port that nobody has is recorded and closed instead of refused.
+        controllers: the host's, that hold the range's processes.
     """
 
     stand_ins: tuple[StandInPlan, ...] = ()
@@ -227,24 +216,24 @@ class NetworkPlan:
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:
-        """The stand-ins that have a cell of their own; the range's own cell is not among them."""
+        """The stand-ins with a cell, without the range's own."""
         return tuple(item for item in self.stand_ins if item.is_target and item.id != OWN_CELL)
 
     @property
     def reached_cells(self) -> tuple[StandInPlan, ...]:
-        """The cells that others reach by name: targets, and perhaps the range's own."""
+        """The cells that others reach by name."""
         return tuple(item for item in self.stand_ins if item.is_target)
 
     @property
     def has_tls(self) -> bool:
-        """Whether the gateway answers with certificates of the range's own."""
+        """Whether the gateway needs certificates."""
         served = (item for item in self.stand_ins if not item.is_target)
         protocols = {port.protocol for item in served for port in item.ports}
         is_web = self.default == "simulate" or bool(self.upstreams)
         return is_web or bool(protocols & {"tls", "smtps"})
 
     def gateway_ports(self) -> tuple[int, ...]:
-        """The TCP ports that the gateway listens on, the resolver's not among them, sorted."""
+        """The gateway's TCP ports without the resolver's, sorted."""
         served = (item for item in self.stand_ins if not item.is_target)
         answered = (port.number for item in served for port in item.ports)
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
@@ -264,10 +253,7 @@ class NetworkPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NetworkPlan:
-        """The inverse of `to_json`.
-
-        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't such a plan.
-        """
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError`, `TypeError`."""
         default: Any = data["default"]
         if default not in ("deny", "simulate"):
             raise ValueError("`default` is none of deny, simulate")
@@ -291,10 +277,9 @@ def plan_network(
     """What a policy's network comes to.
 
     Args:
-        base: the policy's own directory, None when it has none.
-        decoys: those that are services become stand-ins of their id; what they hold is made for
-            each sample (`signals.services`).
-        open_files_max: this host's hard limit, which bounds a gateway's connections; None: none.
+        base: the policy's own directory.
+        decoys: those that are services become stand-ins of their id.
+        open_files_max: this host's hard limit, which bounds a gateway's connections.
 
     Raises `PolicyError`: a stand-in has files, and there is no `base`.
     """
@@ -376,7 +361,7 @@ def _service(decoy: DecoySpec) -> StandInPlan:
 
 
 def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:
-    """The named ports, and whether all others can be reached too."""
+    """The named ports, and whether all can be reached."""
     pairs = tuple(spoken)
     named = tuple(
         PortPlan(number=number, protocol=protocol)
@@ -387,7 +372,7 @@ def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], boo
 
 
 def _own_cell(own: OwnCell) -> StandInPlan:
-    """The range's own cell as others see it: by name, like a target cell."""
+    """The range's own cell, like a target cell."""
     ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
     settings = {} if own.networks is None else {"networks": list(own.networks)}
     return StandInPlan(

@@ -59,7 +59,7 @@ def conversation(*, answered: bool = False) -> Statement:
 
 
 def remember(element: Statement, name: str) -> Statement:
-    """Adds it to the set or renews its time; stops when the set is full."""
+    """Adds or renews it; stops when the set is full."""
     return {"set": {"op": "update", "elem": element, "set": f"@{name}"}}
 
 
@@ -178,7 +178,7 @@ def _changed(name: str, want: list[str], have: list[str]) -> Iterator[str]:
 
 
 def _objects(document: Mapping[str, Any]) -> dict[_Key, list[str]]:
-    """Every object by its key; a chain's rules, in order, and a set's elements, sorted, are one."""
+    """Every object by its key; a chain's rules are one, a set's elements too."""
     found: dict[_Key, list[str]] = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:
@@ -222,7 +222,7 @@ def _rule(statements: list[Any]) -> str:
 
 
 def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Without counts, and in one form for all of nft's versions (1.0.6 and 1.1.3)."""
+    """Without counts, the same for nft 1.0.6 and 1.1.3."""
     if isinstance(part, list):
         return [_statement(value) for value in part]
     if not isinstance(part, Mapping):

@@ -32,18 +32,17 @@ if TYPE_CHECKING:
     from belljar.policy.sections import Rights
 
 MIN_KERNEL: Final = (6, 6)
-"""For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's
-id-mapped layers need (5.19) is older."""
+"""For the container tiers: a tmpfs with user attributes."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
-"""The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
+"""The kind of stand-in that needs a module; the gateway needs the others."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _MAX_PATTERN_CHARS: Final = 80
 Value: TypeAlias = str | int | tuple[str, ...]
 
 
 class ObstacleCode(StrEnum):
-    """One reason. A new one is a member here, a sentence and hint in `explain.OBSTACLES`."""
+    """One reason; `explain.OBSTACLES` has its sentence and hint."""
 
     ARCHITECTURE = "architecture"
     NO_CALL_PROFILE = "no_call_profile"
@@ -80,9 +79,9 @@ class ObstacleCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason why it can't be done here, and where that shows.
+    """One reason why it can't be done here.
 
-    `hint`: the host's facts' own, "" for none. Values whose name ends in `_bytes` are sizes.
+    `hint`: the host's facts' own. Values whose name ends in `_bytes` are sizes.
     """
 
     code: ObstacleCode
@@ -95,7 +94,7 @@ class Obstacle:
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> tuple[Obstacle, ...]:
-    """Why no cell at all, or none on a range's network (`has_port`), can run in the tier here."""
+    """Why no cell, or none on a range's network, can run in the tier here."""
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
 
 
@@ -195,7 +194,7 @@ def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
-    """Why risk `critical` can't run here; None when hardware virtualisation is proven."""
+    """Why risk `critical` can't run here, if so."""
     if facts.kvm.state is KvmState.PROVEN:
         return None
     code = ObstacleCode(f"kvm_{facts.kvm.state.value}")
@@ -205,7 +204,7 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
 def size_obstacles(
     resources: Resources, memory_max_bytes: int, facts: HostFacts
 ) -> Iterator[Obstacle]:
-    """Why a cell of this size, whose jail may take so much memory, doesn't fit this host."""
+    """Why a cell and jail of this size don't fit this host."""
     if resources.cpus > facts.cpus:
         values: dict[str, Value] = {"asked": resources.cpus, "cpus": facts.cpus}
         yield Obstacle(ObstacleCode.TOO_FEW_PROCESSORS, values, "resources.cpus")
@@ -272,10 +271,9 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
-    """Where a crash in a cell goes on this host; None when a limit of core dumps keeps it away.
+    """Where core dumps of a cell's processes go on this host; None: nowhere.
 
-    A container's processes are this host's: the kernel hands their core dumps to what
-    `core_pattern` names. In the other tiers only the sentry or the VMM could crash so.
+    In tiers but the container's only the sentry or the VMM could crash so.
     """
     if cores.state is CoreState.FILE:
         return None

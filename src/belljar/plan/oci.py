@@ -1,10 +1,7 @@
-"""The OCI runtime's `config.json` and command line, purely.
+"""`config.json` and command line of `runc` (container tier) and `runsc` (gvisor tier). Pure.
 
-Two runtimes, one shape: `runc` (container tier) and `runsc` (gvisor tier).
-
-Paths here are paths *inside the jail*, where the runtime runs: a read-only root, the image's tree
-under a bounded writable layer, the agent. What differs between two cells of a plan is `OciCell`;
-all else is in the plan. OCI runtime specification 1.0.2; see `design/isolation.md`.
+Paths are *inside the jail*, where the runtime runs. OCI runtime specification 1.0.2; see
+`design/isolation.md`.
 """
 
 from __future__ import annotations
@@ -27,15 +24,10 @@ _TMP: Final = "/tmp"  # noqa: S108 - the cell's
 STAGES_NETWORK: Final = "/proc/self/ns/net"
 """As the runtime sees it, which is in it."""
 SHM_SHARE: Final = 2
-"""The cell's shared memory is at most one part in so many of the workload's memory, as in the VM.
-"""
+"""One part in so many of the memory may be shared, as in the VM."""
 OPEN_FILES: Final = (1024, 524_288)
 MAX_TERMINALS: Final = 64
-"""Of a cell.
-
-The host has 4,096 for all its containers together, of which 1,024 are its own (kernel.pty.max and
-.reserve).
-"""
+"""Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve)."""
 _MAX_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096
 _MIN_INODES: Final = 16_384
@@ -64,21 +56,17 @@ _MASKED: Final = (
     "cgroups devices misc sys/fs sys/kernel/pty"
 )
 MASKED_PROC: Final = tuple(f"/proc/{name}" for name in _MASKED.split())
-"""What of a shared kernel's /proc says too much of the host or of its other users, or did a
-breakout good before. The runtime skips absent ones.
-"""
+"""What tells too much of the host, or helped a breakout before."""
 READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
 CPU_FILES: Final = tuple(
     f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
 )
-"""All that is shown of the host's sysfs: what libraries ask for the number of processors."""
+"""All that is shown of the host's sysfs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciRuntime:
-    """The program that makes the container: `kind` is whose command line it has, `path` where it is
-    on the host.
-    """
+    """The program that makes the container; `path`: on the host."""
 
     name: str
     kind: RuntimeKind
@@ -88,11 +76,13 @@ class OciRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciShape:
-    """A container: what its jail must hold and the runtime is told.
+    """A container.
 
-    `memory_max_bytes` is what the workload's processes and files may take together, `disk_bytes`
-    and `disk_inodes` the writable layer's size (the jail's tmpfs). `config` is the whole
-    config.json but for what `OciCell` has.
+    Attributes:
+        memory_max_bytes: for the workload's processes and files together.
+        disk_bytes: the writable layer's (a tmpfs).
+        disk_inodes: likewise.
+        config: config.json but for what `OciCell` has.
     """
 
     runtime: OciRuntime
@@ -106,13 +96,12 @@ class OciShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciCell:
-    """What is one cell's own, or its jail's: paths are the jail's.
+    """What is one cell's own. Paths are the jail's.
 
-    `probe` "": the cell has no probe program.
-
-    `tmp` is the image's /tmp, to be mounted over itself where gVisor would else put a file system
-    of its own that no inode limit bounds; "": the image has none. `has_port`: the jail's stage has
-    a network namespace with a link; without, the container has one of its own with nothing in it.
+    Attributes:
+        probe: "": there is none.
+        tmp: the image's /tmp, if any, mounted over itself: gVisor's own has no inode limit.
+        has_port: the jail's stage has a network namespace with a link.
     """
 
     hostname: str
@@ -132,14 +121,9 @@ def oci_shape(
     open_files_max: int,
     calls: tuple[str, ...] = (),
 ) -> OciShape:
-    """The container for these resources.
+    """The container for these resources. Raises `ValueError` for the microvm tier.
 
-    Raises `ValueError` for the microvm tier, which is none.
-
-    Args:
-        open_files_max: the most open files that this host lets a process have; the workload's bound
-            is never above.
-        calls: system calls that the plan's rights open beside those of the profile.
+    `open_files_max`: this host's. `calls`: opened by the plan's rights.
     """
     if tier is Tier.MICROVM:
         raise ValueError("the microvm tier has no OCI runtime")
@@ -161,7 +145,7 @@ def writable_inodes(resources: Resources) -> int:
 
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
-    """The whole config.json of one cell, the caller's own copy."""
+    """One cell's config.json, the caller's own copy."""
     config = copy.deepcopy(dict(shape.config))
     config["hostname"] = cell.hostname
     config["root"]["path"] = cell.root
@@ -173,9 +157,12 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
             _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev") | {"source": cell.tmp}
         )
     if cell.has_port:
-        config["linux"]["namespaces"] = _with_the_stages_network(
-            shape, config["linux"]["namespaces"]
-        )
+        # runc leaves the container in the stage's, over which the container's users have no right.
+        # runsc must be told of it, and copies what it finds there into its own network.
+        namespaces = [each for each in config["linux"]["namespaces"] if each["type"] != "network"]
+        if shape.runtime.kind == "runsc":
+            namespaces.append({"type": "network", "path": STAGES_NETWORK})
+        config["linux"]["namespaces"] = namespaces
     config["process"]["args"] = [
         AGENT_IN_CELL,
         "--contained",
@@ -183,18 +170,6 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
         *(target for _, target in binds),
     ]
     return config
-
-
-def _with_the_stages_network(
-    shape: OciShape, namespaces: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """runc leaves the container in it: it belongs to the namespace above the container's users, who
-    have no right over it. runsc must be told of it, and copies what it finds there into its own
-    network.
-    """
-    others = [namespace for namespace in namespaces if namespace["type"] != "network"]
-    theirs = {"type": "network", "path": STAGES_NETWORK}
-    return [*others, theirs] if shape.runtime.kind == "runsc" else others
 
 
 def runtime_argv(
@@ -207,15 +182,15 @@ def runtime_argv(
     has_port: bool = False,
     trace: str = "",
 ) -> tuple[str, ...]:
-    """What starts the container and ends; the agent goes on with the runtime's descriptor 0.
+    """What starts the container and ends; the agent goes on with descriptor 0.
 
     Args:
         program: the runtime's path inside the jail.
-        state: a directory of the runtime's own, gone with the jail.
+        state: a directory of the runtime's own.
         bundle: the directory of config.json.
-        name: the container's name, which no workload sees.
+        name: the container's, which no workload sees.
         has_port: as in `OciCell`.
-        trace: runsc's configuration of the trace points that it sends from the start; "": none.
+        trace: runsc's configuration of trace points; "": none.
     """
     traced = (f"--pod-init-config={trace}",) if trace else ()
     own = (
@@ -319,10 +294,7 @@ _SYS_OF_HOST: Final = (
 
 
 def _own_of_gvisor(disk_bytes: int) -> tuple[dict[str, Any], ...]:
-    """Its sysfs has nothing of the host.
-
-    Where nothing is said of /tmp, runsc puts a file system without a bound there.
-    """
+    """Its sysfs has nothing of the host; its default /tmp has no bound."""
     return (
         _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
         # The cell's own directory.

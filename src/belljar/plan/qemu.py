@@ -205,7 +205,7 @@ class TemplateInputs:
                 raise ValueError(f"{name} is not a SHA-256 in lower-case hex: {digest!r}")
 
     def document(self) -> dict[str, object]:
-        """What the key is the digest of; kept beside the template."""
+        """What the key is the digest of."""
         formats = {
             "template": TEMPLATE_FORMAT,
             "argv": ARGV_FORMAT,
@@ -215,6 +215,6 @@ class TemplateInputs:
 
 
 def template_key(inputs: TemplateInputs) -> str:
-    """64 hex digits; equal when, and only when, every input is equal."""
+    """64 hex digits, equal for equal inputs only."""
     text = json.dumps(inputs.document(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

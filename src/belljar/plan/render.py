@@ -46,7 +46,7 @@ def render_plan(
 
 
 def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(label, text) pairs; label " ": continues the one above; ("", "") is an empty line."""
+    """(label, text) pairs; a label " " continues the one above."""
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"

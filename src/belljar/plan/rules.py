@@ -1,11 +1,9 @@
-"""A range's packet rules as data: what the kernel of its namespace lets through, refuses and drops,
-each with a word for why. Pure, golden.
+"""A range's packet rules as data, each refusal with its reason. Pure, golden.
 
-One document for `nft -j -f -`, a transaction. `prerouting` decides alone, before any fragment is
-put together (priority -450; the kernel's own assembly for TPROXY has -400); `input`, `forward` and
-`output` let through what it could have let through, and nothing else. Connections are not tracked.
-What is remembered is who has spoken to which port of a target cell within the hour, 65,536 of them
-at most, so that segments that no connection was begun for are told too.
+One document for `nft -j -f -`. `prerouting` decides alone, before fragments are put together
+(priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` let through only
+what it could have. Connections are not tracked, but who spoke to a target cell's port within the
+hour is remembered (65,536 at most), to report segments without a connection.
 """
 
 from __future__ import annotations
@@ -24,16 +22,14 @@ TABLE: Final = "range"
 LOG_GROUP: Final = 1
 LOG_SNAP_BYTES: Final = 128
 SINK_MARK: Final = 1
-"""On packets to the sink, and (SO_MARK) on the sink's listener, so that its answers may leave from
-any address.
-"""
+"""On packets to the sink and (SO_MARK) on its answers."""
 _BEFORE_ASSEMBLY: Final = -450
 SPOKEN_S: Final = 3600
-"""So long after its last begin a conversation of two cells is not reported anew."""
+"""How long a conversation of two cells is not reported anew."""
 _SPOKEN, _MAX_SPOKEN = "spoken", 65_536
 _CHECK, _UNNAMED = "checked", "unnamed"
 _LOGGED: Final = "logged"
-"""The counter of everything that is logged, whatever the reason."""
+"""The counter of everything that is logged."""
 
 FORBIDDEN: Final = tuple(
     map(
@@ -66,7 +62,7 @@ class Reason(StrEnum):
     """Another source address or MAC than the port's."""
     IPV6 = "ipv6"
     ARP = "arp"
-    """ARP, which nobody needs: neighbours are fixed. Counted, not logged."""
+    """Neighbours are fixed. Counted, not logged."""
     FRAGMENT = "fragment"
     SOURCE_ROUTE = "source_route"
     OPTIONS = "options"
@@ -92,15 +88,13 @@ class Reason(StrEnum):
     STRAY = "stray"
     """From no port, or to this namespace without `prerouting`'s consent."""
     FORWARDED = "forwarded"
-    """From cell to cell, though `prerouting` let it through: two rules disagree."""
+    """From cell to cell, though `prerouting` let it through."""
     OUTPUT = "output"
     """Sent by the range's own namespace, and no answer."""
     CONNECTION = "connection"
-    """The first segment of a connection to a target cell, let through."""
+    """A connection to a target cell begins; let through."""
     SEGMENT = "segment"
-    """Another segment to or from a target cell's port, of two ends that began no connection within
-    the hour, let through; the next ones are not told.
-    """
+    """Of two ends without a connection within the hour; let through."""
 
     @property
     def counter(self) -> str:
@@ -115,24 +109,35 @@ ANSWERED: Final = frozenset(
         *(Reason.UDP, Reason.ICMP, Reason.PROTOCOL, Reason.RATE),
     }
 )
-"""Refused so that the sender knows at once: TCP by RST, the rest by ICMP port-unreachable (gVisor's
-stack takes no notice of admin-prohibited). All else is dropped.
-"""
+"""Refused by RST or ICMP port-unreachable (gVisor ignores admin-prohibited)."""
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
-    """The whole rule set of a range's namespace; nothing in it comes from a guest."""
+    """The rule set of a range; nothing in it comes from a guest."""
     services = _Services(layout, network)
     objects = [*_table(), *_sets(layout, services)]
     chains = dict(_chains(layout, network, services))
     commands = [{"flush": {"ruleset": None}}, *({"add": item} for item in objects)]
-    commands += [{"add": {"chain": _chain(name)}} for name in chains]
+    for name in chains:
+        hook = {"type": "filter", "hook": name, "prio": _HOOKS.get(name), "policy": "drop"}
+        commands.append({"add": {"chain": _own(name=name, **(hook if name in _HOOKS else {}))}})
     commands += [
         {"add": {"rule": _own(chain=name, expr=rule)}}
         for name, rules in chains.items()
         for rule in rules
     ]
-    return {"nftables": [*commands, *_arp()]}
+    # Neighbours are fixed on both ends, so every ARP packet is a lie or an accident
+    own: dict[str, Any] = {"family": "arp", "table": TABLE}
+    commands += [
+        {"add": {"table": {"family": "arp", "name": TABLE}}},
+        {"add": {"counter": {**own, "name": Reason.ARP.counter}}},
+    ]
+    expr = [nft.counter(Reason.ARP.counter), nft.DROP]
+    for at in ("input", "output"):
+        chain = {**own, "name": at, "type": "filter", "hook": at, "prio": 0, "policy": "drop"}
+        commands.append({"add": {"chain": chain}})
+        commands.append({"add": {"rule": {**own, "chain": at, "expr": expr}}})
+    return {"nftables": commands}
 
 
 def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
@@ -158,9 +163,7 @@ def counts(listed: Mapping[str, Any]) -> dict[Reason, int]:
 
 
 def logged(listed: Mapping[str, Any]) -> int:
-    """Of all packets that have a reason, those that were logged: the others were ARP, or more than
-    `refusals_per_s`. From the same listing as `counts`.
-    """
+    """Of `counts`, those that were logged: neither ARP nor above `refusals_per_s`."""
     return _counted(listed).get(_LOGGED, 0)
 
 
@@ -205,9 +208,7 @@ class _Services:
             for name, of in apart.items()
             if of
         }
-        """The addresses that a cell must not reach, and that must not reach it, by the cell's name;
-        cells that reach all others are left out.
-        """
+        """By cell, the addresses that it must not reach, if any."""
 
 
 def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any shape
@@ -225,7 +226,12 @@ def _table() -> Iterator[dict[str, Any]]:
 def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
     addresses = {address for address, _, _ in services.answered}
     service = ["ipv4_addr", "inet_proto", "inet_service"]
-    forbidden = [_element(network) for network in forbidden_networks(layout)]
+    forbidden = [
+        {"prefix": {"addr": str(network.network_address), "len": network.prefixlen}}
+        if network.prefixlen < 32
+        else str(network.network_address)
+        for network in forbidden_networks(layout)
+    ]
     yield {"set": _own(name="forbidden", type="ipv4_addr", flags=["interval"], elem=forbidden)}
     yield _set("answered", service, [{"concat": list(item)} for item in services.answered])
     forwarded = [{"concat": list(item)} for item in services.forwarded]
@@ -250,25 +256,13 @@ def _set(
     return {"set": _own(name=name, type=kind, **flags, **elem)}
 
 
-def _element(network: IPv4Network) -> object:
-    address = str(network.network_address)
-    prefix = {"prefix": {"addr": address, "len": network.prefixlen}}
-    return address if network.prefixlen == 32 else prefix
-
-
 _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "output": 0}
-
-
-def _chain(name: str) -> dict[str, Any]:
-    if name not in _HOOKS:
-        return _own(name=name)
-    return _own(name=name, type="filter", hook=name, prio=_HOOKS[name], policy="drop")
 
 
 def _chains(
     layout: RangeLayout, network: NetworkPlan, services: _Services
 ) -> Iterator[tuple[str, list[Rule]]]:
-    """Every chain with its rules; one that others go to stands before them."""
+    """Every chain with its rules, before those that go to it."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in Reason:
         if reason not in LET_THROUGH | {Reason.ARP}:
@@ -278,7 +272,11 @@ def _chains(
     for port in layout.cells:
         yield f"open_{port.outer_device}", list(_open(network))
         yield f"from_{port.outer_device}", list(_from(port, services))
-    yield "prerouting", list(_prerouting(layout))
+    by_device = [
+        [port.outer_device, nft.goto(f"from_{port.outer_device}")] for port in layout.cells
+    ]
+    verdicts = {"vmap": {"key": nft.IIFNAME, "data": {"set": by_device}}}
+    yield "prerouting", [*([[verdicts]] if by_device else []), [nft.goto(_to(Reason.STRAY))]]
     yield "input", list(_input(layout))
     yield "forward", list(_forward())
     yield "output", list(_output(layout))
@@ -289,7 +287,7 @@ def _to(reason: Reason) -> str:
 
 
 def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
-    """Counts, logs and answers; of a port that floods, the excess is only counted."""
+    """Counts, logs and answers; a flood's excess is only counted."""
     limit = [nft.over(per_s, burst)]
     excess = {"set": {"op": "update", "elem": nft.IIFNAME, "set": "@refused", "stmt": limit}}
     rules: list[Rule] = [[nft.counter(reason.counter)], [excess, nft.DROP], _log(reason)]
@@ -327,7 +325,7 @@ def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _open(network: NetworkPlan) -> Iterator[Rule]:
-    """What somebody listens to, or the sink: as much as the bounds allow this port."""
+    """What is answered, as much as the bounds allow this port."""
     bounds = network.bounds
     to_rate = nft.goto(_to(Reason.RATE))
     yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
@@ -347,7 +345,7 @@ def _report(reason: Reason, conversation: nft.Statement) -> Rule:
 
 
 def _log(reason: Reason) -> Rule:
-    """Counted besides, so that a reader of the log knows how many records the kernel dropped."""
+    """Counted besides, which shows how many records the kernel dropped."""
     return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
 
 
@@ -356,7 +354,7 @@ def _report_once(conversation: nft.Statement) -> Rule:
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
-    """What comes from one cell: its sender first, then what it is, then whom it is for."""
+    """From one cell: its sender, then what it is, then its destination."""
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), nft.goto(_to(Reason.SPOOFED))]
     yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(Reason.IPV6))]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]
@@ -370,13 +368,6 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
         yield [*answer, *_report_once(nft.conversation(answered=True))]
         yield [*answer, nft.ACCEPT]
     yield [nft.goto(f"open_{port.outer_device}")]
-
-
-def _prerouting(layout: RangeLayout) -> Iterator[Rule]:
-    chains = [[port.outer_device, nft.goto(f"from_{port.outer_device}")] for port in layout.cells]
-    if chains:
-        yield [{"vmap": {"key": nft.IIFNAME, "data": {"set": chains}}}]
-    yield [nft.goto(_to(Reason.STRAY))]
 
 
 def _input(layout: RangeLayout) -> Iterator[Rule]:
@@ -409,15 +400,3 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     if layout.sink_port is not None:
         yield [to_cell, nft.match(nft.MARK, SINK_MARK), nft.NOT_FIRST, nft.ACCEPT]
     yield [nft.goto(_to(Reason.OUTPUT))]
-
-
-def _arp() -> Iterator[dict[str, Any]]:
-    """Neighbours are fixed on both ends, so every ARP packet is a lie or an accident."""
-    own: dict[str, Any] = {"family": "arp", "table": TABLE}
-    yield {"add": {"table": {"family": "arp", "name": TABLE}}}
-    yield {"add": {"counter": {**own, "name": Reason.ARP.counter}}}
-    for hook in ("input", "output"):
-        chain = {**own, "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "drop"}
-        yield {"add": {"chain": chain}}
-        expr = [nft.counter(Reason.ARP.counter), nft.DROP]
-        yield {"add": {"rule": {**own, "chain": hook, "expr": expr}}}

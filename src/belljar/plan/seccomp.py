@@ -23,7 +23,7 @@ ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`argument` (from 0) & `mask` is `value`; without a mask, its 64 bits are, or `differs`."""
+    """`argument` & `mask` is `value`; without a mask, all 64 bits are (`differs`: are not)."""
 
     argument: int
     value: int
@@ -94,7 +94,7 @@ def load_rules() -> Rules:
 
 
 def parse_rules(text: str) -> Rules:
-    """The rules of such a file. Raises `ValueError` for no reason and a call twice, too."""
+    """The rules of such a file. Raises `ValueError`."""
     import tomllib
 
     return _rules(tomllib.loads(text))

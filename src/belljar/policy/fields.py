@@ -1,7 +1,6 @@
-"""The kinds of value a policy holds: each reads what a person wrote, says what is allowed, and
-describes itself to an editor.
+"""The kinds of value a policy holds, as pydantic annotations that describe themselves to an editor.
 
-Each is a pydantic annotation. A refusal is a `ValueError` whose text goes to the author as it is.
+A refusal is a `ValueError` whose text goes to the author.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ def listed(names: Iterable[str]) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The allowed name that is most like `word`, or "" when none is near."""
+    """The allowed name most like `word`, or ""."""
     matches = difflib.get_close_matches(word.lower()[:64], list(allowed), n=1, cutoff=0.6)
     return matches[0] if matches else ""
 
 
 def did_you_mean(word: object, allowed: Iterable[str]) -> str:
-    """The end of a message that names the nearest allowed name, or ""."""
+    """The end of a message, with the nearest allowed name."""
     near = nearest(word, allowed) if isinstance(word, str) else ""
     return f"; did you mean `{near}`?" if near else ""
 
@@ -75,7 +74,7 @@ class _Kind:
     """A plain validator and the JSON Schema that an editor sees."""
 
     def read(self, value: object) -> Any:  # noqa: ANN401 - each kind has its own type
-        """The value a person wrote, as the program uses it. Raises `ValueError`."""
+        """The value as the program uses it. Raises `ValueError`."""
         raise NotImplementedError
 
     def schema(self) -> dict[str, Any]:
@@ -161,7 +160,7 @@ class Whole(_Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size(_Kind):
-    """A size as people write it (`512MiB`), read into bytes, between two bounds."""
+    """A size as people write it (`512MiB`), in bytes."""
 
     least: str
     most: str
@@ -182,7 +181,7 @@ class Size(_Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duration(_Kind):
-    """A duration as people write it (`1h30m`), read into seconds, between two bounds."""
+    """A duration as people write it (`1h30m`), in seconds."""
 
     least: str
     most: str
@@ -217,7 +216,7 @@ def _measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(_Kind):
-    """Text that one function reads and one pattern describes to an editor."""
+    """Text with a reader and an editor's pattern."""
 
     reader: Callable[[object], Any]
     pattern: str
@@ -246,7 +245,7 @@ def _text(value: object, what: str) -> str:
 
 
 def matching(pattern: re.Pattern[str], error: str, *, what: str = "") -> Text:
-    """Text that a pattern matches; `error` follows the value, `what` names what is no text."""
+    """Text that a pattern matches; `error` follows the value."""
 
     def read(value: object) -> str:
         text = _text(value, what) if what else value
@@ -320,13 +319,22 @@ def _path(value: object, what: str) -> tuple[str, PurePosixPath]:
     return text, PurePosixPath(text)
 
 
-def _read_workdir(value: object) -> str:
-    text, path = _path(value, "a working directory")
-    if not path.is_absolute():
-        raise ValueError(
-            f"{quoted(text)} is relative; a working directory is absolute, as in `/home/user`"
-        )
-    return "/" + str(path).lstrip("/")
+def _normal(path: PurePosixPath) -> str:
+    return "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
+
+
+def _paths(
+    what: str, error: str, is_wrong: Callable[[str, PurePosixPath], bool], pattern: str
+) -> Text:
+    """Paths, normalised; `error` follows one that is wrong."""
+
+    def read(value: object) -> str:
+        text, path = _path(value, what)
+        if is_wrong(text, path):
+            raise ValueError(f"{quoted(text)} {error}")
+        return _normal(path)
+
+    return Text(reader=read, pattern=pattern)
 
 
 def _read_target(value: object) -> str:
@@ -335,32 +343,12 @@ def _read_target(value: object) -> str:
         raise ValueError(
             f"{quoted(target)} names a directory; a target is the file's own path in the cell"
         )
-    shown = "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
+    shown = _normal(path)
     if any(shown == own or shown.startswith(f"{own}/") for own in _KERNELS_OWN):
         raise ValueError(
             f"{quoted(target)} lies under {listed(_KERNELS_OWN)}, which belong to the cell's kernel"
         )
     return shown
-
-
-def _read_source(value: object) -> str:
-    source, path = _path(value, "a source")
-    if path.is_absolute() or source.endswith("/") or path.name == "":
-        raise ValueError(
-            f"{quoted(source)} can't be a source: a file below the policy's own directory, written "
-            f"relative to it"
-        )
-    return str(path)
-
-
-def _read_directory(value: object) -> str:
-    text, path = _path(value, "a directory")
-    if path.is_absolute() or str(path) == ".":
-        raise ValueError(
-            f"{quoted(text)} can't be used: a directory below the policy's own, written relative "
-            f"to it, so that nothing beside it is shown"
-        )
-    return str(path)
 
 
 NAME: Final = matching(
@@ -370,15 +358,31 @@ NAME: Final = matching(
 )
 IMAGE: Final = Text(reader=_read_image, pattern=f"^({IMAGE_ID.pattern}|{PATTERN})$")
 USER: Final = Text(reader=_read_user, pattern=f"^({_USER.pattern})$", types=("string", "integer"))
-WORKDIR: Final = Text(reader=_read_workdir, pattern="^/")
+WORKDIR: Final = _paths(
+    "a working directory",
+    "is relative; a working directory is absolute, as in `/home/user`",
+    lambda _, path: not path.is_absolute(),
+    "^/",
+)
 TARGET: Final = Text(reader=_read_target, pattern="[^/]$")
-SOURCE: Final = Text(reader=_read_source, pattern="^[^/].*[^/]$|^[^/]$")
+SOURCE: Final = _paths(
+    "a source",
+    "can't be a source: a file below the policy's own directory, written relative to it",
+    lambda text, path: path.is_absolute() or text.endswith("/") or path.name == "",
+    "^[^/].*[^/]$|^[^/]$",
+)
 MODE: Final = Text(reader=_read_mode, pattern=f"^{_MODE.pattern}$")
 ENV_NAME: Final = matching(
     _ENV_NAME, "is no name of a variable: letters, digits and `_`, at most 128, no digit first"
 )
 ENV_VALUE: Final = Text(reader=_read_env_value, pattern="")
-DIRECTORY: Final = Text(reader=_read_directory, pattern="^[^/]")
+DIRECTORY: Final = _paths(
+    "a directory",
+    "can't be used: a directory below the policy's own, written relative to it, so that nothing "
+    "beside it is shown",
+    lambda _, path: path.is_absolute() or str(path) == ".",
+    "^[^/]",
+)
 LINE: Final = Text(reader=_read_line, pattern=r"\S")
 TEXT: Final = Text(reader=_read_long_text, pattern="")
 URL_PATH: Final = Text(

@@ -1,7 +1,6 @@
 """Files and directories that an author names: opened below one directory, bounded.
 
-Every such file is opened here, in one step of the kernel, with links followed only below the
-directory. Inside of a listed directory nothing is followed: a link stays a link.
+The kernel opens each in one step, and follows links only below the directory.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from belljar.dataclass import dataclass
 from belljar.units import printable
 
 MAX_DEPTH: Final = 32
-"""Of directories below a source; each level holds a descriptor open while it is listed."""
+"""Of directories; each level holds a descriptor."""
 _CHUNK_BYTES: Final = 1 << 20
 _OPENAT2: Final = 437
-"""The system call's number, the same on every architecture (Linux 5.6)."""
+"""The same on every architecture (Linux 5.6)."""
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 _TRIES: Final = 16
-"""The kernel answers EAGAIN when something is renamed while it looks (openat2(2))."""
+"""For EAGAIN: something is renamed meanwhile (openat2(2))."""
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class OutsideError(ValueError):
-    """A path, or a link in it, leads out of the directory that it has to stay in."""
+    """A path or link leads out of its directory."""
 
     def __init__(self) -> None:
         super().__init__("a link leads out of its directory")
@@ -114,7 +113,7 @@ def _opened(at: int, name: str) -> int:
 
 
 def _without_links(at: int, name: str) -> int:
-    """The same where the kernel has no openat2: part by part, and no link is followed at all."""
+    """Without openat2: part by part, and no link is followed."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not parts:
         raise OutsideError
@@ -143,7 +142,7 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing of a tree. `path`: below the source, "" for the source itself; `link`: its text."""
+    """One thing of a tree. `path`: below the source, or ""."""
 
     path: str
     kind: EntryKind
@@ -154,7 +153,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A file, or a directory with all that is in it, parents first, in the order of their names."""
+    """A file, or a directory and its contents, parents first, sorted."""
 
     source: str
     entries: tuple[Entry, ...]
@@ -247,10 +246,9 @@ def _too_many(max_entries: int) -> ValueError:
 
 
 def link_stays(path: str, link: str) -> bool:
-    """Whether a link at `path` below a root can't lead out of it, wherever other links lead.
+    """Whether a link at `path` below a root can't lead out of it.
 
-    `..` may only begin the text: after a name it would go up from where that name leads, which
-    another link may have put anywhere. `path` goes through directories only.
+    `..` may only begin the text: after a name, it goes up from wherever another link leads.
     """
     parts = [part for part in link.split("/") if part not in ("", ".")]
     ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))

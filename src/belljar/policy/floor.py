@@ -1,22 +1,16 @@
-"""How far a task's own policy may go beneath an operator's: which of two policies is tighter, field
-by field, and the tighter of both. Pure.
+"""A task's own policy beneath an operator's: which is tighter, field by field, and both. Pure.
 
-| field | tighter |
-|---|---|
-| `risk`, and the tier that risk and `tier` demand together | higher |
-| each of `resources` | smaller |
-| `host_tools` | fewer tools that may act outside of a cell |
-| `rights` | fewer rights inside the cell; a policy that says nothing of them bounds none |
-| `network` | none, or cells of the sample's own range alone; else the operator's own |
-| `network.upstreams` | fewer hosts, ports and methods, smaller budgets |
-| `guard` | the operator's own, when it says something |
-| each of `on` | stops more |
-| each of `network.record`, where both have a network | larger: it keeps more evidence |
+- `risk`, and the tier that risk and `tier` demand together: the higher.
+- Each of `resources`: the smaller.
+- `host_tools`: fewer tools that may act outside of a cell.
+- `rights`: fewer; a policy without a word of them bounds none.
+- `network`: none, or cells of the sample's own range alone; else the operator's own.
+- `network.upstreams`: fewer hosts, ports and methods, smaller budgets.
+- `guard`: the operator's own, if any.
+- Each of `on`: stops more.
+- Each of `network.record`: the larger, which keeps more evidence.
 
-What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`, `decoys`) has no order (of
-two users neither is tighter): it opens nothing, and stays the task's. So do the other cells of its
-range, each within the same risk, tier and limits: a range of cells leads nowhere. Stand-ins of two
-networks have no order either: the operator's are taken.
+All else has no order, opens nothing and stays the task's; of two networks the operator's is taken.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from belljar.units import printable
 
 
 def looser_fields(policy: Policy, floor: Policy) -> tuple[str, ...]:
-    """The fields in which `policy` goes beyond `floor`; empty: in none."""
+    """The fields in which `policy` goes beyond `floor`."""
     return tuple(_looser(policy, floor))
 
 
@@ -80,7 +74,13 @@ def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
             if getattr(network.record, name) < getattr(floor.network.record, name):
                 yield f"network.record.{name}"
     if not is_operators and is_closed(network):
-        yield from _looser_cells(network, floor)
+        for name, item in network.stand_ins.items():
+            if not isinstance(item, TargetStandIn):
+                continue
+            if not is_within(item.rights, floor.rights):
+                yield f"network.stand_ins.{name}.rights"
+            if smaller_resources(item.resources, floor.resources) != item.resources:
+                yield f"network.stand_ins.{name}.resources"
         return
     if not is_operators:
         yield "network"
@@ -93,25 +93,15 @@ def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
 
 
 def _is_the_same(network: Network, other: Network | None) -> bool:
-    """But for what it reaches of the world, and how much of that is kept."""
+    """But for upstreams and the record."""
     none = {"upstreams": (), "record": Record()}
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
 
 
 def is_closed(network: Network) -> bool:
-    """Whether all that it reaches is other cells of its own range."""
+    """Whether it reaches only cells of its own range."""
     is_plain = not network.upstreams and not network.sink and network.default is Default.DENY
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
-
-
-def _looser_cells(network: Network, floor: Policy) -> Iterator[str]:
-    for name, item in network.stand_ins.items():
-        if not isinstance(item, TargetStandIn):
-            continue
-        if not is_within(item.rights, floor.rights):
-            yield f"network.stand_ins.{name}.rights"
-        if smaller_resources(item.resources, floor.resources) != item.resources:
-            yield f"network.stand_ins.{name}.resources"
 
 
 def _is_within(upstream: Upstream, floor: Upstream) -> bool:
@@ -126,7 +116,7 @@ def _is_within(upstream: Upstream, floor: Upstream) -> bool:
 def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
     """The task's policy, nowhere looser than the operator's.
 
-    Raises `PolicyError` where both bring files from directories of their own: a cell has one.
+    Raises `PolicyError` if both bring files.
     """
     ours, theirs = loaded.policy, floor.policy
     risk = max(ours.risk, theirs.risk)
@@ -167,10 +157,7 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
 
 
 def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedPolicy:
-    """The policy with at least this risk, and what that demands. `where` says who asks for it.
-
-    Raises `PolicyError` for a policy that can't be of that risk: it reaches something real, say.
-    """
+    """The policy with at least this risk, which `where` asks for. Raises `PolicyError`."""
     policy = loaded.policy
     if policy.risk >= least:
         return loaded
@@ -196,7 +183,7 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
 
 
 def larger_record(ours: Record, theirs: Record) -> Record:
-    """Each bound the larger of both: it keeps more evidence."""
+    """Each bound the larger of both."""
     kept = {name: max(getattr(ours, name), getattr(theirs, name)) for name in Record.model_fields}
     return ours.model_copy(update=kept)
 
@@ -211,7 +198,7 @@ def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:
 
 
 def held_cells(network: Network, floor: Policy, least: Tier) -> Network:
-    """The same cells, each with no more resources and rights than that, and in no lesser tier."""
+    """The same cells, bounded by the floor and in no lesser tier."""
     held = {
         name: item.model_copy(
             update={

@@ -22,7 +22,7 @@ MAX_PORTS: Final = 64
 MAX_NAMES: Final = 250
 RESOLVER_PORT: Final = 53
 ALL_PORTS: Final = 0
-"""The number of a target cell's port that stands for every one."""
+"""A target cell's port that stands for all."""
 METADATA_NAMES: Final = (
     "instance-data",
     "instance-data.ec2.internal",
@@ -31,14 +31,14 @@ METADATA_NAMES: Final = (
     "metadata.goog",
     "metadata.google.internal",
 )
-"""Of clouds' metadata services; only a stand-in of kind `metadata` may have them."""
+"""Only a stand-in of kind `metadata` may have them."""
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 465: "smtps"}
 
 
 def read_host(value: object) -> str:
-    """An exact host name in its one form. Raises `ValueError` that says what is allowed."""
+    """An exact host name in its one form. Raises `ValueError`."""
     if not isinstance(value, str):
         raise ValueError(
             f"a host name is text, as in `shop.example`, but this is {kinds.kind_of(value)} "
@@ -101,7 +101,7 @@ def _encoded(text: str, written: str) -> str:
 
 
 def covers(pattern: str, name: str) -> bool:
-    """Whether a pattern stands for an exact name. Both are in their one form."""
+    """Whether a pattern stands for an exact name."""
     return name == pattern or (pattern.startswith("*.") and name.partition(".")[2] == pattern[2:])
 
 
@@ -115,7 +115,7 @@ def read_number(value: object) -> int:
 
 
 def read_port(value: object) -> tuple[int, str]:
-    """`443`, `443/tls` → number and protocol, "" when none is written. Raises `ValueError`."""
+    """Number and protocol (or "") of `443/tls`. Raises `ValueError`."""
     if type(value) is int:
         return read_number(value), ""
     number, slash, protocol = value.partition("/") if isinstance(value, str) else ("", "", "")
@@ -131,7 +131,7 @@ def read_port(value: object) -> tuple[int, str]:
 
 
 def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
-    """What is usual at a port of which only the number is written, or the first that is allowed."""
+    """The usual protocol at a port, or the first that is allowed."""
     usual = _USUAL.get(number, "")
     return usual if usual in allowed else allowed[0]
 
@@ -157,10 +157,6 @@ def _read_port(value: object) -> object:
     return Port(number=number, protocol=protocol)
 
 
-def _read_target_port(value: object) -> object:
-    return Port(number=ALL_PORTS, protocol="tcp") if value == "all" else _read_port(value)
-
-
 def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     if len(ports) > 1 and any(port.number == ALL_PORTS for port in ports):
         raise ValueError("`all` stands alone")
@@ -177,7 +173,16 @@ Ports: TypeAlias = Annotated[
 ]
 TargetPorts: TypeAlias = Annotated[
     tuple[
-        Annotated[Port, BeforeValidator(_read_target_port, json_schema_input_type=int | str)], ...
+        Annotated[
+            Port,
+            BeforeValidator(
+                lambda value: (
+                    Port(number=ALL_PORTS, protocol="tcp") if value == "all" else _read_port(value)
+                ),
+                json_schema_input_type=int | str,
+            ),
+        ],
+        ...,
     ],
     list_of("ports", MAX_PORTS),
     AfterValidator(_all_alone),

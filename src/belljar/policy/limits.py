@@ -18,7 +18,7 @@ _S = TypeVar("_S", bound="_Scale")
 
 
 class _Scale(Enum):
-    """Words in order, least first: compared by position, shown and stored as the word."""
+    """Words in order, least first, compared by position."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -42,7 +42,7 @@ class _Scale(Enum):
 
 
 class Risk(_Scale):
-    """What the author says could go wrong if the model tried its worst."""
+    """How bad the model's worst could be."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -64,18 +64,12 @@ def least_tier(risk: Risk) -> Tier:
 
 
 def needs_hardware(risk: Risk) -> bool:
-    """Whether this risk may only run with proven hardware virtualisation.
-
-    An emulated VM is no security boundary by QEMU's own policy.
-    """
+    """Whether it needs proven hardware virtualisation: emulation is no security boundary."""
     return risk is Risk.CRITICAL
 
 
 def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
-    """The tier a policy demands: the least its risk allows, or the higher one it asks for.
-
-    Raises `PolicyError` for a lower one.
-    """
+    """The asked tier, or the least of the risk. Raises `PolicyError` for a lower one."""
     least = least_tier(risk)
     if asked is not None and asked < least:
         hint = f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower"
@@ -96,9 +90,9 @@ def lowered(risk: Risk, asked: Tier) -> str:
 class Resources:
     """What a cell may consume at most; the defaults are the format's.
 
-    All state is in memory: `memory_bytes` is for processes, `disk_bytes` for files; a VM has their
-    sum and an overhead. `output_bytes` is kept of each stream of one command, the rest dropped and
-    counted. At `exec_timeout_s` a command's tree is killed, at `lifetime_s` the cell.
+    All state is in memory: `memory_bytes` for processes, `disk_bytes` for files. `output_bytes` is
+    kept of each stream of a command, the rest counted. At `exec_timeout_s` a command's tree is
+    killed, at `lifetime_s` the cell.
     """
 
     cpus: int = 1
@@ -110,7 +104,7 @@ class Resources:
     output_bytes: int = 10 << 20
 
     def memory_sum(self, limit_bytes: int) -> str:
-        """A limit on a whole cell's memory, as the sum that it is."""
+        """A limit on a cell's memory, as a sum."""
         memory, disk = self.memory_bytes, self.disk_bytes
         parts = {"memory": memory, "disk": disk, "overhead": limit_bytes - memory - disk}
         shown = " + ".join(f"{name} {format_size(part)}" for name, part in parts.items())
@@ -124,12 +118,12 @@ ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTools:
-    """The tools and MCP servers that may act outside of a cell; `*`: all of them."""
+    """Tools and MCP servers that may act outside of a cell; `*`: all."""
 
     allow: tuple[str, ...]
 
     def permits(self, names: Iterable[str]) -> bool:
-        """Whether a tool may be called; `names`: its own and its MCP server's."""
+        """Whether a tool (its name, its MCP server's) may be called."""
         return ANY in self.allow or any(name in self.allow for name in names)
 
     def __str__(self) -> str:
@@ -170,14 +164,12 @@ USUAL_CAPABILITIES: Final = frozenset(
 )
 """What root of a container has by default, with Docker and in a cell."""
 DEBUGGER_CALLS: Final = ("kcmp", "personality", "pidfd_getfd", "process_madvise")
-"""What `seccomp: unconfined` opens: calls of debuggers, each of which needs the right to trace its
-target. All others that a cell's filter refuses stay refused."""
+"""What `seccomp: unconfined` opens; each needs the right to trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """Rights in a plan: capabilities of the workload's root, system calls of everyone, and whether
-    set-user-ID programs gain their owner's rights."""
+    """Rights in a plan; `calls` are everyone's, not root's alone."""
 
     capabilities: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
@@ -198,6 +190,9 @@ class Granted:
 
 
 NOTHING_GRANTED: Final = Granted()
+# The most that each tier grants
+# In a container the kernel is the host's. In gVisor CAP_SYS_PTRACE would reach the guest agent, and
+# set-user-ID bits are ignored; in a microVM they add nothing to what root of the cell may do.
 GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
     {
         Tier.CONTAINER: NOTHING_GRANTED,
@@ -207,7 +202,3 @@ GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
         ),
     }
 )
-"""The most that each tier grants. In a container the kernel is the host's, so nothing. In gVisor
-the guest agent shares the workload's user namespace, where CAP_SYS_PTRACE would reach it; in a
-microVM it does not. Set-user-ID programs add nothing to what a command of the cell's root may do;
-gVisor ignores their bit."""

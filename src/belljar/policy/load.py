@@ -1,8 +1,7 @@
-"""A policy file, or Python's values → `Policy`, or a `PolicyError` that names file, line, column
-and field, says what is allowed and suggests the nearest name.
+"""Reads a policy file, or Python's values, into a `Policy`.
 
-All that is wrong is told at once. Files to be copied in are looked at here too (they are the
-author's input, as the policy is), and nothing else of the host.
+All that is wrong is reported at once, with file, line, column and field. Of the host only the
+files that the policy names are looked at.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from belljar.policy.model import Policy
 from belljar.policy.network import Network, OwnCell, Record, Upstream
 from belljar.policy.sections import At, FileCopy, HostToolsText, ResourcesText, Rights
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
-from belljar.policy.stand_ins import MODELS, CellStandIn, Health, StandIn
+from belljar.policy.stand_ins import MODELS, CellStandIn, Health
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable, quoted
 
@@ -62,7 +61,7 @@ _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("network", "own_cell"): OwnCell,
     ("network", "upstreams"): Upstream,
 }
-"""The model of each mapping of a policy, by the names that lead to it."""
+"""The model of each mapping, by the names that lead to it."""
 _STAND_IN_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("health",): Health,
     ("resources",): ResourcesText,
@@ -89,7 +88,7 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
 
 
 def read_policy_file(file: Path) -> bytes:
-    """The bytes of a policy file, at most one more than allowed. Raises `PolicyError`."""
+    """A policy file's bytes, at most one too many. Raises `PolicyError`."""
     try:
         return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
@@ -117,8 +116,7 @@ def load_preset(name: str) -> LoadedPolicy:
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
     """A preset's name or a file's path; None is the preset `high`.
 
-    Of a string a preset's name wins: write `./high`, or `Path("high")`, for a file of that name.
-    Raises `PolicyError` as `load_policy` and `load_preset`.
+    Of a string a preset's name wins: `./high` is a file. Raises `PolicyError`.
     """
     if ref is None:
         return load_preset(DEFAULT_PRESET)
@@ -131,10 +129,7 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
 def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
     """A policy from a dict with a file's fields, or from a `Policy`; it can't copy `files` in.
 
-    A dict is written as the YAML that it stands for, and read as a file would be.
-
-    Raises `PolicyError` as `load_policy`, but with each field's name and no line; and for a value
-    that YAML has no word for.
+    Raises `PolicyError` with each field's name and no line.
     """
     if isinstance(policy, Policy):
         if policy.files:
@@ -159,7 +154,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - JSON values
-    """The value as lists and dicts. Raises `ValueError` for what a YAML file can't hold."""
+    """As lists and dicts. Raises `ValueError` for what YAML can't hold."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -211,7 +206,7 @@ def parse_policy(
 
 
 def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAMPLE) -> PolicyError:
-    """The error that lists all of them (at least one), each with its place in `source`."""
+    """The error that lists all problems (at least one)."""
     first, *more = problems
     if not more:
         field = f"{first.field}: " if first.field else ""
@@ -257,11 +252,14 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     while errors and rounds < _MAX_ROUNDS:
         known = {problem.field for problem in wrong}
         # A stand-in may wait for one that was left out because it is wrong.
-        wrong += [
-            each
-            for each in (_problem_of(tree, error) for error in errors)
-            if each.field not in known and not (rounds and ".awaits[" in each.field)
-        ]
+        for error in errors:
+            path, model = _located(error)
+            field = yaml_tree.field_name(path)
+            if field not in known and not (rounds and ".awaits[" in field):
+                is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
+                mark = yaml_tree.closest_mark(tree, path, key=is_key)
+                message = _message(error, path, model)
+                wrong.append(Problem(mark=mark, field=field, message=message))
         value = _without(value, [_located(error)[0] for error in errors])
         sound, errors = _validated(value)
         rounds += 1
@@ -288,8 +286,7 @@ def _problem(tree: Tree, path: yaml_tree.Path, message: str) -> Problem:
 
 
 def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[str, Any]:
-    """A policy's fields without the fields and stand-ins that are wrong. One without a risk has
-    the least: what is left is examined, and never carried out."""
+    """The fields that aren't wrong: to be examined, never carried out."""
     kept = dict(value)
     for path in wrong:
         network = kept.get("network")
@@ -304,8 +301,7 @@ def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[
 
 
 def _no_policy(tree: Tree) -> Problem:
-    """A file without the field that every policy has may be anything, a link's or a mistaken name's
-    secret among it: nothing that it holds is shown, not even the names of its fields."""
+    """A file that is no policy may be a secret: nothing that it holds is shown."""
     first = min(tree.problems, key=lambda problem: problem.mark, default=None)
     if first is not None and first.is_of_the_file:
         return first
@@ -332,14 +328,6 @@ def _located(error: Any) -> tuple[yaml_tree.Path, type[BaseModel] | None]:  # no
     else:
         models, below = {**_MODELS}, path[:-1]
     return path, models.get(tuple(part for part in below if isinstance(part, str)))
-
-
-def _problem_of(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
-    path, model = _located(error)
-    is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
-    mark = yaml_tree.closest_mark(tree, path, key=is_key)
-    message = _message(error, path, model)
-    return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
 def _message(
@@ -394,25 +382,22 @@ def _own_problems(network: Network | None, tree: Tree, base: Path | None) -> Ite
     for name, item in (network.stand_ins if network is not None else {}).items():
         own_field, own = item.own_path()
         try:
-            if own_field:
-                _check_own(own_directory(base), item, own_field, own)
+            if not own_field:
+                continue
+            home, folder = own_directory(base), own
+            if own_field != item.directory_field:
+                folder = str(PurePosixPath(own).parent)
+                _size_of(home, own)
+            with open_beneath(home, folder) as fd:
+                found, above = os.fstat(fd), home.stat()
+            if not stat.S_ISDIR(found.st_mode):
+                raise ValueError("it is no directory")
+            if os.path.samestat(found, above):
+                raise ValueError("it is not in a directory of its own")
         except (OSError, ValueError) as exc:
             rule = "" if isinstance(exc, FileNotFoundError) else f"; {_OWN_RULE}"
             why = f"{quoted(own)} can't be used: {reason(exc)}{rule}"
             yield _problem(tree, ("network", "stand_ins", name, own_field), why)
-
-
-def _check_own(home: Path, item: StandIn, own_field: str, own: str) -> None:
-    folder = own
-    if own_field != item.directory_field:
-        folder = str(PurePosixPath(own).parent)
-        _size_of(home, own)
-    with open_beneath(home, folder) as fd:
-        found, above = os.fstat(fd), home.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise ValueError("it is no directory")
-    if os.path.samestat(found, above):
-        raise ValueError("it is not in a directory of its own")
 
 
 def _size_of(home: Path, name: str) -> int:

@@ -1,7 +1,6 @@
 """A policy with where it came from, and Belljar's own policies without pydantic and YAML.
 
-Importing those is most of a short command's time. What a preset's text says stands here as data,
-too; it counts only while the text is the one it was written for.
+Importing those takes long. A preset's values here count only with the digest of its text.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ FILE_RULE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetPolicy:
-    """What a preset says, with the fields and properties of `Policy` that plans and cells use."""
+    """What a preset says, with `Policy`'s fields and properties."""
 
     belljar: int = 1
     name: str
@@ -70,7 +69,7 @@ class PresetPolicy:
 
     @property
     def host_tools_rule(self) -> HostTools:
-        """What becomes of tools that act outside of a cell, by its risk."""
+        """The rule for tools outside of cells."""
         return default_host_tools(self.risk)
 
     @property
@@ -150,11 +149,7 @@ class LoadedPolicy:
 
 
 def own_directory(base: Path | None) -> Path:
-    """The directory that a policy's files stay below. Raises `ValueError` for a policy without one.
-
-    A policy may come with someone else's evaluation, and must not take what is elsewhere on this
-    host into a cell, by a path or by a link.
-    """
+    """The directory that a policy's files stay below. Raises `ValueError` for none."""
     if base is None:
         raise ValueError("this policy has no directory of its own")
     return base

@@ -39,10 +39,6 @@ VERSION: Final = 1
 MAX_VARIABLES: Final = 1024
 
 
-def _written_network(network: Network | None) -> Any:  # noqa: ANN401 - JSON values
-    return "none" if network is None else network.model_dump(mode="json")
-
-
 class Policy(Strict):
     """What one cell may be, read, write, reach and consume: its blast radius, by its author."""
 
@@ -84,7 +80,10 @@ class Policy(Strict):
     network: Annotated[
         Network | None,
         BeforeValidator(read_network, json_schema_input_type=Network | Literal["none"]),
-        PlainSerializer(_written_network, return_type=dict[str, Any] | Literal["none"]),
+        PlainSerializer(
+            lambda network: "none" if network is None else network.model_dump(mode="json"),
+            return_type=dict[str, Any] | Literal["none"],
+        ),
     ] = Field(
         default=None,
         description="What the cell reaches, all of it simulated. none: it has no network device "
@@ -152,28 +151,28 @@ class Policy(Strict):
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The images of its cell and of the target cells of its range, each once."""
+        """The images of its cell and target cells, each once."""
         others = self.network.stand_ins.values() if self.network else ()
         targets = (item.image for item in others if isinstance(item, TargetStandIn))
         return tuple(dict.fromkeys((self.image, *targets)))
 
     @property
     def host_tools_rule(self) -> HostTools:
-        """What becomes of tools that act outside of a cell, by this policy and its risk."""
+        """The rule for tools that act outside of cells."""
         return self.host_tools or default_host_tools(self.risk)
 
     @property
     def guard_rules(self) -> GuardRules:
-        """What the guard looks for and does, with the defaults of a policy that says nothing."""
+        """What the guard looks for and does."""
         return self.guard or GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, all defaults filled in, sizes in bytes, durations in seconds."""
+        """As JSON values, in bytes and seconds, with all defaults."""
         return self.model_dump(mode="json")
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a policy file, for editors: sizes are strings with a pattern."""
+    """JSON Schema (2020-12) of a policy file, for editors."""
     schema = Policy.model_json_schema(mode="validation")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,4 +1,4 @@
-"""A range's network in a policy: stand-ins, real upstreams, unknown names, how much is recorded."""
+"""A range's network in a policy."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MAX_STAND_INS: Final = 64
 MAX_TARGETS: Final = 16
 MAX_UPSTREAMS: Final = 32
 RUN_BUDGETS: Final = 100
-"""How many samples' budgets a run has for an upstream, unless its policy says otherwise."""
+"""A run's default budget, in samples' budgets."""
 MIN_REASON_CHARS: Final = 10
 MAX_REASON_CHARS: Final = 500
 OWN_CELL: Final = "default"
-"""What the range's own cell is called among its cells: the one that a sample works in."""
+"""The name of the cell that the sample works in."""
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -193,11 +193,18 @@ class Network(Strict):
         if len(patterns) > MAX_NAMES:
             raise At(f"{len(patterns)} names in all; at most {MAX_NAMES}", "stand_ins")
         seen: dict[str, str] = {}
+        items = self.stand_ins.items()
+        services = [name for name, item in items if isinstance(item, MetadataStandIn)]
+        if len(services) > 1:
+            raise At("a range has one metadata service", "stand_ins", services[1], "kind")
         for pattern, owner, path in patterns:
             if pattern in seen:
                 raise At(f"{quoted(pattern)} is {quoted(seen[pattern])}'s already", *path)
             seen[pattern] = owner
-        _check_metadata(self)
+            known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
+            if known and owner not in services:
+                why = f"{quoted(known)} is a metadata service: only a stand-in of kind `metadata`"
+                raise At(f"{why} may have it", *path)
         _check_targets(self)
         return self
 
@@ -226,19 +233,6 @@ def _check_targets(network: Network) -> None:
     if len(targets) > MAX_TARGETS:
         why = f"{len(targets)} target cells; at most {MAX_TARGETS}"
         raise At(why, "stand_ins", list(targets)[MAX_TARGETS])
-
-
-def _check_metadata(network: Network) -> None:
-    services = [
-        name for name, item in network.stand_ins.items() if isinstance(item, MetadataStandIn)
-    ]
-    if len(services) > 1:
-        raise At("a range has one metadata service", "stand_ins", services[1], "kind")
-    for pattern, owner, path in network.patterns():
-        known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
-        if known and owner not in services:
-            why = f"{quoted(known)} is a metadata service: only a stand-in of kind `metadata`"
-            raise At(f"{why} may have it", *path)
 
 
 def read_network(value: object) -> object:

@@ -1,9 +1,6 @@
-"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`.
+"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`. Pure.
 
-Pure; the one place that normalises them.
-
-Source: the grammar and the normalisation of github.com/distribution/reference. Of digests only
-SHA-256 is known here.
+Source: grammar and normalisation of github.com/distribution/reference, with SHA-256 alone.
 """
 
 from __future__ import annotations
@@ -27,10 +24,9 @@ _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _PATH: Final = rf"{_PART}(?:/{_PART})*"
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 PATTERN: Final = rf"(?:{_HOST}/)?{_PATH}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?"
-"""What a reference looks like; `parse_reference` also checks lengths and ambiguity."""
+"""`parse_reference` also checks lengths and ambiguity."""
 IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-"""The digest of an image's configuration, which Docker calls its id, or of an image in the store.
-"""
+"""Docker's id of an image, or an image's digest in the store."""
 _REFERENCE: Final = re.compile(
     rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
@@ -63,8 +59,7 @@ class Reference:
 
     @property
     def familiar(self) -> str:
-        """As people write it: without the default registry, `library/` and the tag `latest` (unless
-        a digest follows)."""
+        """Without the default registry, `library/` and `latest` (unless a digest follows)."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
         return f"{self.familiar_name}{_suffix('' if is_latest else self.tag, self.digest)}"
 
@@ -81,15 +76,12 @@ class Reference:
 
     @property
     def untagged(self) -> Reference:
-        """The same without its tag, if it has a digest: what a registry is asked for."""
+        """Without its tag, if it has a digest."""
         return replace(self, tag="") if self.digest else self
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference.
-
-    Raises `ValueError`, whose text is for the author, for anything else, an image's id included.
-    """
+    """Raises `ValueError`, whose text is for the author, also for an image's id."""
     if IMAGE_ID.fullmatch(text) or _HEX_NAME.fullmatch(text):
         raise ValueError(f"`{text}` is an image's id, not its name")
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
@@ -109,10 +101,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def _split(host: str, path: str) -> tuple[str, str]:
-    """Registry and path.
-
-    What stands before the first slash is a registry only if it can't be a part of a name.
-    """
+    """What precedes the first slash is a registry only if it can't be part of a name."""
     first, slash, rest = path.partition("/")
     if host and not _is_host(host):
         path, host = f"{host}/{path}", ""

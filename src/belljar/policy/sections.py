@@ -40,7 +40,7 @@ _DEFAULT: Final = Resources()
 
 
 class Strict(BaseModel):
-    """Strict, frozen, no unknown fields, and no unescaped value of the file in a message."""
+    """Strict, frozen, no unknown fields."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
@@ -48,7 +48,7 @@ class Strict(BaseModel):
 
 
 class At(ValueError):  # noqa: N818 - a ValueError with a place, as pydantic wants it
-    """A refusal whose place is `path` below the field that is checked."""
+    """A refusal, with a path below the checked field."""
 
     def __init__(self, message: str, *path: str | int) -> None:
         super().__init__(message)
@@ -153,7 +153,7 @@ def written_resources(value: Resources) -> dict[str, str | int]:
 
 
 class _FromText:
-    """Reads `ResourcesText`, or a `Resources` by the same bounds; an editor sees the former."""
+    """Reads `ResourcesText`, or `Resources` by the same bounds."""
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -174,7 +174,7 @@ class _FromText:
 
 
 ResourcesField: TypeAlias = Annotated[Resources, _FromText()]
-"""Reads what a person wrote, or a `Resources` that a program made; gives `Resources`."""
+"""Written resources, or a program's, as `Resources`."""
 
 
 # ---- files that are copied in
@@ -264,7 +264,7 @@ class Rights(Strict):
     )
 
     def common(self, other: Rights) -> Rights:
-        """What both ask for. A tier's list is not known here: `privileged` stands for all of it."""
+        """What both ask for; `privileged` stands for a tier's whole list."""
         setuid = min(self.setuid_programs, other.setuid_programs, key=("off", "auto", "on").index)
         if self.privileged or other.privileged:
             fewer = self if other.privileged else other
@@ -281,12 +281,12 @@ NO_RIGHTS: Final = Rights()
 
 
 def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
-    """What a task's policy keeps under an operator's; one that says nothing bounds nothing."""
+    """What both ask for; a floor of None bounds nothing."""
     return ours if ours is None or floor is None else ours.common(floor)
 
 
 def is_within(ours: Rights | None, floor: Rights | None) -> bool:
-    """Whether a task's policy asks for nothing that an operator's does not have."""
+    """Whether `ours` asks for nothing that `floor` lacks."""
     return common_rights(ours, floor) == ours
 
 

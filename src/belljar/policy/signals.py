@@ -57,17 +57,13 @@ def _read_place(value: object) -> str:
     return text
 
 
-def _read_id(value: object) -> str:
-    if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise ValueError("an id has letters in lower case, digits, `_` and `-`, at most 32")
-    return value
-
-
-Id: TypeAlias = Annotated[str, kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")]
+Id: TypeAlias = Annotated[
+    str, kinds.matching(_ID, "is no id: letters in lower case, digits, `_` and `-`, at most 32")
+]
 
 
 def _without_default(schema: dict[str, Any]) -> None:
-    """What is left out isn't written as "", which the field's pattern refuses."""
+    """The field's pattern refuses the default ""."""
     del schema["default"]
 
 
@@ -77,7 +73,7 @@ _OWN_SERVICE: Final = {
     DecoyKind.PYPI_TOKEN: DecoyKind.PYPI,
     DecoyKind.GIT_CREDENTIALS: DecoyKind.GIT,
 }
-"""Files that can hold the login of one kind of service alone."""
+"""Files with the login of one kind of service."""
 _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, *_OWN_SERVICE})
 """Files that can hold the login of a service."""
 
@@ -188,7 +184,7 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
 
 
 def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
-    """Raise `At` for a service without a network, or with an id or name that is another's there."""
+    """Raise `At` for a service without a network, or with another's id or name."""
     names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
     metadata = [
         name
@@ -228,12 +224,6 @@ def _written_decoy(spec: DecoySpec) -> dict[str, Any]:
         for name, value in (written | {"kind": spec.kind.value}).items()
         if value != DecoyText.model_fields[name].default
     }
-
-
-def _written_decoys(specs: tuple[DecoySpec, ...]) -> Any:  # noqa: ANN401 - JSON values
-    if not specs:
-        return NONE
-    return STANDARD if specs == STANDARD_DECOYS else [_written_decoy(spec) for spec in specs]
 
 
 class ProtectedText(Strict):
@@ -388,7 +378,12 @@ else:
         ),
         AfterValidator(_specs),
         PlainSerializer(
-            _written_decoys, return_type=Literal["none", "standard"] | list[dict[str, Any]]
+            lambda specs: (
+                STANDARD
+                if specs == STANDARD_DECOYS
+                else [_written_decoy(spec) for spec in specs] or NONE
+            ),
+            return_type=Literal["none", "standard"] | list[dict[str, Any]],
         ),
     ]
     GuardField = Annotated[

@@ -95,11 +95,9 @@ class StandIn(Strict):
     protocols: ClassVar[tuple[str, ...]] = ("http", "tls")
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
     file_field: ClassVar[str] = ""
-    """The field that names a file of the author's; the stand-in sees the directory that this file
-    is in.
-    """
+    """Names an author's file; the stand-in sees its directory."""
     directory_field: ClassVar[str] = ""
-    """The field that names a directory of the author's."""
+    """Names an author's directory."""
 
     kind: str
     names: Names = Field(
@@ -136,9 +134,7 @@ class StandIn(Strict):
         )
 
     def own_path(self) -> tuple[str, str]:
-        """The field that names the author's file or directory, and the path; ("", "") when there is
-        none.
-        """
+        """The field that names the author's file or directory, and the path, if any."""
         for name in (self.file_field, self.directory_field):
             path = getattr(self, name) if name else None
             if isinstance(path, str):
@@ -146,7 +142,7 @@ class StandIn(Strict):
         return "", ""
 
     def settings(self) -> dict[str, Any]:
-        """The kind's own fields as JSON values, those that aren't written left out."""
+        """The kind's own written fields as JSON values."""
         common = {"kind", "names", "ports"}
         return self.model_dump(mode="json", exclude=common, exclude_none=True)
 

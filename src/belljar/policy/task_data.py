@@ -1,7 +1,6 @@
-"""What the cells of a task hold besides their images: files of the task's directory, names.
+"""What the cells of a task hold besides their images, as a compose file says.
 
-A compose file is read into this. The contents stay where they are until a cell is made; then each
-file is copied, and no directory of the host is ever shared with a cell.
+Files are copied when a cell is made; no directory of the host is ever shared.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from belljar.policy.sections import Strict
 from belljar.units import format_size
 
 MAX_ENTRIES: Final = 2_000
-"""Files, directories and links of one cell: each is an operation of its own on record."""
+"""Of one cell: each is an operation of its own."""
 MAX_BYTES: Final = 100 << 20
-"""Of all files of one cell together. More belongs into an image."""
+"""Of one cell together. More belongs into an image."""
 
 
 class TaskFile(Strict):

@@ -1,11 +1,8 @@
 """The YAML reader of the project: plain values, each with its place. Pure.
 
 The parser is ruamel.yaml's; values follow YAML 1.2's core schema. A policy must read the same
-everywhere, so anchors, aliases, tags, merge keys, duplicate keys, several documents, directives
-other than `%YAML 1.2`, deep nesting, large files and bytes that are not UTF-8 are refused.
-
-Compose files use anchors (`Reading.aliases`). An alias counts as everything it stands for, so a
-short text that expands to a long one is refused at the line where it passes the limit.
+everywhere, so it has no anchors, tags, merge keys, duplicate keys or further documents. Compose
+files have (`Reading.aliases`); there an alias counts as everything it stands for.
 """
 
 from __future__ import annotations
@@ -89,7 +86,7 @@ class Problem:
     field: str
     message: str
     is_of_the_file: bool = False
-    """It is about the file as a whole, and has no word of what the file holds."""
+    """It says nothing of what the file holds."""
 
     def line(self, source: str) -> str:
         """`file:line:column: field: message`."""
@@ -109,7 +106,7 @@ class Tree:
     keys: dict[Path, Mark] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     is_whole: bool = False
-    """The text was read to its end: a field that isn't there was not written."""
+    """The text was read to its end."""
 
 
 def field_name(path: Path) -> str:
@@ -182,7 +179,7 @@ def _mark(mark: Any) -> Mark:  # noqa: ANN401 - ruamel's marks are untyped
 
 
 def scalar(text: str, *, plain: bool) -> object:
-    """A scalar's value by YAML 1.2's core schema (section 10.3.2): `0o17` is 15, `no` is text."""
+    """A scalar's value by YAML 1.2's core schema (section 10.3.2)."""
     if not plain:
         return text
     if text in _SPECIAL:
@@ -201,7 +198,7 @@ def scalar(text: str, *, plain: bool) -> object:
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or list being filled. `nodes`, `characters`: the counts when it began."""
+    """A mapping or list being filled; the counts are its begin's."""
 
     value: dict[str, Any] | list[Any]
     path: Path
@@ -216,7 +213,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Anchored:
-    """A value with a name, and its size. `text`: a scalar as written; None for others."""
+    """A value with a name, and its size. `text`: a scalar's."""
 
     value: Any
     nodes: int
@@ -239,7 +236,7 @@ class _Builder:
         self.documents = self.nodes = self.characters = 0
 
     def problem(self, mark: Mark, path: Path, message: str) -> bool:
-        """Note it. False when there are so many that more would help nobody."""
+        """Note it. False when there are too many."""
         self.tree.problems.append(Problem(mark=mark, field=field_name(path), message=message))
         return len(self.tree.problems) < _MAX_PROBLEMS
 
@@ -418,7 +415,7 @@ class _Builder:
         return True
 
     def _merge(self, value: dict[str, Any], merges: list[tuple[Any, Mark]]) -> bool:
-        """Insert what merge keys name: a field of its own wins, else the first merged one."""
+        """Insert what merge keys name: own fields win, then the first."""
         sources = []
         for merged, mark in merges:
             listed = merged if isinstance(merged, list) else [merged]
@@ -436,7 +433,7 @@ class _Builder:
 
 
 def closest_mark(tree: Tree, path: Path, *, key: bool = False) -> Mark:
-    """The place of the value (or key) at `path`, or of the nearest thing around it."""
+    """The place of `path`, or of the nearest thing around it."""
     if key and path in tree.keys:
         return tree.keys[path]
     for length in range(len(path), -1, -1):
