@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.pcapng import OUT, block, packets
 from tests.integration.range_driver import POUR, Scene, cell
 from tests.integration.range_groups import controllers
 
 from belljar.events import MemoryRecorder
 from belljar.network import ipc
-from belljar.network.capture.packets import HEADER, records
+from belljar.network.capture.packets import HEADER
 from belljar.network.owner import reading
 from belljar.network.owner.making import PACKETS_BESIDE
 from belljar.network.owner.processes import shared_fork_server, wait_readable
@@ -47,12 +48,12 @@ def frame(
     tcp = struct.pack("!HHIIBBHHH", *ports, sequence, 1, 5 << 4, flags, 1000, pseudo, 0) + payload
     packet = struct.pack("!BBHHHBBH", 0x45, 0, 20 + size, 0, 0, 64, 6, 0) + b"".join(ends) + tcp
     ether = bytes(12) + b"\x08\0" + packet
-    return struct.pack("=IIII", 1, 1, len(ether), len(ether)) + ether
+    return block(10**9, ether, OUT)
 
 
 def write(home: Path, frames: Sequence[bytes]) -> Path:
     """A packet record of them."""
-    path = home / "packets.pcap"
+    path = home / "packets.pcapng"
     path.write_bytes(b"".join((HEADER, *frames)))
     return path
 
@@ -99,7 +100,7 @@ async def two_files(home: Path) -> dict[str, Any]:
     return {
         **scene.summary(made),
         "limits": scene.data("limit.hit"),
-        "frames": sum(1 for path in made.packet_files for _ in records(path)),
+        "frames": sum(1 for path in made.packet_files for _ in packets(path.read_bytes())),
         "files": [path.name for path in made.packet_files],
         "counters": dict(made.counters()),
     }

@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.fakes.pcapng import packets as read_packets
 from tests.integration.conftest import Belljar
 
 from belljar.ledger import read_events
-from belljar.network.capture.packets import records
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]
 ASKED = 60
@@ -50,10 +50,10 @@ def packets(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     counters = next(
         line.data["counters"] for line in read_events(run) if line.kind == "range.destroyed"
     )
-    (path,) = run.glob("ranges/*/packets.pcap")
+    (path,) = run.glob("ranges/*/packets.pcapng")
     assert counters["packets_recorded_and_dropped"] > 0
     kept = counters["packets_recorded"] - counters["packets_recorded_and_dropped"]
-    assert sum(1 for _ in records(path)) == kept
+    assert sum(1 for _ in read_packets(path.read_bytes())) == kept
     return path
 
 
@@ -76,7 +76,15 @@ def read(program: str, *options: str, file: Path) -> list[str]:
 
 def test_tcpdump_reads_every_packet(packets: Path) -> None:
     """As many as were kept, without a complaint."""
-    assert len(read("tcpdump", file=packets)) == sum(1 for _ in records(packets))
+    assert len(read("tcpdump", file=packets)) == sum(1 for _ in read_packets(packets.read_bytes()))
+
+
+def test_wireshark_reads_directions(packets: Path) -> None:
+    """Of every packet: in from a cell, or out to one."""
+    shown = read("tshark", "-T", "fields", "-e", "frame.packet_flags_direction", file=packets)
+    expected = [direction for *_, direction in read_packets(packets.read_bytes())]
+    assert [int(each, 0) for each in shown] == expected
+    assert set(expected) == {1, 2}
 
 
 def test_wireshark_reads_the_conversations(packets: Path) -> None:

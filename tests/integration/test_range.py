@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.pcapng import IN, OUT, packets
 from tests.integration.as_user import (
     REPOSITORY,
     UsersBelljar,
@@ -31,6 +31,7 @@ from tests.machine import public_folder
 
 from belljar.host.tools import MAPPERS
 from belljar.isolation.reap import reap_now
+from belljar.network.capture.packets import SNAP_BYTES
 from belljar.process import ProcessId, identify, is_alive
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -112,6 +113,8 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
         )
         for name in (*drivers, "plain_gateway.py"):
             shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
+        (libraries / "tests/fakes").mkdir()
+        shutil.copy(REPOSITORY / "tests/fakes/pcapng.py", libraries / "tests/fakes")
         (base / "home").mkdir()
         own(base / "home", uid, gid)
         yield UsersBelljar(base / "home", uid=uid, gid=gid, python=python, libraries=libraries)
@@ -207,30 +210,22 @@ def test_a_port_is_neutral_and_fixed(who: Who) -> None:
 
 
 def test_the_packet_record_holds_every_frame(who: Who) -> None:
-    """One file, a classic pcap of Ethernet frames with nanoseconds, whose last bit says which way:
+    """One pcapng file of Ethernet frames with nanoseconds, whose flags say which way each went:
     as many as were counted, each whole, none lost.
     """
     seen = who.run("talk")
     data = bytes.fromhex(seen["pcap"])
-    magic, _, _, _, _, _, link = struct.unpack_from("=IHHiIII", data)
-    assert (magic, link) == (0xA1B23C4D, 1)
-    at, frames, ways = 24, [], set()
-    while at < len(data):
-        _, nanoseconds, kept, length = struct.unpack_from("=IIII", data, at)
-        assert nanoseconds < 10**9
-        assert kept == length
-        frames.append(data[at + 16 : at + 16 + kept])
-        at += 16 + kept
-        ways.add((":".join(f"{byte:02x}" for byte in frames[-1][6:12]), nanoseconds & 1))
+    frames = [frame for _, frame, _ in packets(data)]
+    ways = {(frame[6:12].hex(":"), direction) for _, frame, direction in packets(data)}
     ports = seen["layout"]["cells"]
     assert ways == {
-        (port[name], bit) for port in ports for name, bit in (("mac", 0), ("gateway_mac", 1))
+        (port[name], way) for port in ports for name, way in (("mac", IN), ("gateway_mac", OUT))
     }
-    assert at == len(data)
     assert any(b"hello" in frame for frame in frames)
+    assert max(map(len, frames)) < SNAP_BYTES  # none was cut
     assert len(frames) >= seen["counters"]["packets_recorded"] > 20
     assert seen["counters"]["packets_not_recorded"] == 0
-    assert seen["files"] == ["packets.pcap"]
+    assert seen["files"] == ["packets.pcapng"]
 
 
 def test_rights_are_what_is_needed(who: Who) -> None:

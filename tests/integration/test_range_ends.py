@@ -150,7 +150,7 @@ def test_packet_files_that_have_no_room_to_be_one_are_told(small_disk: Path) -> 
     ((limit, effect),) = [(data["limit"], data["effect"]) for data in seen["limits"]]
     assert limit == "packet_record_files"
     assert "No space left on device" in effect
-    assert sorted(seen["files"]) == ["packets-2.pcap", "packets-3.pcap", "packets.pcap"]
+    assert sorted(seen["files"]) == ["packets-2.pcapng", "packets-3.pcapng", "packets.pcapng"]
     counters = seen["counters"]
     assert (
         seen["frames"]

@@ -267,7 +267,7 @@ async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> Non
         for name in json.loads((run.path / "manifest.json").read_text())["files"]
         if RANGES in name
     ]
-    assert packets.endswith("/packets.pcap")
+    assert packets.endswith("/packets.pcapng")
 
 
 async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:

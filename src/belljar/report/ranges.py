@@ -236,7 +236,7 @@ def _add(found: RangeFindings, line: Line) -> None:
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
-                found.packets = f"ranges/{_word(directory)}/packets.pcap"
+                found.packets = f"ranges/{_word(directory)}/packets.pcapng"
         case Kind.RANGE_OPENED:
             found.opened = True
         case Kind.RANGE_FAILED:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
+from tests.fakes.pcapng import SECTION, packets
+
 ARP, IPV4, IPV6 = 0x0806, 0x0800, 0x86DD
 TCP, UDP, ICMP, IGMP = 6, 17, 1, 2
 SYN, RST = 2, 4
-_PCAP_NANOSECONDS = b"\x4d\x3c\xb2\xa1"
+_PCAP_NANOSECONDS = b"\x4d\x3c\xb2\xa1"  # of the stored samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,10 @@ class Frame:
 
 
 def read_frames(record: bytes) -> Iterator[Frame]:
-    """All frames of a record of this host's byte order, in its order. Raises `ValueError` when it
-    is none."""
+    """All frames of a record (pcapng, or a stored sample in classic pcap). Raises `ValueError`."""
+    if record[:4] == struct.pack("=I", SECTION):
+        yield from (_frame(time_ns * 1e-9, frame) for time_ns, frame, _ in packets(record))
+        return
     if record[:4] != _PCAP_NANOSECONDS:
         raise ValueError("no packet record with nanoseconds")
     at = 24

@@ -50,7 +50,8 @@ def test_a_request_is_told_with_its_answer() -> None:
     assert findings.rows[0].verdict is Verdict.CONTAINED
     told = "\n".join(network_lines(findings, "RUN"))
     assert (
-        f"Network of s: range {RANGE}, cells default; packets: ranges/2ce5a06e/packets.pcap" in told
+        f"Network of s: range {RANGE}, cells default; packets: ranges/2ce5a06e/packets.pcapng"
+        in told
     )
     assert (
         "  2 request(s) and connection(s) to the gateway, each on record before it was answered:\n"

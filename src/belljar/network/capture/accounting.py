@@ -68,7 +68,7 @@ class Connection:
     """What a cell sent from one port to one port of the gateway.
 
     `past`: the bytes of each connection that ended there. `recent`: the last bytes of the one that
-    goes on, to compare what is sent again. `early`: what came before its turn. `held`: frames in
+    goes on, to compare what is sent again. `early`: what came before its turn. `kept`: frames in
     each of the two files that take turns. `dropped`: those that were thrown away. `broken`: a byte
     came twice, out of order, or with what no ordinary segment has, so no count of bytes can prove
     that all are known.
@@ -78,7 +78,7 @@ class Connection:
     next: int = 0
     size: int = 0
     past: list[int] = field(default_factory=list)
-    held: list[int] = field(default_factory=lambda: [0, 0])
+    kept: list[int] = field(default_factory=lambda: [0, 0])
     dropped: int = 0
     broken: bool = False
     ended: bool = False

@@ -1,44 +1,53 @@
-"""The packet record: frames of a range's ports in files that Wireshark opens (classic pcap,
-nanoseconds).
+"""The packet record: frames of a range's ports in pcapng files.
 
-The last bit of a frame's nanoseconds says which way it went: 1, the range sent it to a cell, so its
-rules had let it through; 0, it came from a cell. Nothing in a frame can say that: a cell writes
-what it likes into its own.
+Two files take turns with frames that the gateway's events hold as well (see `accounting`): when the
+newer is full, the older is emptied. All other frames have a file of a quarter of the bound, which
+is never emptied; when it is full they join the first two, and are counted when dropped.
 
-Frames that the gateway's events hold as well (see `accounting`) stand in two files that take turns:
-when the newer is full, the older is emptied. All others have a quarter of the bound for themselves
-and are never thrown away there; when it is full they join the first, and are counted when they go.
-https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcap/
+Each frame's `epb_flags` say which way it went: inbound, from a cell; outbound, sent by the range to
+a cell, so its rules had let it through.
+
+Source: draft-ietf-opsawg-pcapng (Section Header, Interface Description, Enhanced Packet Block).
 """
 
 from __future__ import annotations
 
 import errno
 import heapq
-import mmap
 import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from belljar.network.capture.accounting import Connection, Connections, Frame
 
-_MAGIC_NANOSECONDS: Final = 0xA1B2_3C4D
-_LINKTYPE_ETHERNET: Final = 1
 RECORD: Final = "the packet record"
-"""What an error of writing it has for its file's name: the writer has only descriptors."""
+"""Stands for the file's name in a write error: the writer has only descriptors."""
 SNAP_BYTES: Final = 1 << 16
-_FILE_HEADER: Final = struct.Struct("=IHHiIII")
-_RECORD: Final = struct.Struct("=IIII")
-HEADER: Final = _FILE_HEADER.pack(_MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_BYTES, _LINKTYPE_ETHERNET)
-_MAX_RECORD_BYTES: Final = _RECORD.size + SNAP_BYTES
-MIN_BYTES: Final = 8 * _MAX_RECORD_BYTES  # The least that all files together may be given.
+_LINKTYPE_ETHERNET: Final = 1
+_NANOSECONDS: Final = 9  # if_tsresol: units of 10^-9 s
+HEADER: Final = struct.pack(
+    "<IIIHHqI IIHHI HHB3xHHI",
+    *(0x0A0D_0D0A, 28, 0x1A2B_3C4D, 1, 0, -1, 28),  # section header, of unknown length
+    *(1, 32, _LINKTYPE_ETHERNET, 0, SNAP_BYTES, 9, 1, _NANOSECONDS, 0, 0, 32),  # interface
+)
+# An enhanced packet block: head, the frame padded to a multiple of four, then option and length.
+_PACKET_BLOCK: Final = 6
+_HEAD: Final = struct.Struct("<IIIIIII")
+_TAILS: Final = tuple(struct.Struct(f"<{padding}xHHIHHI") for padding in range(4))
+_FLAGS_OPTION: Final = 2
+_FLAGS_AT: Final = -12  # the flags' low byte, from the block's end
+_INBOUND, _OUTBOUND = 1, 2
+_BLOCK_BYTES: Final = _HEAD.size + _TAILS[0].size  # beside the padded frame
+_MAX_BLOCK_BYTES: Final = _BLOCK_BYTES + SNAP_BYTES
+MIN_BYTES: Final = 8 * _MAX_BLOCK_BYTES  # The least that all files together may be given.
 FILES: Final = 3
-_PENDING_BYTES: Final = 8 * _MAX_RECORD_BYTES
-_COPIED_BYTES: Final = 1 << 20
+_PENDING_BYTES: Final = 8 * _MAX_BLOCK_BYTES
+BUFFER_BYTES: Final = 1 << 18  # for files that are read or joined
 _ALL_PROTOCOLS: Final = 0x0003
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
 _SO_TIMESTAMPNS: Final = 35
@@ -46,8 +55,8 @@ _TIMESPEC: Final = struct.Struct("@qq")
 _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _STATISTICS: Final = struct.Struct("=II")
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-_BUFFER_BYTES: Final = 64 << 20
-"""What waits to be written: most of a second of what a gateway can send.
+_SOCKET_BUFFER_BYTES: Final = 64 << 20
+"""Most of a second of what a gateway can send.
 
 An ordinary user gets what `net.core.rmem_max` allows.
 """
@@ -70,16 +79,21 @@ class _File:
         self.frames = self.evidence = 0
 
     def has_room(self, kept: int) -> bool:
-        return self._written + self._end + _RECORD.size + kept <= self._max_bytes
+        return self._written + self._end + _BLOCK_BYTES + kept + 3 <= self._max_bytes
 
-    def put(self, time_ns: int, frame: memoryview, length: int) -> None:
-        if self._end + _MAX_RECORD_BYTES > _PENDING_BYTES:
+    def put(self, time_ns: int, frame: memoryview, length: int, flags: int) -> None:
+        if self._end + _MAX_BLOCK_BYTES > _PENDING_BYTES:
             self.flush()
-        seconds, rest = divmod(time_ns, 1_000_000_000)
-        _RECORD.pack_into(self._pending, self._end, seconds & 0xFFFF_FFFF, rest, len(frame), length)
-        start = self._end + _RECORD.size
-        self._end = start + len(frame)
-        self._pending[start : self._end] = frame
+        kept = len(frame)
+        padding = -kept & 3
+        size = _BLOCK_BYTES + kept + padding
+        pending, at = self._pending, self._end
+        high, low = time_ns >> 32 & 0xFFFF_FFFF, time_ns & 0xFFFF_FFFF
+        _HEAD.pack_into(pending, at, _PACKET_BLOCK, size, 0, high, low, kept, length)
+        at += _HEAD.size
+        pending[at : at + kept] = frame
+        _TAILS[padding].pack_into(pending, at + kept, _FLAGS_OPTION, 4, flags, 0, 0, size)
+        self._end += size
         self.frames += 1
 
     def flush(self) -> None:
@@ -90,39 +104,42 @@ class _File:
 
 
 class PacketFiles:
-    """Frames in, three files out. Bytes that can't be written raise `OSError`: it stops the range.
+    """Writes frames to three files. Bytes that can't be written raise `OSError`: it ends the range.
 
-    `dropped_evidence`: dropped frames that no event of the gateway's can hold.
+    `dropped_evidence`: dropped frames that no event of the gateway can hold.
     """
 
     def __init__(self, fds: Sequence[int], max_bytes: int, connections: Connections) -> None:
-        """The descriptors, `FILES` of them, are this object's from now on; the files are empty."""
+        """Takes over the descriptors of `FILES` empty files."""
         self.packets = self.dropped_packets = self.dropped_evidence = 0
         self.room: Final = memoryview(bytearray(SNAP_BYTES))
-        """Where the next frame is put before `keep` is called."""
+        """Where the caller puts a frame before it calls `keep`."""
         quarter = max(max_bytes, MIN_BYTES) // 4
         self._turns = [_File(fd, quarter * 3 // 2) for fd in fds[:2]]
         self._evidence = _File(fds[2], quarter)
         self._connections = connections
-        self._held: tuple[set[Connection], set[Connection]] = (set(), set())
+        self._in_turn: tuple[set[Connection], set[Connection]] = (set(), set())
         self._now = 0
 
-    def keep(self, time_ns: int, length: int) -> None:
-        """Keep the frame in `room`, `length` bytes long on the wire, until `flush`. Raises
-        `OSError`."""
+    def keep(self, time_ns: int, length: int, *, is_sent: bool) -> None:
+        """Keep the frame in `room`, `length` bytes long on the wire, until `flush`.
+
+        `is_sent`: by the range, to a cell. Raises `OSError`.
+        """
         frame = self.room[: min(length, SNAP_BYTES)]
-        whose = self._connections.take(frame, sent=bool(time_ns & 1))
+        owner = self._connections.take(frame, sent=is_sent)
+        flags = _OUTBOUND if is_sent else _INBOUND
         self.packets += 1
-        if whose is Frame.EVIDENCE and self._evidence.has_room(len(frame)):
-            self._evidence.put(time_ns, frame, length)
+        if owner is Frame.EVIDENCE and self._evidence.has_room(len(frame)):
+            self._evidence.put(time_ns, frame, length, flags)
             return
         if not self._turns[self._now].has_room(len(frame)):
             self._turn()
-        self._turns[self._now].put(time_ns, frame, length)
-        if isinstance(whose, Connection):
-            whose.held[self._now] += 1
-            self._held[self._now].add(whose)
-        elif whose is Frame.EVIDENCE:
+        self._turns[self._now].put(time_ns, frame, length, flags)
+        if isinstance(owner, Connection):
+            owner.kept[self._now] += 1
+            self._in_turn[self._now].add(owner)
+        elif owner is Frame.EVIDENCE:
             self._turns[self._now].evidence += 1
 
     def flush(self) -> None:
@@ -135,10 +152,10 @@ class PacketFiles:
         self._now = now = 1 - self._now
         self.dropped_packets += self._turns[now].frames
         self.dropped_evidence += self._turns[now].evidence
-        for connection in self._held[now]:
-            connection.dropped += connection.held[now]
-            connection.held[now] = 0
-        self._held[now].clear()
+        for connection in self._in_turn[now]:
+            connection.dropped += connection.kept[now]
+            connection.kept[now] = 0
+        self._in_turn[now].clear()
         self._turns[now].restart()
 
 
@@ -154,8 +171,7 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 class Tap:
-    """Every frame of every device of this namespace but loopback. Made before there is any
-    device."""
+    """Every frame of this namespace's devices but loopback. Made before there is any device."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -163,11 +179,11 @@ class Tap:
         self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         try:
-            self.socket.setsockopt(socket.SOL_SOCKET, 33, _BUFFER_BYTES)  # SO_RCVBUFFORCE
-        except PermissionError:  # asks for a right over the whole host
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+            self.socket.setsockopt(socket.SOL_SOCKET, 33, _SOCKET_BUFFER_BYTES)  # SO_RCVBUFFORCE
+        except PermissionError:  # needs a capability over the whole host
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
         self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        """What there is room for in the kernel, as it counts: a frame is more than its bytes."""
+        """As the kernel counts: a frame takes more than its bytes."""
 
     def read_into(self, files: PacketFiles) -> bool:
         """Take a bounded number of frames; whether there may be more. Raises `OSError`."""
@@ -178,9 +194,14 @@ class Tap:
                     [files.room], 64, socket.MSG_TRUNC
                 )
                 taken += 1
-                if address[3] != _LOOPBACK:
-                    sent = address[2] == socket.PACKET_OUTGOING
-                    files.keep(_time_ns(ancillary) & ~1 | sent, length)
+                if address[3] == _LOOPBACK:
+                    continue
+                time_ns = 0
+                for level, kind, data in ancillary:
+                    if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
+                        seconds, rest = _TIMESPEC.unpack_from(data)
+                        time_ns = seconds * 1_000_000_000 + rest
+                files.keep(time_ns, length, is_sent=address[2] == socket.PACKET_OUTGOING)
         except BlockingIOError:
             pass
         files.flush()
@@ -193,89 +214,65 @@ class Tap:
         return self.lost
 
 
-def _time_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= _TIMESPEC.size:
-            seconds, rest = _TIMESPEC.unpack_from(data)
-            return int(seconds) * 1_000_000_000 + int(rest)
-    return 0
+def read_packets(file: BinaryIO) -> Iterator[tuple[int, int, bytes, bytes]]:
+    """(time in ns, bytes of the frame, block's head, frame and tail), up to a cut-off block.
+
+    Raises `ValueError` for no packet record.
+    """
+    if file.read(len(HEADER)) != HEADER:
+        raise ValueError("no packet record: its first bytes are not its header")
+    read, unpack, head_bytes = file.read, _HEAD.unpack, _HEAD.size  # locals: a fifth quicker
+    while len(head := read(head_bytes)) == head_bytes:
+        kind, size, _, high, low, kept, _ = unpack(head)
+        if kind != _PACKET_BLOCK or kept > SNAP_BYTES or size != _BLOCK_BYTES + kept + (-kept & 3):
+            return
+        rest = read(size - head_bytes)
+        if len(rest) < size - head_bytes:
+            return
+        yield high << 32 | low, kept, head, rest
 
 
-def held(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Those that are there and hold a frame. Raises `OSError`."""
-    return tuple(path for path in paths if path.is_file() and next(records(path), None) is not None)
+def sent_frames(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
+    """Time (seconds since the epoch) and bytes of each frame that the range sent to a cell.
+
+    Raises `ValueError` for no packet record.
+    """
+    return (
+        (time_ns * 1e-9, rest[:kept])
+        for time_ns, kept, _, rest in read_packets(file)
+        if rest[_FLAGS_AT] & 3 == _OUTBOUND
+    )
+
+
+def with_frames(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """The files that hold a whole frame. Raises `OSError`."""
+    found = []
+    for path in paths:
+        if path.is_file() and path.stat().st_size > len(HEADER):
+            with path.open("rb") as file:
+                found += [path] * (next(read_packets(file), None) is not None)
+    return tuple(found)
 
 
 def join(first: Path, *others: Path) -> None:
-    """Merge all files into the first, by time, without half-written records; remove the others.
+    """Merge all files into the first, by time, without cut-off blocks; remove the others.
 
     Raises `OSError` where the disk has no room: then all are as they were.
     """
     part = first.with_name(f".{first.name}.part")
     try:
-        with part.open("xb", buffering=0) as target:
-            _write_all(target.fileno(), memoryview(HEADER))
-            _merge([path for path in (first, *others) if path.is_file()], target.fileno())
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(path.open("rb", buffering=BUFFER_BYTES))
+                for path in (first, *others)
+                if path.is_file() and path.stat().st_size > len(HEADER)
+            ]
+            target = stack.enter_context(part.open("xb", buffering=BUFFER_BYTES))
+            target.write(HEADER)
+            merged = heapq.merge(*map(read_packets, files), key=itemgetter(0))
+            target.writelines(part for _, _, *block in merged for part in block)
         part.replace(first)
     finally:
         part.unlink(missing_ok=True)
     for path in others:
         path.unlink(missing_ok=True)
-
-
-def _merge(paths: Sequence[Path], target: int) -> None:
-    """Records of one file that follow each other are copied together."""
-    with ExitStack() as stack:
-        files = [stack.enter_context(path.open("rb")).fileno() for path in paths]
-        begun = (-1, 0, 0)
-        each = [_places(at, path) for at, path in enumerate(paths)]
-        for _, at, start, end in heapq.merge(*each):
-            if (at, start) == (begun[0], begun[2]) and end - begun[1] <= _COPIED_BYTES:
-                begun = (at, begun[1], end)
-                continue
-            _copy(files, begun, target)
-            begun = (at, start, end)
-        _copy(files, begun, target)
-
-
-def _places(at: int, path: Path) -> Iterator[tuple[int, int, int, int]]:
-    start = len(HEADER)
-    for time_ns, end in records(path):
-        yield time_ns, at, start, end
-        start = end
-
-
-def _copy(files: Sequence[int], place: tuple[int, int, int], target: int) -> None:
-    at, start, end = place
-    if end > start:
-        _write_all(target, memoryview(os.pread(files[at], end - start, start)))
-
-
-def records(path: Path) -> Iterator[tuple[int, int]]:
-    """Time and end (in bytes from the file's beginning) of each whole record."""
-    size = path.stat().st_size
-    at = len(HEADER)
-    if size <= at:
-        return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as data:
-        while at + _RECORD.size <= size:
-            seconds, rest, kept, _ = _RECORD.unpack_from(data, at)
-            at += _RECORD.size + kept
-            if at > size:
-                return
-            yield seconds * 1_000_000_000 + rest, at
-
-
-def sent_frames(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
-    """Time (seconds since the epoch) and bytes of each whole frame that the range sent to a cell,
-    read one after the other. Raises `ValueError` for no packet record.
-    """
-    if file.read(len(HEADER)) != HEADER:
-        raise ValueError("no packet record: its first bytes are not its header")
-    while len(head := file.read(_RECORD.size)) == _RECORD.size:
-        seconds, rest, kept, _ = _RECORD.unpack(head)
-        frame = file.read(kept) if kept <= SNAP_BYTES else b""
-        if len(frame) < kept:
-            return
-        if rest & 1:
-            yield seconds + rest * 1e-9, frame

@@ -35,7 +35,7 @@ from belljar.network.capture.exchanges import (
     Rest,
     exchanges,
 )
-from belljar.network.capture.packets import sent_frames
+from belljar.network.capture.packets import BUFFER_BYTES, sent_frames
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_HEADERS,
@@ -295,7 +295,7 @@ def run_reader(fds: list[int], parent: int) -> NoReturn:
         parent=parent,
     )
     events = seen_exchanges(
-        [os.fdopen(fd, "rb") for fd in fds[3:]],
+        [os.fdopen(fd, "rb", BUFFER_BYTES) for fd in fds[3:]],
         RangeLayout.from_json(document["layout"]),
         NetworkPlan.from_json(document["network"]),
         range_id=str(document["range"]),

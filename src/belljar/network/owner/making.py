@@ -14,7 +14,7 @@ from typing import Any, Final
 from belljar.errors import HostError
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
-from belljar.network.capture.packets import held, join
+from belljar.network.capture.packets import join, with_frames
 from belljar.network.confine import FILES_ROOT
 from belljar.network.gateway.config import (
     HTTP_PORT,
@@ -34,8 +34,8 @@ from belljar.plan.rules import render_rules
 
 CHECK_EVERY_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
-PACKETS: Final = "packets.pcap"
-PACKETS_BESIDE: Final = ("packets-2.pcap", "packets-3.pcap")
+PACKETS: Final = "packets.pcapng"
+PACKETS_BESIDE: Final = ("packets-2.pcapng", "packets-3.pcapng")
 _SEED_BYTES: Final = 32
 _MAX_FILES_LOOKED_AT: Final = 200_000
 
@@ -179,7 +179,7 @@ def _packet_files(directory: Path) -> Iterator[list[int]]:
 
 def packet_files(directory: Path) -> tuple[Path, ...]:
     """Those of the packet record that hold a frame. Raises `OSError`."""
-    return held(directory / name for name in (PACKETS, *PACKETS_BESIDE))
+    return with_frames(directory / name for name in (PACKETS, *PACKETS_BESIDE))
 
 
 def join_packets(directory: Path) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.pcapng import IN, OUT, block
 
 from belljar.network.capture import conversations
 from belljar.network.capture.conversations import (
@@ -44,7 +45,7 @@ def record(packets: Sequence[Packet], times_s: Iterable[int] | None = None) -> b
     out = HEADER
     for at, packet in zip(times_s or range(len(packets)), packets, strict=True):
         frame = b"\0" * 12 + b"\x08\0" + ip(packet)
-        out += struct.pack("=IIII", at, int(packet.sent), len(frame), len(frame)) + frame
+        out += block(at * 10**9, frame, OUT if packet.sent else IN)
     return out
 
 
@@ -319,7 +320,8 @@ def test_any_bytes_are_read(garbage: bytes) -> None:
 def test_damaged_packets_are_passed_over(garbage: bytes, at: int) -> None:
     """Whatever stands in a frame."""
     whole = bytearray(record(spoken(b"hello", b"world")))
-    body = slice(40 + at, 40 + at + len(garbage))
+    start = len(HEADER) + 28 + at  # within the first frames
+    body = slice(start, start + len(garbage))
     whole[body] = garbage[: len(whole[body])]
     assert list(listen(bytes(whole)).finish()) is not None
 

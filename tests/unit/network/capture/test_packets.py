@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,11 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.gateway import layout
+from tests.fakes.pcapng import IN, OUT, packets
 from tests.unit.network.capture.test_accounting import ACK, SYN
 from tests.unit.network.capture.test_accounting import frame as segment
 
 from belljar.network.capture.accounting import Connections
-from belljar.network.capture.packets import HEADER, MIN_BYTES, PacketFiles, held, join, records
+from belljar.network.capture.packets import (
+    HEADER,
+    MIN_BYTES,
+    PacketFiles,
+    join,
+    read_packets,
+    sent_frames,
+    with_frames,
+)
 
 GATEWAY, CELL = (
     bytes(map(int, end.split("."))) for end in (layout().resolver, layout().cells[0].address)
@@ -30,9 +40,9 @@ def files(directory: Path, max_bytes: int = MIN_BYTES) -> tuple[PacketFiles, lis
 
 
 def add(record: PacketFiles, time_ns: int, frame: bytes) -> None:
-    """One frame."""
+    """One frame; the range sends those with an odd time."""
     record.room[: len(frame)] = frame
-    record.keep(time_ns, len(frame))
+    record.keep(time_ns, len(frame), is_sent=bool(time_ns & 1))
 
 
 def ours(size: int) -> bytes:
@@ -57,22 +67,21 @@ def test_what_only_it_has_is_kept_and_the_rest_is_counted(
     record.flush()
     assert sum(path.stat().st_size for path in paths) <= MIN_BYTES
     join(*paths)
-    data, start, kept = paths[0].read_bytes(), len(HEADER), {}
-    for time_ns, end in records(paths[0]):
-        kept[time_ns] = data[start + 16 : end]
-        start = end
-    assert data.startswith(HEADER)
+    written = list(packets(paths[0].read_bytes()))
+    kept = {time_ns: frame for time_ns, frame, _ in written}
+    assert all(way == (OUT if time_ns & 1 else IN) for time_ns, _, way in written)
+    with paths[0].open("rb") as file:
+        read = [(time_ns, rest[:size]) for time_ns, size, _, rest in read_packets(file)]
+    assert read == list(kept.items())
     assert list(kept) == sorted(kept)
     assert kept.items() <= sent.items()
     assert record.packets == len(frames)
     assert record.dropped_packets == len(frames) - len(kept)
     lost = {time_ns for time_ns in sent.keys() - kept.keys() if not time_ns & 1}
     assert record.dropped_evidence == len(lost)
-    assert (
-        not lost
-        or sum(len(frame) + 16 for time_ns, frame in sent.items() if not time_ns & 1)
-        > MIN_BYTES // 4 - 24
-    )
+    assert not lost or sum(
+        len(frame) + 47 for time_ns, frame in sent.items() if not time_ns & 1
+    ) > MIN_BYTES // 4 - len(HEADER)
     assert not any(path.exists() for path in paths[1:])
 
 
@@ -98,10 +107,31 @@ def test_a_half_record_is_left_out(tmp_path: Path) -> None:
     record.flush()
     for path in paths:
         with path.open("ab") as file:
-            file.write(paths[0].read_bytes()[24:30])
+            file.write(paths[0].read_bytes()[60:66])
     join(*paths)
-    assert [time_ns for time_ns, _ in records(paths[0])] == [1, 2]
-    assert paths[0].stat().st_size == len(HEADER) + 2 * 16 + 50 + 5
+    assert [time_ns for time_ns, *_ in packets(paths[0].read_bytes())] == [1, 2]
+    assert paths[0].stat().st_size == len(HEADER) + 2 * 44 + 52 + 8
+
+
+def test_a_record_is_read_wherever_it_was_cut_off(tmp_path: Path) -> None:
+    """All packets before the cut, whatever their padding; without a whole header it is none."""
+    record, paths = files(tmp_path)
+    for size in (34, 35, 36, 37):
+        add(record, 2 * size + 1, ours(size))
+    record.flush()
+    data = paths[0].read_bytes()
+    ends = list(itertools.accumulate((80, 80, 80, 84), initial=len(HEADER)))[1:]
+    assert ends[-1] == len(data)
+    for cut in range(len(data) + 1):
+        paths[0].write_bytes(data[:cut])
+        whole = sum(end <= cut for end in ends)
+        assert with_frames(paths[:1]) == tuple(paths[:1] * bool(whole))
+        with paths[0].open("rb") as file:
+            if cut < len(HEADER):
+                with pytest.raises(ValueError, match="no packet record"):
+                    list(sent_frames(file))
+            else:
+                assert [len(frame) for _, frame in sent_frames(file)] == [34, 35, 36, 37][:whole]
 
 
 NO_ROOM = """
@@ -125,7 +155,7 @@ def test_where_there_is_no_room_to_join_all_files_stay_whole(tmp_path: Path) -> 
     add(record, 2, b"evidence")
     record.flush()
     before = [path.read_bytes() for path in paths]
-    assert held(paths) == tuple(paths)
+    assert with_frames(paths) == tuple(paths)
     words = [sys.executable, "-c", NO_ROOM, str(len(before[0]) + 1000), *map(str, paths)]
     done = subprocess.run(
         words,
@@ -142,7 +172,7 @@ def test_where_there_is_no_room_to_join_all_files_stay_whole(tmp_path: Path) -> 
 def test_a_file_without_a_frame_is_none(tmp_path: Path) -> None:
     """Nor is one that is not there."""
     _, paths = files(tmp_path)
-    assert held([*paths, tmp_path / "none"]) == ()
+    assert with_frames([*paths, tmp_path / "none"]) == ()
 
 
 def test_what_cannot_be_written_is_an_error() -> None:
