@@ -183,7 +183,7 @@ def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:
 
 
 def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str) -> None:
-    """Copy a volume that one service fills before the others start; refuse other sharing."""
+    """Copy a volume that one service fills before the others start."""
     if len(used) == 1 and not used[0].read_only:
         return
     ends = [(wait.who, wait.what) for wait in waits if wait.condition is Condition.COMPLETED]
@@ -324,7 +324,7 @@ class ServiceImage:
 def read_build(
     name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
 ) -> ServiceBuild | None:
-    """A service's build, if any, of a file with a directory. Raises `CannotKeepError`."""
+    """A service's build, if any. Raises `CannotKeepError`."""
     files, written = files_named_by(document), service.get("build")
     if written is None or files is None:
         return None
@@ -361,7 +361,7 @@ def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
 
 
 def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
-    """Each running service's image, whatever else is refused. Raises `CannotKeepError`."""
+    """Each running service's image. Raises `CannotKeepError`."""
     try:
         services = read_services(document)
         running = [name for name, each in services.items() if not names_in(each.get("profiles"))]

@@ -67,7 +67,7 @@ class TaskFiles:
     directory: str = "."
 
     def path(self, written: str) -> str:
-        """A written path, from the root. Pure. Raises `ValueError` for one outside."""
+        """A written path, from the root. Raises `ValueError`."""
         if not written or written.startswith(("/", "~", "\\")) or written[1:2] == ":":
             raise OutsideTaskError
         found = posixpath.normpath(posixpath.join(self.directory, written))
@@ -91,9 +91,9 @@ class TaskFiles:
 
 
 def files_of(directory: Path) -> TaskFiles:
-    """The files of the task whose compose file is here. The root is never `~` nor `/`."""
+    """The files of the task whose compose file is here."""
     own = directory.resolve()
-    barred = {Path("/"), Path.home().resolve()}
+    barred = {Path("/"), Path.home().resolve()}  # never a root
     for candidate in [own, *own.parents][: _MAX_ABOVE + 1]:
         if candidate in barred:
             break
@@ -136,7 +136,7 @@ def is_dockerfile_name(config: str) -> bool:
 
 
 def beside(directory: Path) -> Path | None:
-    """The compose file of a directory, if any. (A broken link is refused when read.)"""
+    """The compose file of a directory, if any."""
     return next(filter(os.path.lexists, map(directory.joinpath, COMPOSE_NAMES)), None)
 
 
@@ -272,7 +272,7 @@ class _Chain:
     read: list[str] = field(default_factory=list)
 
     def into(self, path: str) -> _Chain:
-        """For a file that is read now. Raises `ValueError` for a circle and for too many."""
+        """Count a file. Raises `ValueError` for a circle and too many."""
         self.read.append(path)
         if path in self.paths:
             raise ValueError("it includes itself")
@@ -393,17 +393,14 @@ def _moved_service(service: dict[str, Any], home: str) -> dict[str, Any]:
             for item in each(service["env_file"])
         ]
     if isinstance(mounts := service.get("volumes"), list):
-        service["volumes"] = [_volume(mount, home) for mount in mounts]
+        service["volumes"] = moved = list(mounts)
+        for index, mount in enumerate(mounts):
+            if isinstance(mount, Mapping) and mount.get("type") == "bind":
+                moved[index] = {**mount, "source": _path(mount.get("source"), home)}
+            elif isinstance(mount, str) and mount.startswith(".") and ":" in mount:
+                source, _, rest = mount.partition(":")
+                moved[index] = f"{_path(source, home)}:{rest}"
     return service
-
-
-def _volume(mount: Any, home: str) -> Any:  # noqa: ANN401 - YAML
-    if isinstance(mount, str):
-        source, colon, rest = mount.partition(":")
-        return f"{_path(source, home)}{colon}{rest}" if colon and source.startswith(".") else mount
-    if isinstance(mount, Mapping) and mount.get("type") == "bind":
-        return {**mount, "source": _path(mount.get("source"), home)}
-    return mount
 
 
 # ---- `extends`

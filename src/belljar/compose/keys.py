@@ -211,9 +211,9 @@ def _deploy(value: Deploy, converted: Converted) -> None:
 _NOT_RESTARTED: Final = "a program that ends is not started again"
 
 
-def _reported(kind: Kind, key: str, detail: str) -> Convert:
+def _reported(kind: Kind, key: str, detail: str, *, usual: object = None) -> Convert:
     def convert(value: object, converted: Converted) -> None:
-        if value:
+        if value and value != usual:
             fact = Difference(kind=kind, where=converted.where, key=key, detail=detail)
             converted.differences.append(fact)
 
@@ -253,11 +253,6 @@ def _platform(value: str, converted: Converted) -> None:
         converted.dropped("platform", usual)
     else:
         converted.changed("platform", f"{usual}, {platform.machine()}")
-
-
-def _restart(value: object, converted: Converted) -> None:
-    if value not in (False, "no"):
-        converted.changed("restart", _NOT_RESTARTED)
 
 
 # ---- rights
@@ -329,7 +324,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "privileged": _privileged,
     "mem_limit": _resource("memory"),
     "pids_limit": _resource("processes"),
-    "restart": _restart,
+    "restart": _reported(Kind.CHANGED, "restart", _NOT_RESTARTED, usual="no"),
     "platform": _platform,
     "extra_hosts": _extra_hosts,
     "ulimits": _ulimits,

@@ -119,7 +119,7 @@ def check_services(compose: Mapping[str, Any]) -> None:
 
 
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
-    """Inspect's choice: the service with `x-default: true`, else `default`, else the first."""
+    """The one with `x-default: true`, else `default`, else the first."""
     marked = (name for name, each in services.items() if switch(each.get("x-default") or False))
     return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
 

@@ -161,7 +161,7 @@ def text(value: object) -> str:
 
 
 def words(value: object) -> list[str]:
-    """A command: a list as it is, text split as by a shell. At most `MAX_COMMAND_CHARS`."""
+    """A command; text is split. At most `MAX_COMMAND_CHARS`."""
     if not isinstance(value, Sequence):
         raise ValueError("no command")
     parts = [value] if isinstance(value, str) else [text(word) for word in value]

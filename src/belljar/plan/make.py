@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _MIB: Final = 1 << 20
 GUEST_OVERHEAD_MIB: Final = 120
-"""Of the guest's kernel and agent; with less the guest thrashes, and the agent refuses."""
+"""Of the guest's kernel and agent; with less the guest thrashes."""
 OCI_OVERHEAD_MIB: Final = {Tier.CONTAINER: 32, Tier.GVISOR: 192}
 """Host memory of runtime and agent."""
 # Measured: 0.4 MiB of the host for each process in the cell beside its own memory (the sentry's
@@ -135,7 +135,7 @@ def make_plan(
 
 
 def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan | None:
-    """The range's network, if the policy has one and this host can make it."""
+    """The range's network, if the policy has one."""
     if policy.network is None:
         return None
     from belljar.plan.network import plan_network

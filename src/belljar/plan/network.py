@@ -137,10 +137,10 @@ GATEWAY_OTHER_FILES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
-    """What a guest could make grow, its limit, and what happens there."""
+    """What a guest could make grow, and what happens at the limit."""
 
     packet_record_bytes: int = 64 << 20
-    """More is dropped, which voids the sample unless events hold it."""
+    """More is dropped, which may void the sample."""
     recorded_bytes: int = 1 << 30
     """Events are cut down, and after a quarter more the range ends."""
     recorded_body_bytes: int = 64 << 10
@@ -175,7 +175,7 @@ class NetworkBounds:
     group_memory_bytes: int = 768 << 20
     """Of the range's control group: the range ends."""
     group_cpu_percent: int = 150
-    """100 is one core; more than the gateway's one thread can use."""
+    """100 is one core; the gateway has one thread."""
     group_processes: int = 32
     """Likewise of processes and threads."""
 

@@ -40,7 +40,7 @@ def option(name: str) -> Statement:
 
 
 def destination() -> Statement:
-    """Where a packet goes, as an element of a set of services."""
+    """Where a packet goes, as a set's element."""
     return {"concat": [field("ip", "daddr"), L4PROTO, field("th", "dport")]}
 
 
@@ -178,7 +178,7 @@ def _changed(name: str, want: list[str], have: list[str]) -> Iterator[str]:
 
 
 def _objects(document: Mapping[str, Any]) -> dict[_Key, list[str]]:
-    """Every object by its key; a chain's rules are one, a set's elements too."""
+    """Every object by its key; a chain's rules are one."""
     found: dict[_Key, list[str]] = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:

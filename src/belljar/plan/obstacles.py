@@ -35,7 +35,7 @@ MIN_KERNEL: Final = (6, 6)
 """For the container tiers: a tmpfs with user attributes."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
-"""The kind of stand-in that needs a module; the gateway needs the others."""
+"""The kind of stand-in that needs a module."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _MAX_PATTERN_CHARS: Final = 80
 Value: TypeAlias = str | int | tuple[str, ...]
@@ -169,7 +169,7 @@ def _not_available(code: ObstacleCode, fact: UsernsFact | IdsFact, where: str = 
 
 
 def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
-    """What of these rights the tier does not grant, as the author wrote it."""
+    """The rights that the tier does not grant."""
     if rights is None:
         return
     most = GRANTABLE[tier]

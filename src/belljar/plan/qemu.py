@@ -119,14 +119,13 @@ def qemu_argv(
         program,
         *("-name", name, "-sandbox", _SANDBOX),
         *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
-        *_machine(shape, role),
-        *_boot(role, counter_khz if shape.accel == "tcg" else 0),
+        *_machine(shape, role, counter_khz if shape.accel == "tcg" else 0),
         *_devices(fds),
         *(("-incoming", "defer") if role is Role.CLONE else ()),
     )
 
 
-def _machine(shape: VmShape, role: Role) -> tuple[str, ...]:
+def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
     accel = f"kvm,device=/dev/fdset/{_KVM_FDSET}" if shape.accel == "kvm" else "tcg,tb-size=64"
     memory = "" if role is Role.PROOF else ",memory-backend=ram"
     # A PIT is no use to a kernel that finds this machine's ACPI tables, but for one early
@@ -135,22 +134,18 @@ def _machine(shape: VmShape, role: Role) -> tuple[str, ...]:
     machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer}{memory}"
     sharing = "share=off,readonly=on,rom=off" if role is Role.CLONE else "share=on"
     backend = f"memory-backend-file,id=ram,size={shape.ram_mib}M,mem-path={MEMORY_PATH},{sharing}"
-    return (
-        *("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model),
-        *("-smp", str(shape.vcpus), "-m", f"{shape.ram_mib}M"),
-        *(() if role is Role.PROOF else ("-object", backend)),
-    )
-
-
-def _boot(role: Role, counter_khz: int) -> tuple[str, ...]:
-    if role is Role.CLONE:  # it resumes
-        return ()
     # Emulated, the guest would measure its counter by the PIT, once; on a busy host that fails, and
     # nothing else here ticks.
     command_line = (
         f"{KERNEL_COMMAND_LINE} tsc_early_khz={counter_khz}" if counter_khz else KERNEL_COMMAND_LINE
     )
-    return ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", command_line)
+    kernel = ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", command_line)
+    return (
+        *("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model),
+        *("-smp", str(shape.vcpus), "-m", f"{shape.ram_mib}M"),
+        *(() if role is Role.PROOF else ("-object", backend)),
+        *(() if role is Role.CLONE else kernel),  # a clone resumes
+    )
 
 
 def _devices(fds: VmFds) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Reason(StrEnum):
     RATE = "rate"
     """Too many new connections or queries a second."""
     STRAY = "stray"
-    """From no port, or to this namespace without `prerouting`'s consent."""
+    """To this namespace without `prerouting`'s consent."""
     FORWARDED = "forwarded"
     """From cell to cell, though `prerouting` let it through."""
     OUTPUT = "output"
@@ -163,7 +163,7 @@ def counts(listed: Mapping[str, Any]) -> dict[Reason, int]:
 
 
 def logged(listed: Mapping[str, Any]) -> int:
-    """Of `counts`, those that were logged: neither ARP nor above `refusals_per_s`."""
+    """Of `counts`, the packets that were logged."""
     return _counted(listed).get(_LOGGED, 0)
 
 
@@ -345,7 +345,7 @@ def _report(reason: Reason, conversation: nft.Statement) -> Rule:
 
 
 def _log(reason: Reason) -> Rule:
-    """Counted besides, which shows how many records the kernel dropped."""
+    """Also counted: the kernel may drop records."""
     return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
 
 
@@ -354,7 +354,7 @@ def _report_once(conversation: nft.Statement) -> Rule:
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
-    """From one cell: its sender, then what it is, then its destination."""
+    """What comes from one cell: its sender is checked first."""
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), nft.goto(_to(Reason.SPOOFED))]
     yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(Reason.IPV6))]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]

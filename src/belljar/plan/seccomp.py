@@ -23,7 +23,7 @@ ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`argument` & `mask` is `value`; without a mask, all 64 bits are (`differs`: are not)."""
+    """`argument` & `mask` (None: all 64 bits) is `value`; `differs`: is not."""
 
     argument: int
     value: int
@@ -173,7 +173,7 @@ def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
 def prefixes_without(
     values: frozenset[int], value: int, free_bits: int
 ) -> Iterator[tuple[int, int]]:
-    """(value, mask) pairs for the numbers from `value` on, `free_bits` free, but `values`."""
+    """(value, mask) pairs for all numbers but `values`."""
     within = frozenset(item for item in values if item >> free_bits == value >> free_bits)
     if not within:
         yield value, _WORD >> free_bits << free_bits

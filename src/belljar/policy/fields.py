@@ -283,11 +283,14 @@ def _read_mode(value: object) -> int:
     return int(value, 8)
 
 
-def _read_env_value(value: object) -> str:
-    text = _text(value, "a variable's value")
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_ENV_VALUE_BYTES:
-        raise ValueError(f"a variable's value has at most {format_size(MAX_ENV_VALUE_BYTES)}")
-    return text
+def _bounded(what: str, most: str, is_too_long: Callable[[str], bool]) -> Text:
+    def read(value: object) -> str:
+        text = _text(value, what)
+        if is_too_long(text):
+            raise ValueError(f"{what} has at most {most}")
+        return text
+
+    return Text(reader=read, pattern="")
 
 
 def _read_line(value: object) -> str:
@@ -297,13 +300,6 @@ def _read_line(value: object) -> str:
             f"{quoted(text)} can't be used: one line of printable text, at most {MAX_LINE_CHARS} "
             f"characters"
         )
-    return text
-
-
-def _read_long_text(value: object) -> str:
-    text = _text(value, "this")
-    if len(text) > MAX_TEXT_CHARS:
-        raise ValueError(f"{len(text)} characters; at most {MAX_TEXT_CHARS}")
     return text
 
 
@@ -375,7 +371,11 @@ MODE: Final = Text(reader=_read_mode, pattern=f"^{_MODE.pattern}$")
 ENV_NAME: Final = matching(
     _ENV_NAME, "is no name of a variable: letters, digits and `_`, at most 128, no digit first"
 )
-ENV_VALUE: Final = Text(reader=_read_env_value, pattern="")
+ENV_VALUE: Final = _bounded(
+    "a variable's value",
+    format_size(MAX_ENV_VALUE_BYTES),
+    lambda text: len(text.encode("utf-8", "surrogatepass")) > MAX_ENV_VALUE_BYTES,
+)
 DIRECTORY: Final = _paths(
     "a directory",
     "can't be used: a directory below the policy's own, written relative to it, so that nothing "
@@ -384,7 +384,9 @@ DIRECTORY: Final = _paths(
     "^[^/]",
 )
 LINE: Final = Text(reader=_read_line, pattern=r"\S")
-TEXT: Final = Text(reader=_read_long_text, pattern="")
+TEXT: Final = _bounded(
+    "this", f"{MAX_TEXT_CHARS} characters", lambda text: len(text) > MAX_TEXT_CHARS
+)
 URL_PATH: Final = Text(
     reader=matching(_URL_PATH, "is no path of a URL, as in `/health`", what="a path").read,
     pattern="^/",

@@ -153,7 +153,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A file, or a directory and its contents, parents first, sorted."""
+    """A file, or a directory and its contents, sorted."""
 
     source: str
     entries: tuple[Entry, ...]

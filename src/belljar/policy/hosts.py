@@ -50,7 +50,7 @@ def read_host(value: object) -> str:
 
 
 def read_pattern(value: object) -> str:
-    """A host name, or `*.` and one: exactly one more label. Raises as `read_host`."""
+    """A host name, or `*.` and one. Raises as `read_host`."""
     if not isinstance(value, str) or "*" not in value:
         return read_host(value)
     if value == "*":

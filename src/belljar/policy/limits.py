@@ -64,12 +64,12 @@ def least_tier(risk: Risk) -> Tier:
 
 
 def needs_hardware(risk: Risk) -> bool:
-    """Whether it needs proven hardware virtualisation: emulation is no security boundary."""
+    """Whether it needs proven hardware virtualisation."""
     return risk is Risk.CRITICAL
 
 
 def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
-    """The asked tier, or the least of the risk. Raises `PolicyError` for a lower one."""
+    """The asked tier, or the risk's least. Raises `PolicyError`."""
     least = least_tier(risk)
     if asked is not None and asked < least:
         hint = f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower"

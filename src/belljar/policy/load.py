@@ -301,7 +301,7 @@ def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[
 
 
 def _no_policy(tree: Tree) -> Problem:
-    """A file that is no policy may be a secret: nothing that it holds is shown."""
+    """It may be anyone's secret: nothing of it is shown."""
     first = min(tree.problems, key=lambda problem: problem.mark, default=None)
     if first is not None and first.is_of_the_file:
         return first

@@ -59,7 +59,7 @@ class Reference:
 
     @property
     def familiar(self) -> str:
-        """Without the default registry, `library/` and `latest` (unless a digest follows)."""
+        """As people write it, without defaults."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
         return f"{self.familiar_name}{_suffix('' if is_latest else self.tag, self.digest)}"
 
@@ -101,7 +101,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def _split(host: str, path: str) -> tuple[str, str]:
-    """What precedes the first slash is a registry only if it can't be part of a name."""
+    """A registry only if it can't be part of a name."""
     first, slash, rest = path.partition("/")
     if host and not _is_host(host):
         path, host = f"{host}/{path}", ""

@@ -5,6 +5,7 @@ As a person writes them (sizes and durations with units); read into the types of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -66,6 +67,17 @@ def list_of(what: str, most: int, *, least: int = 1) -> BeforeValidator:
         return tuple(value)
 
     return BeforeValidator(read, json_schema_input_type=list[Any])
+
+
+def mapping_of(what: str, *, empty: object = None) -> Callable[[object], object]:
+    """Reads a mapping; None is `empty`."""
+
+    def read(value: object) -> object:
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"a mapping {what} is needed, but this is {kinds.kind_of(value)}")
+        return empty if value is None else value
+
+    return read
 
 
 # ---- resources

@@ -28,7 +28,7 @@ from belljar.policy.guarding import (
     Trigger,
 )
 from belljar.policy.network import OWN_CELL, Network
-from belljar.policy.sections import At, Strict, list_of
+from belljar.policy.sections import At, Strict, list_of, mapping_of
 from belljar.policy.stand_ins import MetadataStandIn
 from belljar.units import quoted
 
@@ -312,17 +312,6 @@ class GuardText(Strict):
         )
 
 
-def _read_guard(value: object) -> object:
-    if isinstance(value, GuardRules):
-        return _written_guard(value)
-    if value is None or isinstance(value, dict):
-        return value
-    raise ValueError(
-        f"a mapping with `protect`, `classes` and `action` is needed, but this is "
-        f"{kinds.kind_of(value)}"
-    )
-
-
 def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
     if rules is None:
         return None
@@ -358,13 +347,7 @@ class StopsText(Strict):
     breach: StopField = Field(default=None, description="A wall did not hold. Default stop_run.")
 
 
-def _read_stops(value: object) -> object:
-    if isinstance(value, dict):
-        return value
-    if value is None:
-        return {}
-    raise ValueError(f"a mapping of events to stops is needed, but this is {kinds.kind_of(value)}")
-
+_read_mapping: Final = mapping_of("with `protect`, `classes` and `action`")
 
 if TYPE_CHECKING:
     DecoysField: TypeAlias = tuple[DecoySpec, ...]
@@ -388,13 +371,20 @@ else:
     ]
     GuardField = Annotated[
         GuardText | None,
-        BeforeValidator(_read_guard, json_schema_input_type=GuardText | None),
+        BeforeValidator(
+            lambda value: (
+                _written_guard(value) if isinstance(value, GuardRules) else _read_mapping(value)
+            ),
+            json_schema_input_type=GuardText | None,
+        ),
         AfterValidator(lambda text: None if text is None else text.rules()),
         PlainSerializer(_written_guard, return_type=dict[str, Any] | None),
     ]
     StopsField = Annotated[
         StopsText,
-        BeforeValidator(_read_stops, json_schema_input_type=StopsText),
+        BeforeValidator(
+            mapping_of("of events to stops", empty={}), json_schema_input_type=StopsText
+        ),
         AfterValidator(
             lambda text: {Trigger(name): stop for name, stop in text.model_dump().items() if stop}
         ),

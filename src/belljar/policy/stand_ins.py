@@ -17,7 +17,15 @@ from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports, TargetPorts
 from belljar.policy.limits import Resources, Tier
-from belljar.policy.sections import At, FilesField, ResourcesField, Rights, Strict, list_of
+from belljar.policy.sections import (
+    At,
+    FilesField,
+    ResourcesField,
+    Rights,
+    Strict,
+    list_of,
+    mapping_of,
+)
 
 MAX_WORDS: Final = 1024
 MAX_NETWORKS: Final = 16
@@ -31,14 +39,6 @@ _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII
 def _read_switch(value: object) -> object:
     if not isinstance(value, bool):
         raise ValueError(f"`true` or `false` is needed, but this is {kinds.kind_of(value)}")
-    return value
-
-
-def _read_mapping(value: object) -> object:
-    if value is not None and not isinstance(value, Mapping):
-        raise ValueError(
-            f"a mapping of names to values is needed, but this is {kinds.kind_of(value)}"
-        )
     return value
 
 
@@ -63,7 +63,8 @@ CellNetworks: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS)
 ]
 JsonMapping: TypeAlias = Annotated[
-    Mapping[str, Any], BeforeValidator(_read_mapping, json_schema_input_type=dict[str, Any])
+    Mapping[str, Any],
+    BeforeValidator(mapping_of("of names to values"), json_schema_input_type=dict[str, Any]),
 ]
 
 
