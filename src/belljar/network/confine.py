@@ -1,10 +1,8 @@
-"""How a gateway's process shuts itself in, before it sees a guest's first byte: nothing to reach,
-nothing to open, nothing to start.
+"""How a gateway's process confines itself before it sees a guest's first byte.
 
-Runs in the forked child, in this order: namespaces (an empty network of its own, not the range's),
-a root of its own that holds the stand-ins' directories and nothing else, its own uid, no
-capability, limits, the system-call filter. What it was given as descriptors is all it has. There is
-no way back from any step.
+In the forked child, in this order: namespaces (an empty network, not the range's), a root with only
+the stand-ins' directories, its own uid, no capability, limits, the system-call filter. Only passed
+descriptors remain. No step can be undone.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Confinement:
 
 
 def confine(box: Confinement, *, parent: int) -> None:
-    """Confine this process: one thread, all imports done. After an `OSError` it must end."""
+    """Confine this single-threaded process. After an `OSError` it must end."""
     mapped = _mapped_bytes()
     spaces = (
         syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
@@ -67,7 +65,7 @@ def confine(box: Confinement, *, parent: int) -> None:
 
 
 def _make_root(directories: Mapping[str, Path]) -> None:
-    """Enter a read-only root in memory that holds the bound directories alone."""
+    """Enter a read-only root of bound directories only."""
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     # Opened first, since one may lie below the place that the new root covers; and named by /proc,
@@ -121,11 +119,11 @@ def _limit(box: Confinement, mapped_bytes: int) -> None:
 
 
 def limit_address_space(more_bytes: int) -> None:
-    """So much more than is mapped now (RLIMIT_AS)."""
+    """RLIMIT_AS: so much beyond what is mapped now."""
     most = _mapped_bytes() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _mapped_bytes() -> int:
-    """What the fork has mapped, most of it shared with its parent."""
+    # What the fork has mapped, most of it shared with its parent.
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

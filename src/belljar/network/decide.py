@@ -1,8 +1,7 @@
-"""Who may have what: address, port, SNI, Host, method and target of a flow → a stand-in, or the
-reason of refusal. Pure.
+"""A flow's address, port, names, method and target → a stand-in, or why it is refused. Pure.
 
-Nothing here resolves, dials or remembers. Names on the wire are ASCII: a name with any other byte
-is no name (a U-label that no client has turned into an A-label is refused, never guessed at).
+Resolves, dials and remembers nothing. Names on the wire are ASCII: any other byte makes it no name
+(a U-label is refused, never guessed at).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ CATCH_ALL: Final = "catch-all"
 No policy's id can be the same: the policy reserves it.
 """
 UPSTREAM: Final = "upstream"  # The kind of what is real. No policy's stand-in has it.
+# RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte.
 MAX_NAME_BYTES: Final = 253
-"""RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte."""
 HTTP: Final = frozenset({"http", "tls"})
 ENCRYPTED: Final = frozenset({"tls", "smtps"})
 
@@ -39,7 +38,7 @@ _ABSOLUTE: Final = re.compile(
 
 
 class Refusal(StrEnum):
-    """Why a flow is refused; the value is what the record shows."""
+    """Why a flow is refused; values are recorded."""
 
     NO_SUCH_ADDRESS = "no name has this address"
     NOT_THE_GATEWAY = "the gateway does not answer for this address"
@@ -74,9 +73,7 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What is known of a flow so far: where it was dialled; after a ClientHello `sni` (None before
-    it, and where there was none); after a request's head `request`.
-    """
+    """A flow so far; `sni` after a ClientHello, if any; `request` after a head."""
 
     address: str
     port: int
@@ -87,8 +84,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a flow is allowed and to which stand-in; `reason` is empty if so, `name` in lower
-    case."""
+    """Whether and to which stand-in a flow is allowed, or its `reason`; `name` in lower case."""
 
     allowed: bool
     stand_in: str = ""
@@ -100,8 +96,8 @@ class Verdict:
 def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> Verdict:
     """The verdict on a flow so far; ask again with the ClientHello, and with each request.
 
-    Allowed only if the address is a stand-in's, the port is one of its ports, and every name in the
-    flow (SNI, Host, an absolute target) is one name, which has that address by the policy.
+    Allowed only if address and port are a stand-in's, and every name in the flow (SNI, Host, an
+    absolute target) is one name with that address by the policy.
     """
     place = _place(flow, layout, stand_ins)
     if isinstance(place, Refusal):
@@ -121,10 +117,9 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
 
 
 def canonical_name(raw: str | bytes) -> str | None:
-    """A host name as names are compared: lower case, no final dot; None for no host name.
+    """A canonical host name: lower case, no final dot; None for no host name.
 
-    Also None for an IP address in any spelling that a client's library accepts (a last label of
-    digits or `0x…`).
+    Also None for an IP address as any client spells it (last label of digits or `0x…`).
     """
     try:
         text = (
@@ -140,7 +135,7 @@ def canonical_name(raw: str | bytes) -> str | None:
 
 
 def find(name: str, layout: RangeLayout) -> NameAddress | None:
-    """The owner of a canonical name: its exact pattern, else the wildcard one label up."""
+    """A name's owner: exact, else wildcard one label up."""
     wildcard = "*." + name.partition(".")[2]
     found = None
     for item in layout.names:
@@ -152,7 +147,7 @@ def find(name: str, layout: RangeLayout) -> NameAddress | None:
 
 
 def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> RangeLayout:
-    """The layout as a cell knows it: no names of cells with which it shares no network."""
+    """The layout as this cell may know it."""
     own = next((item for item in stand_ins if item.id == cell), None)
     hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
     return replace(
@@ -161,7 +156,7 @@ def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
-    """A target as (authority or None, path, query); absolute targets: RFC 9112 section 3.2.2."""
+    """A target as (authority, path, query): RFC 9112 section 3.2.2."""
     absolute = _ABSOLUTE.fullmatch(target)
     rest = absolute["rest"] if absolute else target
     path, _, query = rest.partition(b"?")
@@ -171,7 +166,7 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
 def _place(
     flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]
 ) -> tuple[str, str] | Refusal:
-    """The stand-in and the protocol at an address and port, or why there is none."""
+    """The stand-in and protocol there, or the refusal."""
     if flow.address == layout.catch_all:
         return _at_port(CATCH_ALL, CATCH_ALL_PORTS, flow.port)
     owner = next((item.stand_in for item in layout.names if item.address == flow.address), None)
@@ -189,7 +184,7 @@ def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str
 
 
 def _claimed_name(flow: Flow, protocol: str) -> str | Refusal | None:
-    """The one name that the flow gives so far, None before any, or why it is refused."""
+    # The one name that the flow gives so far, None before any, or why it is refused.
     sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
     if isinstance(sni, Refusal) or flow.request is None:
         return sni
@@ -210,7 +205,7 @@ def _sni(flow: Flow) -> str | Refusal:
 
 
 def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
-    """The name that a request is for: what Host and an absolute target agree on."""
+    """The name on which Host and target agree."""
     if request.method.upper() == "CONNECT":
         return Refusal.CONNECT
     if not request.hosts:
@@ -232,8 +227,9 @@ def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
 
 
 def _authority(raw: bytes, flow: Flow) -> str | Refusal:
-    """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no
-    other that clients use). The port, where it is given, is the one that was dialled.
+    """The name of `NAME[:PORT]`; a given port must be the dialled one.
+
+    The metadata service's address is a name of its own: clients use no other.
     """
     if raw.startswith(b"["):
         return Refusal.HOST_IS_ADDRESS
@@ -259,7 +255,7 @@ def _is_address(host: bytes) -> bool:
 def _method_refusal(
     flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]
 ) -> Refusal | Literal[""]:
-    """Why a method may not go to something real; empty when it may. A stand-in hears them all."""
+    """Why a real upstream refuses a method, or ""."""
     upstream = next(
         (item for item in stand_ins if item.id == owner and item.kind == UPSTREAM), None
     )
@@ -273,7 +269,7 @@ def _method_refusal(
 
 
 def _name_refusal(name: str, address: str, layout: RangeLayout) -> Refusal | Literal[""]:
-    """Why a name is not to be had at an address; empty when it is."""
+    """Why this address lacks the name, or ""."""
     found = find(name, layout)
     if found is None:
         simulated = (

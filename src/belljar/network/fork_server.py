@@ -1,9 +1,8 @@
-"""The prepared parent of every supervisor, gateway and reader of a run: has imported all that they
-need, and forks. `python -I -c … FD SERVE`, by `processes.ForkServer` alone.
+"""The prepared parent of a run's supervisors, gateways and readers: imports, then forks.
 
-One thread, one socket to its owner, one request at a time. Each child waits for its owner's word
-before it does anything: by then the journal names it. It dies with the fork server, and the fork
-server with its owner, whose socket then ends.
+Started by `processes.ForkServer` alone, as `python -I -c … FD SERVE`. One thread, one socket to its
+owner, one request at a time. Each child waits for its owner's word, so the journal names it first.
+It dies with the fork server, and the fork server with its owner.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Child = Callable[[list[int], int], NoReturn]
 
 
 def main(argv: list[str]) -> NoReturn:
-    """`FD SERVE`: the socket to the owner, and `module:function` of the gateway."""
+    """`FD SERVE`: owner's socket, gateway's `module:function`."""
     owner = socket.socket(fileno=int(argv[0]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def preload() -> None:
-    """Import all that a child may need: it can open no file later. Missing extras are skipped."""
+    """Import all that a child may need; it opens no file later."""
     names = [*PRELOAD]
     with contextlib.suppress(ModuleNotFoundError):
         names += getattr(importlib.import_module(_STAND_INS), "PRELOAD", ())
@@ -93,7 +92,7 @@ class _ForkServer:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def work(self) -> NoReturn:
-        """Until the owner is gone; then so is this process, and with it every child."""
+        """Until the owner is gone, and every child too."""
         while True:
             ready, _, _ = select.select([self._owner.fileno(), self._wake], [], [])
             self._reap()
@@ -149,7 +148,7 @@ class _ForkServer:
 
 
 def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:
-    """Everything of the fork server's but these descriptors is closed: no child has another's."""
+    # No child has another's descriptors.
     try:
         syscalls.die_with_parent(parent)
         signal.set_wakeup_fd(-1)

@@ -1,17 +1,17 @@
-"""What the processes of a range say to each other, over sequenced unix sockets: one bounded codec.
+"""The processes' messages within a range, over sequenced unix sockets: one bounded codec.
 
-Between processes of ours: a JSON object a datagram, with descriptors (`send`, `receive`), and files
-in memory for what a process is started with (`as_file`, `from_file`).
+Between trusted processes: a JSON object a datagram, with descriptors (`send`, `receive`), and
+documents in memory files at start (`as_file`, `from_file`). From a gateway, which may be
+compromised: events and requests with bodies; `EventDecoder` checks every field, length and order.
 
-From a gateway to its owner, which may be compromised: events and requests with bodies. Up: a head,
-`{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, then the kept
-bytes of each body in turn, in as many datagrams as it takes, none with bytes of two bodies. A
-request has the kind `ask`, `data` `{"what"}` and one body. The first is `ready`; then `alive`,
-without data, every few seconds; the last is `ended`, `data` `{"unreported"}`. Down: `{"ack": id}`
-when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a request (`dial`,
-body `{"host", "port", "stand_in"}`, also gets a descriptor with the head); `{"end": seconds}`: the
-range ends, and within that the gateway has to report what is in progress. `EventDecoder` checks
-every field, length and order; anything else is a violation.
+Up: a head, `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`,
+then each body's kept bytes in turn, no datagram with bytes of two. A request: kind `ask`, `data`
+`{"what"}`, one body. First comes `ready`; then `alive`, without data, every few seconds; last
+`ended`, `data` `{"unreported"}`.
+
+Down: `{"ack": id}` for a recorded event; `{"answer": id, "ok", "bytes"}`, then bytes, for a request
+(`dial`, body `{"host", "port", "stand_in"}`, gets a descriptor with the head); `{"end": seconds}`:
+report what is in progress by then.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ _MAX_INT: Final = (1 << 53) - 1
 _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _QUESTION: Final = re.compile(r"[a-z][a-z0-9_.]{0,63}", re.ASCII)
+# What a gateway may put on record. All else is reported by others.
 KINDS: Final = frozenset(
     {
         Kind.NETWORK_DNS,
@@ -65,7 +66,6 @@ KINDS: Final = frozenset(
         Kind.GUARD_UNSCANNED,
     }
 )
-"""What a gateway may put on record. All else is said by others."""
 
 
 class Closed(Exception):  # noqa: N818 - an end, not an error
@@ -78,7 +78,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one object and copies of the descriptors. Raises `Closed`, `ValueError` if too large."""
+    """Send an object and descriptors. Raises `Closed`, `ValueError`."""
     text = json.dumps(message, separators=(",", ":")).encode()
     if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
@@ -113,7 +113,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
-    """A fork's first step: output to its own file, then wait for the owner. Raises `ValueError`."""
+    """A fork's first step: redirect output, then wait for the owner."""
     for standard in (1, 2):  # the fork server's are shared with all its children
         os.dup2(stderr_fd, standard)
     os.close(stderr_fd)
@@ -122,7 +122,7 @@ def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
 
 
 def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
-    """The next datagram, whatever it is. Raises `Closed`."""
+    """The next datagram. Raises `Closed`."""
     datagram = _to_the_last(partial(source.recv, max_bytes))
     if not datagram:
         raise Closed
@@ -130,7 +130,7 @@ def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
 
 
 def _to_the_last(read: Callable[[], _T]) -> _T:
-    """Read again after a reset: the kernel reports it once, before what was still queued."""
+    # Read again after a reset: the kernel reports it once, before what was still queued.
     try:
         return read()
     except ConnectionResetError:
@@ -152,7 +152,7 @@ def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[in
 
 
 def as_file(document: Mapping[str, Any]) -> int:
-    """A descriptor of a file in memory that holds the document. The caller closes it."""
+    """A memory file with the document. The caller closes it."""
     fd = new_file()
     try:
         fill(fd, document)
@@ -163,18 +163,18 @@ def as_file(document: Mapping[str, Any]) -> int:
 
 
 def new_file() -> int:
-    """A descriptor of an empty file in memory. The caller closes it."""
+    """An empty memory file. The caller closes it."""
     return os.memfd_create("document", os.MFD_CLOEXEC)
 
 
 def fill(fd: int, document: Mapping[str, Any]) -> None:
-    """Write the document into the file, which stays open."""
+    """Write the document into the open file."""
     with os.fdopen(os.dup(fd), "w") as file:
         file.write(json.dumps(document))  # json.dump would do it in Python, eight times as slow
 
 
 def from_file(fd: int) -> dict[str, Any]:
-    """The document of `as_file`; closes the descriptor. Raises `ValueError` when there is none."""
+    """`as_file`'s document; closes the file. Raises `ValueError`."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         text = file.read(_MAX_DOCUMENT_BYTES + 1)
@@ -199,7 +199,7 @@ class Item:
 
 
 def encode_event(number: int, item: Item) -> list[bytes]:
-    """The datagrams of an event. Raises `ValueError` for one over the wire's bounds."""
+    """An event's datagrams. Raises `ValueError` beyond the bounds."""
     refs = [
         {
             "name": body.name,
@@ -229,7 +229,7 @@ def encode_event(number: int, item: Item) -> list[bytes]:
 
 
 class WireViolation(ValueError):  # noqa: N818 - as the channel's ProtocolViolation
-    """The other side sent what the protocol forbids. Its word is worth nothing from here on."""
+    """The other side broke the protocol: trust nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ class GatewayEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayReady:
-    """It serves from now on; `certificate` among its data is the CA's, PEM."""
+    """It serves now; `certificate` in its data: the CA's, PEM."""
 
     id: int
     data: Mapping[str, JsonValue]
@@ -259,7 +259,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEnded:
-    """Nothing comes any more; so much that was in progress is in no event."""
+    """The last message; `unreported` counts events lost."""
 
     id: int
     unreported: int
@@ -289,7 +289,7 @@ def encode_end(within_s: float) -> bytes:
 
 # `id`: the wire's word, as above.
 def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
-    """The datagrams of a reply; `ok` False: the body says why. Raises `ValueError` if too large."""
+    """A reply's datagrams; `ok` False: the body explains. Raises `ValueError`."""
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {len(body)} bytes")
     pieces = (body[at : at + MAX_DATAGRAM_BYTES] for at in range(0, len(body), MAX_DATAGRAM_BYTES))
@@ -297,10 +297,10 @@ def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # no
 
 
 class EventDecoder:
-    """The owner's side: datagrams in, whole messages out. Holds at most one of them."""
+    """The owner's side: datagrams in, one message held."""
 
     def __init__(self, kinds: frozenset[Kind] = KINDS) -> None:
-        """`kinds`: what the other side may put on record."""
+        """`kinds`: what the other side may record."""
         self._kinds = kinds
         self._head: Mapping[str, Any] | None = None
         self._wanted: list[int] = []
@@ -382,7 +382,7 @@ def _head(value: Mapping[str, Any]) -> bytes:
 
 
 def _object(datagram: bytes) -> Mapping[str, Any]:
-    """A JSON object: unique names, no NaN, lone surrogates or integers beyond 2^53, 16 levels."""
+    # Unique names, no NaN, lone surrogates or integers beyond 2^53, 16 levels.
     try:
         value = json.loads(datagram, object_pairs_hook=_each_once, parse_constant=_no_constant)
         _check_value(value, _MAX_DEPTH)

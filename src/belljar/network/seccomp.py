@@ -1,10 +1,9 @@
 """System-call filters of a range's processes. The assembler is pure; `syscalls` installs.
 
-Allow-lists: what is not on one fails with EPERM, so that a library that merely asks goes on;
-another architecture's calls kill. The gateway's has what a program needs that answers on sockets it
-was given; the few calls that are allowed with some arguments alone are those whose other uses make
-executable memory, sockets or devices' doings. The supervisor's has besides what asking the kernel
-by netlink and running `nft` takes; calls that only a compromised process makes kill it.
+Allow-lists: other calls fail with EPERM, so that a library that merely asks goes on; another
+architecture's calls kill. The gateway may serve the sockets it was given; arguments are limited
+where other uses make executable memory, sockets or device control. The supervisor may also use
+netlink and run `nft`; calls that only a compromised process makes kill it.
 """
 
 from __future__ import annotations
@@ -120,16 +119,15 @@ _SENDMSG: Final = (46, 211)
 _MSG_FASTOPEN: Final = 0x2000_0000  # connects what is not connected: `connect` by another name
 _SETSOCKOPT: Final = (54, 208)
 _IP_PKTINFO: Final = 8  # linux/in.h; not in Python's socket
+# What the gateway sets on its sockets: a reset instead of an end, urgent bytes in their place in
+# the stream, no waiting for more, and the address that a datagram was sent to. Nothing that
+# attaches a program, sets a mark, joins a group or names a device.
 OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_LINGER),
     (socket.SOL_SOCKET, socket.SO_OOBINLINE),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_IP, _IP_PKTINFO),
 )
-"""What the gateway sets on its sockets: a reset instead of an end, urgent bytes in their place in
-the stream, no waiting for more, and the address that a datagram was sent to. Nothing that attaches
-a program, sets a mark, joins a group or names a device.
-"""
 _AFFINITY: Final = (204, 123)
 _IOCTL: Final = (16, 29)
 _CLONE3: Final = (435, 435)
@@ -141,10 +139,10 @@ Not among them: F_SETOWN and F_SETSIG, by which a signal is sent.
 """
 
 
+# The gateway opens for reading alone, removes nothing and takes no connections.
 _NOT_SUPERVISORS: Final = frozenset(
     {"openat", "openat2", "unlink", "unlinkat", "accept", "accept4", "listen"}
 )
-"""Of the gateway's: it opens for reading alone, removes nothing and takes no connections."""
 SUPERVISOR_ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     **{name: numbers for name, numbers in ALLOWED.items() if name not in _NOT_SUPERVISORS},
     "select": (23, None),
@@ -210,8 +208,8 @@ _WRITING: Final = (
     os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 )
 _SOCKET: Final = (41, 198)
+# AF_INET for ioctl(2) of a device alone: the range's namespace leads nowhere.
 _FAMILIES: Final = (socket.AF_NETLINK, socket.AF_INET)
-"""AF_INET for ioctl(2) of a device alone: the range's namespace leads nowhere."""
 _CLONE: Final = (56, 220)
 _NEW_NAMESPACES: Final = 0x7E02_0000
 _KILL_CALL: Final = (62, 129)
@@ -221,13 +219,13 @@ _SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
 
 
 def gateway_filter(machine: str | None = None) -> bytes:
-    """The filter for `machine` (`x86_64`, `aarch64`; else this one). Raises `KeyError`."""
+    """The filter for `machine`, else this one. Raises `KeyError`."""
     machine = machine or platform.machine()
     return _assembled([*_head(machine), *_gateway(_COLUMN[machine]), *_tail(_COLUMN[machine])])
 
 
 def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
-    """Likewise. `may_enter`: it enters network namespaces itself, as an ordinary user's does."""
+    """The supervisor's; `may_enter`: network namespaces, by itself."""
     machine = machine or platform.machine()
     column = _COLUMN[machine]
     return _assembled([*_head(machine), *_supervisor(column, may_enter=may_enter), *_tail(column)])
@@ -305,9 +303,8 @@ def _tail(column: int) -> Iterator[_Instruction]:
 
 
 def _set_flags(number: int) -> Iterator[_Instruction]:
-    """F_SETFL, but not O_ASYNC: with an owner set (which is refused as well) it sends signals to
-    whoever the process names, past kill's own checks of the moment.
-    """
+    # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
+    # checks.
     yield (_EQUAL, 0, 6, number)
     yield (_LOAD, 0, 0, _argument(1))
     yield (_EQUAL, 0, 3, fcntl.F_SETFL)
@@ -332,7 +329,7 @@ def _argument(index: int) -> int:
 
 
 def _when(number: int, at: int, test: _Instruction) -> Iterator[_Instruction]:
-    """Allow the call if the test of its argument passes; loads the number again after it."""
+    # Allow the call if its argument's test passes; loads the number again after it.
     yield (_EQUAL, 0, 4, number)
     yield (_LOAD, 0, 0, at)
     yield test

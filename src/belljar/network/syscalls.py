@@ -62,12 +62,12 @@ def unshare(flags: int) -> None:
 
 
 def enter(namespace_fd: int, kind: int) -> None:
-    """setns(2): this thread is in the other namespace from here on."""
+    """setns(2): moves this thread."""
     _must(_libc.setns(namespace_fd, kind), "setns")
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent's thread ends, at once if it has. A change of ids clears it."""
+    """SIGKILL when the parent's thread ends. Id changes clear it."""
     _prctl("parent-death signal", _PR_SET_PDEATHSIG, 9)
     if os.getppid() != parent:
         os._exit(1)
@@ -79,17 +79,17 @@ def no_new_privileges() -> None:
 
 
 def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
-    """PR_SET_DUMPABLE; without it no process of this uid can trace it or see its namespaces."""
+    """PR_SET_DUMPABLE: off, this uid's processes can't trace it."""
     _prctl("dumpable", _PR_SET_DUMPABLE, int(yes))
 
 
 def keep_capabilities() -> None:
-    """Permitted capabilities outlive the next change from root to another uid."""
+    """Permitted capabilities survive the next uid change."""
     _prctl("keep capabilities", _PR_SET_KEEPCAPS, 1)
 
 
 def bound_capabilities(kept: tuple[int, ...] = ()) -> None:
-    """Nothing that is executed from here on can have others."""
+    """Nothing executed from here gains others."""
     for number in range(CAP_LAST + 1):
         if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             if ctypes.get_errno() == 22:  # the kernel has no more
@@ -98,7 +98,7 @@ def bound_capabilities(kept: tuple[int, ...] = ()) -> None:
 
 
 def set_capabilities(kept: tuple[int, ...] = (), *, ambient: bool = False) -> None:
-    """These alone, effective and permitted; `ambient`: whatever is executed has them too."""
+    """Effective and permitted; `ambient`: executed programs' too."""
     bits = sum(1 << number for number in kept)
     halves = [(bits & 0xFFFF_FFFF), bits >> 32]
     inheritable = halves if ambient else [0, 0]
@@ -113,7 +113,7 @@ def set_capabilities(kept: tuple[int, ...] = (), *, ambient: bool = False) -> No
 
 
 def install_filter(program: bytes) -> None:
-    """A seccomp filter: `program` is an array of `struct sock_filter`. Needs no_new_privs."""
+    """A seccomp filter (`struct sock_filter[]`). Needs no_new_privs."""
     rules = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(rules))
     buffer = ctypes.create_string_buffer(head, len(head))
@@ -136,7 +136,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def restrict_mount(target: str) -> None:
-    """Read-only, nosuid, nodev, noexec for one mount, by mount_setattr (Linux 5.12)."""
+    """Read-only, nosuid, nodev, noexec: mount_setattr (Linux 5.12)."""
     attributes = struct.pack(
         "=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0, 0, 0
     )  # the same bits as MOUNT_ATTR_*
@@ -147,7 +147,7 @@ def restrict_mount(target: str) -> None:
 
 
 def enter_root(directory: str) -> None:
-    """Make the mount at `directory` the root of this mount namespace, and unmount the old one."""
+    """Make `directory` the root, and unmount the old."""
     os.chdir(directory)
     _must(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
     _must(_libc.umount2(b".", MNT_DETACH), "umount")

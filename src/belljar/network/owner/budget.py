@@ -1,4 +1,4 @@
-"""Budgets of a range: bytes on record, and bytes spent on each real upstream over the run."""
+"""A range's budgets: recorded bytes, and bytes per upstream."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Final
 from belljar.events import Event, JsonValue
 from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
+# An event's line beside its data, counted generously.
 LINE_BYTES: Final = 512
-"""Of an event's line beside its data, counted generously."""
+# A body's place in the line, likewise.
 BODY_LINE_BYTES: Final = 320
-"""Of a body's place in the line, likewise."""
+# A body is a file: it takes whole blocks.
 BLOCK_BYTES: Final = 4096
-"""A body is a file: it takes whole blocks."""
 MAX_CUT_FIELDS: Final = 32
 MAX_CUT_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a range has recorded, and may: whole up to `whole_bytes`, then cut down (no body bytes,
-    no lists, short texts); at `most_bytes` the range ends. Counted by the owner. Pure.
+    """What a range has recorded, and may: whole up to `whole_bytes`, then cut down (no body bytes
+    or lists, short texts); at `most_bytes` the range ends. Pure.
     """
 
     whole_bytes: int
@@ -41,11 +41,11 @@ class Budget:
 
     @classmethod
     def of(cls, recorded_bytes: int) -> Budget:
-        """So many bytes whole, a quarter more cut down."""
+        """`whole_bytes`, and a quarter more cut down."""
         return cls(whole_bytes=recorded_bytes, most_bytes=recorded_bytes + recorded_bytes // 4)
 
     def take(self, event: Event) -> tuple[Budget, Event | None]:
-        """The budget with this event, and the event as recorded: whole, cut down, or None."""
+        """The new budget and recorded event; None: no room."""
         if not self.cut_events and self.spent_bytes + cost_bytes(event) <= self.whole_bytes:
             return self._with(event, cut=False), event
         small = cut_down(event)
@@ -63,7 +63,7 @@ class Budget:
 
 
 def cost_bytes(event: Event) -> int:
-    """An upper bound of an event's disk use: its line, and a file for each body."""
+    """An upper bound of disk use, bodies included."""
     bodies = sum(
         BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
         for body in event.bodies
@@ -72,7 +72,7 @@ def cost_bytes(event: Event) -> int:
 
 
 def cut_down(event: Event) -> Event:
-    """Its first 32 plain fields, texts cut at 200 characters, no bytes of bodies."""
+    """32 plain fields, texts of 200 characters, no body bytes."""
     plain = ((name, value) for name, value in event.data.items() if _is_plain(value))
     data: dict[str, JsonValue] = {
         name[:MAX_CUT_CHARS]: _short(value) for name, value in islice(plain, MAX_CUT_FIELDS)
@@ -93,18 +93,18 @@ def _short(value: JsonValue) -> JsonValue:
     )
 
 
+# A gateway of ours ends a connection earlier (`Bounds.upstream_exchange_s`).
 MAX_OPEN_S: Final = 180.0
-"""Of one connection: a gateway of ours ends it earlier (`Bounds.upstream_exchange_s`)."""
+# What the kernel may have received of a connection before its gateway reads it.
 AHEAD_BYTES: Final = 8 << 20
-"""What the kernel may have received of a connection before its gateway reads it."""
+# TCP_ESTABLISHED, and TCP_CLOSE_WAIT: only the other side has ended.
 _OPEN_STATES: Final = frozenset({1, 8})
-"""TCP_ESTABLISHED, and TCP_CLOSE_WAIT: only the other side has ended."""
 _TCP_INFO: Final = struct.Struct("@B119xQQ")
 """Of `struct tcp_info` (linux/tcp.h): tcpi_state, tcpi_bytes_acked, tcpi_bytes_received."""
 
 
 class SpentError(ValueError):
-    """A budget is used up; the text says which."""
+    """A budget is used up; the text names it."""
 
 
 @dataclass(slots=True)
@@ -124,13 +124,13 @@ class _Account:
         return self.settled_bytes + sum(measure(item.end)[1] for item in self.open)
 
     def set_aside_bytes(self) -> int:
-        """Of the run: the whole budget for as long as more of it may be spent."""
+        """The budget, renewed while more may be spent."""
         spent = self.spent_bytes()
         return max(spent, self.plan.budget_bytes) if self.open or self.dialling else spent
 
 
 class RunSpending:
-    """Bytes of a run's ranges on each real upstream, by the kernel's count. Thread-safe.
+    """A run's bytes on each real upstream, by the kernel's count. Thread-safe.
 
     A gateway may be compromised and knows no other range: the owner keeps a second descriptor of
     each connection, adds up what passed, and ends one beyond its budget or time.
@@ -143,12 +143,12 @@ class RunSpending:
         self._numbers = itertools.count(1)
 
     def new_range(self) -> int:
-        """A number that no other range of the run has."""
+        """A number unique to a range in the run."""
         return next(self._numbers)
 
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
-        """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError`: no budget is left."""
+        """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError`."""
         key = (number, upstream.host)
         with self._lock:
             account = self._accounts.setdefault(key, _Account(upstream))
@@ -179,7 +179,7 @@ class RunSpending:
             )
 
     def charge_dial(self, number: int, upstream: UpstreamPlan) -> None:
-        """A further address is tried within one `dialling`. Raises `SpentError`."""
+        """Count another address of a `dialling`. Raises `SpentError`."""
         with self._lock:
             account = self._accounts[number, upstream.host]
             if account.spent_bytes() + DIAL_BYTES > account.plan.budget_bytes:
@@ -187,7 +187,7 @@ class RunSpending:
             account.settled_bytes += DIAL_BYTES
 
     def keep(self, number: int, upstream: UpstreamPlan, end: socket.socket) -> None:
-        """Watch a connection that is handed over. Within `dialling`."""
+        """Watch a connection that is handed over."""
         with self._lock:
             if number in self._closed:
                 _shut(end)
@@ -195,7 +195,7 @@ class RunSpending:
             self._accounts[number, upstream.host].open.append(_Open(end.dup(), self._now()))
 
     def look(self, number: int) -> tuple[tuple[UpstreamPlan, str], ...]:
-        """Take in what has passed; what had to be ended now, and why."""
+        """Count new bytes; returns connections ended, with reasons."""
         cut: list[tuple[UpstreamPlan, str]] = []
         with self._lock:
             for account in self._of(number):
@@ -203,7 +203,7 @@ class RunSpending:
         return tuple(cut)
 
     def close(self, number: int) -> None:
-        """End the range's connections; what it spent counts for the run. Idempotent."""
+        """End a range's connections; its bytes stay counted. Idempotent."""
         with self._lock:
             self._closed.add(number)
             for account in self._of(number):
@@ -241,7 +241,7 @@ def _settle(account: _Account, now_s: float) -> list[str]:
 
 
 def measure(end: socket.socket) -> tuple[bool, int]:
-    """Whether our side of a TCP connection is open, and its bytes. Raises `OSError`."""
+    """Whether our side is open, and bytes. Raises `OSError`."""
     state, sent, received = _TCP_INFO.unpack(
         end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     )

@@ -1,8 +1,8 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway has no route: it asks, and is handed a connected socket or a reason. Host, port and id
-must be those of an upstream of the plan. A name is resolved once a range by the host's resolver;
-every address must be public; the answer is pinned against DNS rebinding.
+The gateway has no route: it asks, and gets a connected socket or a reason. Host, port and id must
+be a planned upstream's. A name is resolved once a range by the host's resolver; every address must
+be public; the answer is pinned against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from belljar.plan.network import NetworkPlan, UpstreamPlan
 from belljar.units import printable
 
 CONNECT_TIMEOUT_S: Final = 10.0
+# An answer with more addresses is refused.
 MAX_ADDRESSES: Final = 64
-"""Of one answer: with more it is refused."""
+# Of the pinned addresses, in the resolver's order.
 MAX_TRIED: Final = 3
-"""Of the pinned addresses, in the resolver's order."""
 _MAX_BUNDLE_BYTES: Final = 4 << 20
 _MIN_PREFIX: Final = {4: 8, 6: 16}
 """Of a route without a gateway: what leads to a network at the end of a link.
@@ -77,19 +77,19 @@ _BUNDLES: Final = (
 
 
 class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on who asks
-    """The gateway asks for what the plan lacks: it is compromised, the range is to be ended."""
+    """The plan lacks it: the gateway is compromised."""
 
 
 class Refused(ValueError):  # noqa: N818 - a verdict on an upstream
-    """The upstream can't be had; the text says why."""
+    """The upstream is unavailable; the text says why."""
 
 
 class _NotTried(Refused):
-    """Nothing was dialled, which is still to be put on record."""
+    """Nothing was dialled, and that is not recorded yet."""
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """Upstream and port of the plan that `{"host", "port", "stand_in"}` names. `NotAnUpstream`."""
+    """The request's upstream and port. Raises `NotAnUpstream`."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as exc:
@@ -165,7 +165,7 @@ def resolve(host: str, port: int) -> tuple[str, ...]:
 
 
 def is_ours(address: str) -> bool:
-    """Whether the kernel holds the address as this host's; True when that is unknown."""
+    """Whether it is this host's address; unknown: True."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -176,7 +176,7 @@ def is_ours(address: str) -> bool:
 
 
 def networks_near() -> tuple[Network, ...]:
-    """Networks with a direct route from this host, in any table. Raises `OSError`."""
+    """Directly routed networks, in any table. Raises `OSError`."""
     with netlink.open_socket() as kernel:
         routes = [
             route
@@ -209,7 +209,7 @@ def connect(address: str, port: int) -> socket.socket:
 
 
 def read_authorities() -> str:
-    """The public certification authorities of this host, PEM. Raises `HostError`."""
+    """This host's public CAs, PEM. Raises `HostError`."""
     usual = ssl.get_default_verify_paths().cafile
     for path in ((usual,) if usual else ()) + _BUNDLES:
         with suppress(OSError, UnicodeError):
@@ -226,7 +226,7 @@ def read_authorities() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How upstreams are reached; whatever `resolve` answers, `judge` has the last word."""
+    """How upstreams are reached; `judge` decides over `resolve`'s answers."""
 
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
@@ -236,7 +236,7 @@ class Reach:
 
 
 Say = Callable[[Mapping[str, JsonValue]], None]
-"""Puts a `network.upstream` on record; returns when it is there."""
+"""Record a `network.upstream`; returns when that is done."""
 
 
 class Dialler:
@@ -284,7 +284,7 @@ class Dialler:
             raise Refused(str(exc)) from exc
 
     def look(self, say: Say) -> None:
-        """Count what passed over open connections, and record those that had to be ended."""
+        """Count passed bytes; record connections that were ended."""
         for upstream, problem in self._spending.look(self._number):
             about: dict[str, JsonValue] = {
                 "host": upstream.host,
@@ -298,7 +298,7 @@ class Dialler:
         self._spending.close(self._number)
 
     def _pinned(self, host: str, port: int) -> tuple[str, ...]:
-        """The first answer's addresses, judged at each dial; a refused answer stays refused."""
+        # The first answer's addresses, judged at each dial; a refused answer stays refused.
         with self._locks[host]:
             if host in self._refused:
                 raise _NotTried(self._refused[host])

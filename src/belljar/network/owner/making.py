@@ -1,4 +1,4 @@
-"""Starts a range's processes: their documents, descriptors and packet files. Blocking."""
+"""Starts a range's processes. Blocking."""
 
 from __future__ import annotations
 
@@ -45,16 +45,15 @@ class RangeSpec:
     """What a range is made from.
 
     Args:
-        network: the plan; `layout`: its addresses, made for it and its cells.
+        network: the plan; `layout`: addresses for it and its cells.
         directory: an existing directory for the packet record, which stays.
-        check_every_s: how often the rules are read back, and a gateway says that it lives.
-        timeout_s: for how long beyond that a part may say nothing to an owner who listens, and the
-            supervisor's word may wait for an owner who does not.
+        check_every_s: interval of rule checks and of the gateway's heartbeat.
+        timeout_s: beyond that, how long a part may be silent to an owner that listens, and the
+            supervisor may wait for an owner that doesn't.
         serve: `module:function` of the gateway.
-        reach: how the plan's upstreams are reached; `spending`: what the run has spent on them.
-        guard: what holds back what cells send; None: nothing is.
-        services: what the gateway's decoy services hold, by stand-in: secret settings beside the
-            plan's.
+        reach: how upstreams are reached; `spending`: what the run has spent on them.
+        guard: what holds back cells' data, if anything.
+        services: decoy services' secret settings, by stand-in.
     """
 
     network: NetworkPlan
@@ -71,7 +70,7 @@ class RangeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uids:
-    """Who supervisor and gateway are on the host, when root starts them; None: the user."""
+    """Uids of supervisor and gateway under root, else the user."""
 
     supervisor: int | None
     gateway: int | None
@@ -160,7 +159,7 @@ def _closing(fd: int) -> Iterator[int]:
 
 @contextmanager
 def _packet_files(directory: Path) -> Iterator[list[int]]:
-    """Never over what is there: a record is written once."""
+    """Open a new file; a record is written once."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with ExitStack() as stack:
         try:
@@ -178,12 +177,12 @@ def _packet_files(directory: Path) -> Iterator[list[int]]:
 
 
 def packet_files(directory: Path) -> tuple[Path, ...]:
-    """Those of the packet record that hold a frame. Raises `OSError`."""
+    """Packet files that hold a frame. Raises `OSError`."""
     return with_frames(directory / name for name in (PACKETS, *PACKETS_BESIDE))
 
 
 def join_packets(directory: Path) -> str:
-    """Put the packet record into one file; why not, where the disk has no room for it."""
+    """Merge the packet files; returns the disk's error, if any."""
     beside = [directory / name for name in PACKETS_BESIDE]
     if not any(path.exists() for path in beside):
         return ""
@@ -238,7 +237,7 @@ def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
 
 
 def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> None:
-    """Root's gateway has a uid of its own: raise `HostError` for files it can't read."""
+    # Root's gateway has a uid of its own: files must be readable to it.
     if not directory.is_dir():
         raise HostError(
             f"the files of the stand-in {stand_in.id} are missing",

@@ -1,4 +1,4 @@
-"""The fork server shared by this process's ranges, its children and control groups. Blocking."""
+"""The ranges' shared fork server, and control groups. Blocking."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BOOT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A fork of the fork server. `pidfd` is whoever holds this object's to close."""
+    """A forked process. The holder closes `pidfd`."""
 
     process: ProcessId
     pidfd: int
@@ -61,7 +61,7 @@ class Child:
 
 
 def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int]:
-    """Those of the descriptors (of whatever number) that can be read, or have ended, by then."""
+    """Descriptors that are readable or ended in time."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -69,7 +69,7 @@ def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int
 
 
 class ForkServer:
-    """A fork server that has been started. `users` is `started_fork_server`'s to count."""
+    """A running fork server; `started_fork_server` counts `users`."""
 
     def __init__(self, serve: str = SERVE) -> None:
         """Raises `HostError`."""
@@ -118,7 +118,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Wait until it has imported all. Raises `HostError`, `CellError`: it never will."""
+        """Wait until imports are done. Raises `HostError`, `CellError`."""
         with self._lock:
             if self._is_ready:
                 return
@@ -154,7 +154,7 @@ class ForkServer:
             return children
 
     def how_ended(self, child: Child) -> str:
-        """`exit 1`, `SIGKILL`; empty when it is not known, or no longer."""
+        """`exit 1`, `SIGKILL`; "" when unknown."""
         give_up = time.monotonic() + 1.0
         with suppress(CellError):
             while time.monotonic() < give_up:
@@ -167,7 +167,7 @@ class ForkServer:
         return ""
 
     def diagnosis(self) -> str:
-        """What it wrote on standard error, escaped and bounded."""
+        """Its standard error, escaped and bounded."""
         return printable(os.pread(self._words, _MAX_DIAGNOSIS_BYTES, 0).strip(), max_chars=2000)
 
     def end(self) -> None:
@@ -204,7 +204,7 @@ class ForkServer:
         return self._last_number
 
     def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
-        """The answer to that number; children made for a caller that stopped waiting are killed."""
+        # Children made for a caller that stopped waiting are killed.
         with self._is_there():
             while True:
                 message, fds = ipc.receive(self._socket)
@@ -249,7 +249,7 @@ _running_lock: Final = threading.Lock()
 
 @contextmanager
 def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
-    """As `started_fork_server`, when it can fork. Raises `HostError`, `CellError`."""
+    """`started_fork_server`, ready. Raises `HostError`, `CellError`."""
     with started_fork_server(home, serve) as fork_server:
         fork_server.wait_ready()
         yield fork_server
@@ -257,7 +257,7 @@ def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
 
 @contextmanager
 def started_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
-    """This process's fork server for the store, shared; it may still import. Raises `HostError`."""
+    """The store's shared fork server, maybe importing. Raises `HostError`."""
     fork_server = _take(home, serve)
     try:
         yield fork_server
@@ -286,7 +286,7 @@ def _leave(fork_server: ForkServer) -> None:
 
 
 def map_ids(child: Child, ids: JailIds) -> None:
-    """Write the maps of the child's user namespace. Raises `HostError`."""
+    """Map the child's user namespace. Raises `HostError`."""
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
         if program is None:
             raise RuntimeError("root needs no such maps")
@@ -317,25 +317,25 @@ def _import_path() -> list[str]:
 
 
 class RangeGroups:
-    """One group in each hierarchy that the plan counts on; none where the host hands out none."""
+    """One group per planned hierarchy; none without delegation."""
 
     def __init__(self, range_id: str, controllers: Iterable[str], limits: GroupLimits) -> None:
-        """Plan the groups: journal `directories` before `make`. Raises `HostError`."""
+        """Plan groups; journal `directories` before `make`. Raises `HostError`."""
         self._groups = cgroup.plan_groups(range_id, controllers)
         self._limits = limits
         self.directories: tuple[Path, ...] = self._groups.directories
 
     def make(self) -> None:
-        """Raises `HostError`; `end` removes what was made by then."""
+        """Make them. Raises `HostError`; `end` removes leftovers."""
         cgroup.make_groups(self._groups, self._limits)
 
     def join(self, *processes: ProcessId) -> None:
-        """Put processes into them, and all that they start from now on. Raises `HostError`."""
+        """Put processes and their future children in. Raises `HostError`."""
         for process in processes:
             cgroup.join(self._groups, process.pid)
 
     def end(self) -> dict[str, int]:
-        """Remove the empty ones; the memory group's counts. Survivors are found by the look."""
+        """Remove empty groups; returns the memory group's counts."""
         counts = {}
         if (memory := self._groups.paths.get("memory")) is not None:
             counts["oom_kills"] = cgroup.out_of_memory_kills(memory)

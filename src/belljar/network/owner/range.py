@@ -1,4 +1,4 @@
-"""`open_range`: a private network that leads nowhere, and nothing left of it afterwards."""
+"""`open_range`: a private network, proven gone afterwards."""
 
 from __future__ import annotations
 
@@ -128,12 +128,12 @@ class Range:
 
     @property
     def pcap(self) -> Path:
-        """The packet record: whole when the range is destroyed."""
+        """The packet record, whole after destruction."""
         return self._spec.directory / PACKETS
 
     @property
     def packet_files(self) -> tuple[Path, ...]:
-        """All files of the packet record: several while it lives or where the disk was full."""
+        """The packet record's files: several before destruction."""
         return packet_files(self._spec.directory)
 
     @property
@@ -143,27 +143,27 @@ class Range:
 
     @property
     def certificate(self) -> bytes:
-        """The certificate of the range's own CA, PEM; empty when the gateway has none."""
+        """The range CA's certificate, PEM; may be empty."""
         return self._state.certificate
 
     @property
     def user_namespace(self) -> int | None:
-        """The user namespace that a user's cells' jails must be made in; None for root."""
+        """User namespace for cells' jails; None for root."""
         return self._pins.get("user") if self._is_users else None
 
     @property
     def error(self) -> BelljarError | None:
-        """What it died of; None when it ended in order, or lives."""
+        """The error that ended it, if any."""
         return self._state.error
 
     def alive(self) -> str:
-        """Why the range is dead; empty while it lives."""
+        """Why the range failed, or ""."""
         if self._watch is None or self.destruction is not None:
             return "it does not run"
         return "" if self.error is None else self.error.what
 
     def counters(self) -> Mapping[str, int]:
-        """Packets by the rules' words, and what was recorded and lost, as of the last check."""
+        """Packets by rule, recorded and lost, as last checked."""
         return {} if self._watch is None else self._watch.counters()
 
     async def attach(
@@ -183,7 +183,7 @@ class Range:
         await anyio.to_thread.run_sync(self._attach, cell, where, is_fd, offloads)
 
     def namespace_of(self, cell: str) -> int | None:
-        """The number of the namespace that has the cell's port; None before `attach`."""
+        """The cell port's namespace id; None before `attach`."""
         return self._attached.get(cell)
 
     async def check(self) -> None:
@@ -191,17 +191,17 @@ class Range:
         await anyio.to_thread.run_sync(self.check_now)
 
     def check_now(self) -> None:
-        """Read the rules back. Raises what the range died of, when they are not as rendered."""
+        """Read the rules back. Raises the range's error."""
         self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End it, look for survivors, record what was found. Idempotent, shielded, 40 s."""
+        """End it and record survivors. Idempotent, shielded, 40 s."""
         with anyio.CancelScope(shield=True):
             destruction = await anyio.to_thread.run_sync(self._destroy, reason)
         return destruction  # noqa: RET504 - mypy takes the block for one that may swallow errors
 
     def leave_fork_server(self) -> None:
-        """The last step: the reader of the packet record needs the fork server. Idempotent."""
+        """The last step: release the fork server. Idempotent."""
         self._fork_server.close()
 
     def make(self) -> None:

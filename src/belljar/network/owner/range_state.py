@@ -1,4 +1,4 @@
-"""State of one range: its processes, what they reported, heartbeats and pending requests."""
+"""State of one range, shared by its threads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from belljar.units import printable
 _REPLY_TIMEOUT_S: Final = 30.0
 
 RequestHandler = Callable[[str, bytes], bytes]
-"""Answers a gateway's request (kind, body) in a thread of the range; `ValueError` refuses it."""
+"""Answers a gateway's request (kind, body); `ValueError` refuses."""
 
 
 class RangeOverError(ValueError):
-    """A range that is being destroyed or has failed records nothing more."""
+    """A range that has ended records nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeProcesses:
-    """A range's processes and the owner's ends of their sockets; `stderr` is read from both."""
+    """A range's processes and the owner's sockets to them."""
 
     supervisor: Child
     gateway: Child
@@ -41,22 +41,22 @@ class RangeProcesses:
 
 @dataclass(slots=True, kw_only=True)
 class RangeState:
-    """What a range's processes have reported, and `error`, what it died of."""
+    """What processes have reported, and the range's `error`."""
 
     error: BelljarError | None = None
     counters: dict[str, int] = field(default_factory=dict)
     certificate: bytes = b""
     replies: queue.SimpleQueue[Mapping[str, Any] | None] = field(default_factory=queue.SimpleQueue)
-    """The supervisor's, in the order of the requests; None: there will be no more."""
+    """The supervisor's answers, in order; None ends them."""
     milestones: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
-    """`unshared`, `started`, `ready`; None: there will be no more."""
+    """`unshared`, `started`, `ready`; None ends them."""
 
 
 class HeartbeatTimeout:
     """Heartbeat timeout of one child process. Pure: the caller passes elapsed time.
 
-    Counts only time the parent spent waiting on the socket: a parent that was late reads queued
-    messages first, so its own delay never expires a healthy child.
+    Counts only time spent waiting on the socket: a late parent reads queued messages first, so its
+    own delay never expires a healthy child.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -68,18 +68,18 @@ class HeartbeatTimeout:
         self._silent_s = 0.0
 
     def waited(self, duration_s: float) -> None:
-        """Add time spent waiting; call `message_received` afterwards if something came."""
+        """Add time spent waiting without a message."""
         if self._silent_s is not None:
             self._silent_s += duration_s
 
     @property
     def expired(self) -> bool:
-        """Whether the child sent nothing for longer than the timeout."""
+        """Whether the child was silent beyond the timeout."""
         return self._silent_s is not None and self._silent_s > self.timeout_s
 
 
 class BoundedExecutor:
-    """Runs jobs in at most `workers` threads; at most `queue_size` jobs run or wait."""
+    """At most `workers` threads; `queue_size` jobs run or wait."""
 
     def __init__(self, name: str, *, workers: int, queue_size: int) -> None:
         self._name, self._workers = name, workers
@@ -87,7 +87,7 @@ class BoundedExecutor:
         self._threads: ThreadPoolExecutor | None = None
 
     def try_submit(self, job: Callable[[], None]) -> bool:
-        """Queue `job`; return False when the queue is full. To be called by one thread."""
+        """Queue `job`; False when full. For one thread."""
         if not self._room.acquire(blocking=False):
             return False
         if self._threads is None:
@@ -108,7 +108,7 @@ class BoundedExecutor:
 
 
 class SupervisorRequests:
-    """Requests to a range's supervisor, one at a time, from any thread."""
+    """Requests to a supervisor, one at a time. Thread-safe."""
 
     def __init__(self, control: socket.socket, state: RangeState, where: str) -> None:
         self._control, self._state, self._where = control, state, where
@@ -147,6 +147,6 @@ class SupervisorRequests:
 
 
 def send(end: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send it; a process that is gone is noticed, and reported, by the watch."""
+    """Send; a dead process is the watch's to report."""
     with suppress(ipc.Closed, OSError):
         ipc.send(end, message, fds)

@@ -1,8 +1,8 @@
-"""Reads a packet record back when its range has ended, in a process of its own. Blocking.
+"""Reads a packet record back in a separate process, when its range has ended. Blocking.
 
 Cells wrote what is read, so the reader may become compromised: it can reach nothing, its memory,
-processor and wall time are bounded, and its events are checked as a gateway's are. What it told
-until it ended is kept; that the rest was not read, and why, is recorded too.
+processor and wall time are bounded, and its events are checked as a gateway's. What it reported
+before it failed is kept, and the rest recorded as unread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KINDS: Final = frozenset(
 )
 """What a reader may put on record."""
 READER_LIMIT: Final = "traffic_analysis_reader"
-"""The name, in `limit.hit`, of a record that was not read to its end."""
+"""Names a partly read record in `limit.hit`."""
 LOST_LIMIT: Final = "traffic_analysis_packets"
 """Likewise, of packets that are neither in the record nor in an event: thrown away, or never
 written.
@@ -69,12 +69,12 @@ MIN_MEMORY_BYTES: Final = 512 << 20
 MAX_MEMORY_BYTES: Final = 2 << 30
 _MEMORY_A_BYTE: Final = 4
 _BYTES_A_SECOND: Final = 6 << 20
+# Wall-clock seconds for each of the processor's: a host has other work.
 _TIMEOUT: Final = 6
-"""How many seconds may pass for each of the processor's: a host has other work."""
 _END_TIMEOUT_S: Final = 5.0
 _MAX_WORDS_BYTES: Final = 2000
+# Beside the reader's own limit: what the fork shares, and files.
 _GROUP_BESIDE_BYTES: Final = 128 << 20
-"""What the reader's control group allows beside its own limit: what the fork shares, and files."""
 _GROUP_PROCESSES: Final = 8
 _ONE_AT_A_TIME: Final = threading.Lock()
 
@@ -96,8 +96,8 @@ class Task:
     budget: Budget
     lost_packets: int = 0
     processor_s: int = MIN_PROCESSOR_S
+    # Beside what the fork gave it: of 64 MiB of packets it was seen to take 210 MiB at most.
     memory_bytes: int = MIN_MEMORY_BYTES
-    """Beside what the fork gave it: of 64 MiB of packets it was seen to take 210 MiB at most."""
 
     @classmethod
     def of(
@@ -109,7 +109,7 @@ class Task:
         layout: RangeLayout,
         network: NetworkPlan,
     ) -> Task:
-        """With what a range counted until its end. Raises `OSError`.
+        """With a range's final counts. Raises `OSError`.
 
         20 to 120 s of processor (one for 6 MiB); 512 MiB to 2 GiB of memory (four times the size).
         """
@@ -135,7 +135,7 @@ class Task:
         )
 
     def to_json(self, uid: int | None) -> dict[str, Any]:
-        """For the reader's process, which has the files already."""
+        """In the reader's process, which has the files."""
         return {
             "range": self.range_id,
             "layout": self.layout.to_json(),
@@ -162,11 +162,11 @@ class _Reader:
 
 
 def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
-    """Record what cells said to each other, as `traffic_analysis.seen_exchanges` tells it.
+    """Record the traffic between cells, by `traffic_analysis.seen_exchanges`.
 
-    One at a time in this process. When the reader reaches a bound, dies or breaks its protocol,
-    what was read is kept, and a `limit.hit` says why not the rest. Packets in no file are reported
-    too. Raises `LedgerError`.
+    One at a time in this process. When the reader fails or reaches a bound, what was read is kept,
+    and a `limit.hit` says why not the rest. Packets in no file are reported too. Raises
+    `LedgerError`.
     """
     if task.lost_packets:
         most = task.network.bounds.packet_record_bytes
@@ -220,7 +220,7 @@ def take_in(end: socket.socket, taker: Taker, *, timeout_s: float) -> str:
 
 
 class Taker:
-    """A reader's events, checked and recorded within the range's budget; `is_done` at the end."""
+    """Checks and records a reader's events; then `is_done`."""
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self.is_done = False
@@ -230,7 +230,7 @@ class Taker:
         self._limits = 0
 
     def take(self, datagram: bytes) -> None:
-        """One datagram. Raises `WireViolation`; `LedgerError`: an event can't be recorded."""
+        """One datagram. Raises `WireViolation` or `LedgerError`."""
         match self._decoder.feed(datagram):
             case None:
                 return
@@ -275,7 +275,7 @@ class Taker:
 
 @contextmanager
 def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
-    """The reader's own control groups, journalled; call what is yielded with the reader."""
+    # Its own control groups, journalled; call what is yielded with the reader.
     limits = GroupLimits(
         memory_max_bytes=task.memory_bytes + _GROUP_BESIDE_BYTES,
         cpu_quota_percent=100,
@@ -301,7 +301,7 @@ def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
 
 @contextmanager
 def _started(task: Task, home: Path) -> Iterator[_Reader]:
-    """A reader that waits for `go`, ended with the block. Raises `BelljarError`, `OSError`."""
+    """A reader waiting for `go`. Raises `BelljarError`, `OSError`."""
     with ExitStack() as stack:
         held = stack.enter_context(hold_identity(home))
         fork_server = stack.enter_context(shared_fork_server(home))

@@ -1,7 +1,7 @@
 """Reads one range's events from its gateway and supervisor, records and acknowledges them.
 
 The gateway's messages are checked as a guest's are. A violation, a changed rule, an ended process
-or an event that can't be recorded ends the range once: both processes are killed first.
+or an unrecordable event ends the range once: both processes are killed first.
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 SEND_TIMEOUT_S: Final = 10
 POLL_INTERVAL_S: Final = 1.0
 FLUSH_INTERVAL_S: Final = 1.0
+# The owner's wait at a range's end, and the gateway's time to report what is in progress.
 SHUTDOWN_GRACE_S: Final = 2.0
-"""How long an owner waits at a range's end, and how much of it a gateway has to tell what is in
-progress.
-"""
+# Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.config.Bounds`).
 MAX_PENDING_REQUESTS: Final = 64
-"""Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.config.Bounds`)."""
 REQUEST_WORKERS: Final = 8
 _FLOW_FIELDS: Final = frozenset(
     {
@@ -82,7 +80,7 @@ _FLOW_FIELDS: Final = frozenset(
     }
 )
 RECORD_LIMIT: Final = "range_record"
-"""The name, in `limit.hit`, of what a range may put on record whole."""
+"""In `limit.hit`: bytes a range may record whole."""
 _CUT_FROM_HERE: Final = (
     "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a "
     "quarter more ends the range"
@@ -96,7 +94,7 @@ HINT_ENDED: Final = (
 
 
 class Watch:
-    """One range's thread; `closing`: the range is being destroyed, so its processes may end."""
+    """One range's thread; `closing`: its processes may end."""
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class Watch:
         timeout_s: float,
         killed: Callable[[], Order | None] = lambda: None,
     ) -> None:
-        """`killed`: the kill order over the range, which explains why its processes end."""
+        """`killed`: the kill order that ends its processes."""
         self.state = state
         self.closing = False
         self._where = f"range {range_id}"
@@ -149,14 +147,14 @@ class Watch:
         self._thread.start()
 
     def join(self) -> None:
-        """Until all that was said is taken in and both processes have ended: kill them first."""
+        """Wait for both processes' ends and last messages; kill first."""
         self._thread.join()
         for executor in (self._requests, self._dials):
             executor.close()
         self._dialler.close()
 
     def counters(self) -> Mapping[str, int]:
-        """The supervisor's, as of its last datagram, and what was put on record until now."""
+        """The supervisor's last counts, and what was recorded."""
         budget = self._budget
         mine = {
             "events_recorded": budget.events,
@@ -173,15 +171,15 @@ class Watch:
         }
 
     def diagnosis(self) -> str:
-        """What supervisor and gateway wrote on standard error, escaped and bounded."""
+        """Both processes' standard error, escaped and bounded."""
         self._drain_stderr()
         return printable(self._stderr.strip(), max_chars=2000)
 
     def end_gateway(self) -> None:
         """Have the gateway report what is in progress, and wait two seconds at most.
 
-        What is in no event is counted (`unreported_at_end`): what it says, what has no room
-        on record, and at least one where it does not answer in time.
+        What is in no event is counted (`unreported_at_end`): as reported, what has no room on
+        record, and at least one where it doesn't answer in time.
         """
         give_up = time.monotonic() + SHUTDOWN_GRACE_S
         self._is_ending = True
@@ -197,7 +195,7 @@ class Watch:
             self._unreported += 1
 
     def die(self, error: BelljarError) -> None:
-        """End the range, once: its processes are killed, and then it is told. From any thread."""
+        """End the range, once: kill, then notify. Thread-safe."""
         with self._dying:
             if self.state.error is not None:
                 return
@@ -381,7 +379,7 @@ class Watch:
             ) from exc
 
     def _spend(self, event: Event) -> None:
-        """Record it, as far as the budget has room. Raises `CellError` when there is none."""
+        """Record within the budget. Raises `CellError`: no room."""
         before = self._budget
         after, taken = before.take(event)
         if taken is None and self._is_ending:
@@ -424,7 +422,7 @@ class Watch:
         self._send(*datagrams)
 
     def _dial(self, request: GatewayRequest) -> None:
-        """Hand over a connected socket or a refusal; a request outside the plan ends the range."""
+        # A request outside the plan ends the range.
         try:
             with self._dialler.dial(request.body, self._record_dial) as end:
                 self._send(encode_reply(request.id, b"")[0], fds=(end.fileno(),))
@@ -440,7 +438,7 @@ class Watch:
             )
 
     def _record_dial(self, data: Mapping[str, Any]) -> None:
-        """Raises `LedgerError`, `RangeOverError`: what is not on record is not dialled."""
+        # Raises `LedgerError`, `RangeOverError`: what is not on record is not dialled.
         if self.closing or self.state.error is not None:
             raise RangeOverError("the range is over")
         self._record(Kind.NETWORK_UPSTREAM, data)
@@ -476,7 +474,7 @@ class Watch:
 
 
 def _checked_flow(flow: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The supervisor reads a guest's headers, so it is not believed blindly either."""
+    # The supervisor reads a guest's headers, so it is not believed blindly either.
     if not isinstance(flow, dict) or not set(flow) <= _FLOW_FIELDS:
         raise ValueError("a flow's fields")
     if any(isinstance(value, str) and len(value) > 256 for value in flow.values()):

@@ -1,7 +1,8 @@
-"""A range's namespace and ports: settings before the rules, ports, and what changed since.
+"""A range's namespace and ports: settings before the rules, and changes since.
 
-Runs in the supervisor's process. Whoever changes a route, a routing policy or a setting by hand
-could lead packets past the rules, so the whole baseline is read back and compared."""
+In the supervisor's process. A changed route, routing policy or setting could lead packets past the
+rules, so the whole baseline is read back and compared.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ _IFREQ: Final = struct.Struct("16sP16x")
 # A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
 # for ten thousand.
 MAX_BYTES_PER_S: Final = 64 << 20
+# What recording a frame costs besides its bytes: as much as so many of them.
 FRAME_BYTES: Final = 2048
-"""What a frame costs whoever records it besides its bytes: as much as so many of them."""
 _BURST_BYTES: Final = 256 << 10
 # More than a microVM's wire may have waiting, so that it waits and nothing is lost
 _QUEUE_BYTES: Final = 3 << 19
@@ -84,7 +85,7 @@ _IPV6: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A cell's port that is up: its number in the range's namespace, and where its other end is."""
+    """A cell's port that is up, and its peer."""
 
     cell: str
     device: str
@@ -94,7 +95,7 @@ class Port:
 
 
 def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
-    """Settings, loopback and the range's own addresses; the socket to its kernel tables."""
+    """Settings, loopback and the range's addresses; returns its netlink socket."""
     _write(SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
     for name, value in _IPV4:
         _write(SETTINGS / "ipv4" / name, value)
@@ -161,9 +162,9 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """How fast a port is in each direction; all get the same. Pure.
+    """A port's rate in each direction; all get the same. Pure.
 
-    What is not yet recorded waits in the buffer: an eighth of a second's frames must fit there.
+    The buffer must hold what is not yet recorded: an eighth of a second's frames.
     """
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
@@ -213,12 +214,12 @@ def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterat
 
 
 def _is_ending(link: netlink.Link) -> bool:
-    """The other end's namespace is ending: its number goes first (NETNSA_NSID_NOT_ASSIGNED)."""
+    """The peer's namespace is ending: its id is gone (NETNSA_NSID_NOT_ASSIGNED)."""
     return link.peer is None or link.peer[1] == -1
 
 
 def all_down(kernel: socket.socket) -> None:
-    """Nothing passes any more. One that can't be put down (it has just gone) keeps no other up."""
+    """Put ports down; one's failure stops no other."""
     for link in netlink.list_links(kernel):
         if link.is_up:
             with contextlib.suppress(OSError):
@@ -226,7 +227,7 @@ def all_down(kernel: socket.socket) -> None:
 
 
 def socket_within(namespace_fd: int) -> socket.socket:
-    """A socket to another namespace's kernel tables; this thread must be able to come back."""
+    """Another namespace's tables; this thread must be able to return."""
     with _within(namespace_fd):
         return netlink.open_socket()
 
@@ -269,7 +270,7 @@ def _within(namespace_fd: int) -> Iterator[None]:
 
 
 def switch_off_offloads(device: str) -> None:
-    """Make frames leave whole, with checksums, none above the MTU (SIOCETHTOOL). `OSError`."""
+    """Frames leave whole, with checksums, none above the MTU."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for command in _ETHTOOL_SET.values():
             value = array.array("I", [command, 0])
@@ -331,7 +332,7 @@ _MAX_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Routes in every table, routing policy, and settings by path below /proc/sys/net."""
+    """Routes, routing policy, and settings below /proc/sys/net."""
 
     routes: frozenset[Route]
     policy: frozenset[bytes]
@@ -339,7 +340,7 @@ class Baseline:
 
 
 def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
-    """As it is now in this thread's namespace, of which `kernel` is a socket. Raises `OSError`."""
+    """This thread's namespace, as `kernel` sees it. Raises `OSError`."""
     families = (socket.AF_INET, socket.AF_INET6)
     return Baseline(
         routes=frozenset(
@@ -353,7 +354,7 @@ def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
 
 
 def read_settings(devices: Collection[str]) -> dict[str, str]:
-    """Those of the devices, by their names. Raises `OSError`."""
+    """The devices' settings, by name. Raises `OSError`."""
     return dict(_read_settings(pattern % device for device in devices for pattern in _OF_DEVICE))
 
 
@@ -365,7 +366,7 @@ def _read_settings(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _content(path: str) -> str:
-    """What the file says. (Dozens at each look, and `Path.read_text` takes five times as long.)"""
+    # Dozens at each check, and `Path.read_text` takes five times as long.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, _MAX_BYTES).decode().strip()

@@ -2,8 +2,8 @@
 
 A fork of the fork server. The rules are in force before there is any port. Then it does what its
 owner asks (`attach`, `check`, `end`), reports logged packets, and reads the rules back every few
-seconds and at each change. Whatever it can't do, or an owner that reads nothing, ends it with every
-port down. Of what a guest sends it reads fixed headers alone.
+seconds and at each change. Any failure, or an owner that reads nothing, ends it with every port
+down. It reads only fixed headers of a guest's packets.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from belljar.process import PORTS_DOWN
 _BACKLOG: Final = 1024
 _IP_TRANSPARENT: Final = 19
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
+# In a user namespace of its own it enters the cells' namespaces itself, which needs this one.
 _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
-"""In a user namespace of its own it enters the cells' namespaces itself, which needs this one."""
 _LIMITS: Final = {
     resource.RLIMIT_NOFILE: 512,
     resource.RLIMIT_CORE: NO_CORE,
     resource.RLIMIT_MEMLOCK: 0,
 }
 _LOGS_AT_ONCE: Final = 256
+# Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
-"""Many more than the socket has room for."""
 _STRANGE_TOLD: Final = 8
 _AT_RISK_A_MESSAGE: Final = 100
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
@@ -66,7 +66,7 @@ class _Task:
 
 
 def run_supervisor(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: owner, gateway, document, stderr, rules, packet files, and what it only holds."""
+    """`fds`: owner, gateway, document, stderr, rules, packet files, others held."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
     fd = fds[2]
@@ -132,11 +132,11 @@ def _ports_down(*_: object) -> NoReturn:
 
 
 class _PortsDown(BaseException):
-    """The kill switch was used: nothing may pass from here on."""
+    """The kill switch was used: nothing may pass."""
 
 
 class _Unheard(OSError):  # noqa: N818 - an end
-    """The owner reads nothing for too long: an unwatched range may not go on."""
+    """The owner reads nothing: an unwatched range ends."""
 
 
 class _Supervisor:
@@ -207,7 +207,7 @@ class _Supervisor:
         syscalls.die_with_parent(parent)
 
     def work(self) -> NoReturn:
-        """Until the owner is gone or has had enough, or the kill switch is used (`PORTS_DOWN`)."""
+        """Until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
         signal.signal(PORTS_DOWN, _ports_down)
         try:
             while True:
@@ -290,7 +290,7 @@ class _Supervisor:
         self._flows.attached(made.index, made.cell)
 
     def _remove_stale(self, device: str) -> None:
-        """Remove the port of an earlier try whose namespace the kernel may not have ended yet."""
+        # The port of an earlier try, whose namespace the kernel may not have ended yet.
         kernel = self._tables()
         for index in [index for index, made in self._ports.items() if made.device == device]:
             if any(link.index == index for link in netlink.list_links(kernel)):
@@ -298,7 +298,7 @@ class _Supervisor:
                     netlink.exchange(kernel, netlink.delete_link(index))
 
     def _check(self) -> None:
-        """End, all ports down, when rules, routes, settings or devices have changed."""
+        """End, all ports down, when anything has changed."""
         listed = self._look_at_rules(self._strange)
         if self._read_log(_ALL_LOGS):
             self._flows.count_lost(logged(listed))
@@ -318,7 +318,7 @@ class _Supervisor:
         return listed
 
     def _end_as_changed(self) -> NoReturn:
-        """Rules have changed: nothing passes from here on, not even while they are read back."""
+        # Nothing passes from here on, not even while the changed rules are read back.
         self._shut()
         try:
             self._take_all()
@@ -337,7 +337,7 @@ class _Supervisor:
             os._exit(1)
 
     def _strange(self) -> list[str]:
-        """What is another way in this namespace than it was left, devices first."""
+        """How this namespace differs from its baseline, devices first."""
         kernel = self._tables()
         found = [*links.strange(netlink.list_links(kernel), self._ports)][:_STRANGE_TOLD]
         # Twice: a listing during which a cell's device goes may lack what is there.
@@ -370,7 +370,7 @@ class _Supervisor:
             self._tell(flow=flow)
 
     def _end(self, number: int) -> NoReturn:
-        """The last packets, logs and counts, when every port is down and no more came."""
+        """The last packets and counts, with ports down."""
         self._end_if_changed(self._strange())
         self._shut()
         self._take_all()
@@ -403,7 +403,7 @@ class _Supervisor:
         return self._kernel
 
     def _record_until_heard(self) -> bool:
-        """Wait until the owner can be sent to, recording frames meanwhile; False: timed out."""
+        # Records frames meanwhile; False: timed out.
         give_up = time.monotonic() + self._task.timeout_s
         while (left_s := give_up - time.monotonic()) > 0:
             readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
@@ -423,7 +423,7 @@ class _Supervisor:
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
-    """The range's listeners by name (`dns_udp`, `dns_tcp`, TCP ports, `sink`). Raises `OSError`."""
+    """The range's listeners by name. Raises `OSError`."""
     found = {"dns_udp": _udp(layout.resolver, DNS_PORT), "dns_tcp": _tcp(DNS_PORT)}
     found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
     if layout.sink_port is not None:
@@ -432,7 +432,7 @@ def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socke
 
 
 def _udp(address: str, port: int) -> socket.socket:
-    """Bound to one address: of several, the kernel would not know from which to answer."""
+    # Bound to one address: of several, the kernel would not know from which to answer.
     listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     _bind(listener, address, port)
     return listener

@@ -1,7 +1,8 @@
-"""A range's nftables: rules loaded and listed by nft, logged packets (NFLOG), counted flows.
+"""A range's nftables: rules by nft, logged packets (NFLOG), counted flows.
 
-Parses fixed headers of a guest's packets, nothing else. Sources: linux/netfilter/nfnetlink_log.h,
-RFC 791, 793, 768, 8200 (fixed header)."""
+Parses only fixed headers of a guest's packets. Sources: linux/netfilter/nfnetlink_log.h, RFC 791,
+793, 768, 8200 (fixed header).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ _MAX_PREFIX_CHARS: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """One logged packet; `bytes`: the length its IP header claims; addresses may be empty."""
+    """One logged packet; `bytes` by its IP header; may lack addresses."""
 
     reason: str
     device: int
@@ -55,7 +56,7 @@ class Logged:
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
-    """A non-blocking socket with what this namespace's rules log to the group. `OSError`."""
+    """A non-blocking socket for the group's logs. Raises `OSError`."""
     kernel = _open()
     _configure(kernel, group, _CFG_COMMAND, struct.pack("=B", _COMMAND_BIND))
     _configure(kernel, group, _CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET))
@@ -66,7 +67,7 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
 
 
 def open_changes() -> socket.socket:
-    """A non-blocking socket told of each rule change in this namespace. Raises `OSError`."""
+    """A non-blocking socket for rule changes. Raises `OSError`."""
     kernel = _open()
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
     kernel.settimeout(0.0)
@@ -74,7 +75,7 @@ def open_changes() -> socket.socket:
 
 
 def read_all(kernel: socket.socket) -> Iterator[bytes]:
-    """The datagrams that are there. What the kernel had no room for is skipped."""
+    """The queued datagrams; the kernel may have dropped some."""
     while True:
         try:
             yield kernel.recv(_READ_BYTES)
@@ -86,7 +87,7 @@ def read_all(kernel: socket.socket) -> Iterator[bytes]:
 
 
 def parse_log(datagram: bytes) -> Iterator[Logged]:
-    """The packets of a datagram from the kernel; what can't be read is left out. Pure, total."""
+    """A datagram's readable packets. Pure, total."""
     for kind, payload in netlink.messages(datagram):
         if kind == _PACKET and len(payload) >= _NFGEN.size:
             yield _logged(dict(netlink.attributes(payload[_NFGEN.size :])))
@@ -107,7 +108,7 @@ def _logged(found: dict[int, bytes]) -> Logged:
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
-    """(protocol, source, destination, port or None, claimed length). Pure, total."""
+    """(protocol, source, destination, port, claimed length). Pure, total."""
     version = packet[0] >> 4 if packet else 0
     if version == 4 and len(packet) >= 20:
         return _ipv4(packet)
@@ -204,7 +205,7 @@ class _Run:
 
 
 class Loading(_Run):
-    """The rules on their way into force, all or none; `finish` waits for it."""
+    """Load rules, all or none; `finish` waits."""
 
     def __init__(self, nft: str, rules: int) -> None:
         """`rules`: a descriptor of a file that holds them (`ipc.as_file`).
@@ -215,12 +216,12 @@ class Loading(_Run):
         super().__init__(nft, "-f", "-", stdin=rules)
 
     def finish(self) -> None:
-        """They are in force. Raises `HostError` with nft's own word: then none is."""
+        """Wait until in force. Raises `HostError`: none is."""
         self._output()
 
 
 class Listing(_Run):
-    """Everything that is in force when this is made, or a little later; `read` waits for it."""
+    """List the rules now in force; `read` waits."""
 
     def __init__(self, nft: str) -> None:
         """Raises `HostError`."""
@@ -253,15 +254,12 @@ def _not_run(nft: str, exc: Exception) -> HostError:
     return HostError(f"nft can't be run: {exc}", where=nft, hint="install nftables 1.0 or newer")
 
 
+# Of one cell and reason: so many refused destinations have an event of their own; the rest are
+# counted together by protocol.
 FIRST_TOLD: Final = 100
-"""Of one cell and reason: so many different destinations that were refused have an event of their
-own; the rest are counted together by protocol.
-"""
+# Likewise, of what was let through: every port of a cell. Repeats are reported one by one for the
+# first hundred of each report.
 FIRST_ALLOWED: Final = 65_536
-"""Likewise, of what was let through: every port of a cell.
-
-How often they were spoken to is told one by one for the first hundred of each time that it is told.
-"""
 _MAX_PROTOCOLS: Final = 8
 _KNOWN: Final = frozenset(str(reason) for reason in Reason)
 _Destination: TypeAlias = tuple[str, str, int | None]
@@ -277,7 +275,7 @@ class _Seen:
     protocols: set[str] = field(default_factory=set)
 
     def sum_of(self, destination: _Destination, *, by_name: bool) -> _Sum:
-        """Where a packet is counted: its destination's own sum, or its protocol's."""
+        """Its counter: the destination's own, or the protocol's."""
         if not by_name or (destination not in self.counted and len(self.counted) >= FIRST_TOLD):
             protocol = destination[0]
             if len(self.protocols) < _MAX_PROTOCOLS:
@@ -296,8 +294,8 @@ class _Sum:
 class Flows:
     """Logged packets in, events' data out, so few that no guest can flood the record.
 
-    The first of each kind one by one, then counts: 100 destinations for each of a cell's some
-    twenty reasons, and every port that it may speak to.
+    Destinations have events of their own, then counts: 100 for each of a cell's some twenty
+    reasons, and every allowed port.
     """
 
     def __init__(self, layout: RangeLayout) -> None:
@@ -312,7 +310,7 @@ class Flows:
         self._cells[device] = cell
 
     def take(self, logged: Logged) -> Flow | None:
-        """The event's data, if the packet has one of its own."""
+        """The packet's event data, if it needs one."""
         self.taken += 1
         cell = self._cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
@@ -341,7 +339,7 @@ class Flows:
             seen.protocols.clear()
 
     def count_lost(self, logged: int) -> None:
-        """The rules logged so many, and all to be had are taken. Too few while packets come."""
+        """Enough packets taken for the rules' own count."""
         self.lost = max(self.lost, logged - self.taken)
 
     def _flow(

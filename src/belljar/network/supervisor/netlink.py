@@ -60,7 +60,7 @@ _TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network device; `peer`: its other end's number and namespace id (None: here)."""
+    """A network device; `peer`: its number and namespace id (None: here)."""
 
     index: int
     name: str
@@ -70,7 +70,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A route as the kernel lists it; `rest`: all else it says, but for counts of use."""
+    """A listed route; `rest`: all else but use counts."""
 
     to: IPv4Network | IPv6Network
     device: int | None
@@ -92,7 +92,7 @@ class Route:
 
     @property
     def is_direct(self) -> bool:
-        """Whether it leads to whoever is at the device's other end, over no gateway."""
+        """Whether its device's peer is reached directly."""
         said = {kind for kind, _ in self.rest}
         return (
             self.kind == _TYPE_UNICAST
@@ -106,7 +106,7 @@ class Route:
 
 
 def open_socket() -> socket.socket:
-    """A socket to the kernel's tables of the network namespace that this thread is in now."""
+    """A socket to this thread's network namespace's tables."""
     return _patient(
         socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
@@ -115,7 +115,7 @@ def open_socket() -> socket.socket:
 
 
 def adopt_socket(fd: int) -> socket.socket:
-    """The same, of one that another process opened."""
+    """The same, opened by another process."""
     return _patient(socket.socket(fileno=fd))
 
 
@@ -125,7 +125,7 @@ def _patient(kernel: socket.socket) -> socket.socket:
 
 
 def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: int) -> bytes:
-    """Make a pair: one end here, its peer in the other namespace, both down."""
+    """Make a pair, both down, the peer elsewhere."""
     peer = (
         _LINK.pack(0, 0, 0, 0, 0)
         + _text(_IFLA_IFNAME, peer_name)
@@ -150,7 +150,7 @@ def set_link(index: int, *, up: bool) -> bytes:
 
 
 def without_ipv6_address(index: int) -> bytes:
-    """The device makes itself no IPv6 address when it comes up, so it has nothing to announce."""
+    """Without an IPv6 address, so nothing to announce."""
     mode = attribute(socket.AF_INET6 | _NESTED, attribute(_ADDR_GEN_MODE, b"\1"))
     return message(
         _NEW_LINK, _LINK.pack(0, 0, index, 0, 0) + attribute(_IFLA_AF_SPEC | _NESTED, mode)
@@ -174,7 +174,7 @@ def address(index: int, ip: str) -> bytes:
 
 
 def route_on_link(index: int, ip: str) -> bytes:
-    """This one address is reached over the device directly."""
+    """Reach one address over the device directly."""
     return _route(IPv4Network(f"{ip}/32"), index, _TABLE_MAIN, _SCOPE_LINK, _TYPE_UNICAST)
 
 
@@ -192,12 +192,12 @@ def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
 
 
 def rule_for_mark(mark: int, table: int, priority: int) -> bytes:
-    """Packets with this mark are routed by the table."""
+    """Route packets with this mark by the table."""
     return _rule(table, priority, attribute(_FRA_FWMARK, struct.pack("=I", mark)))
 
 
 def rule_for_own(priority: int) -> bytes:
-    """What this namespace sends itself is routed by the main table."""
+    """Route what this namespace sends by the main table."""
     return _rule(_TABLE_MAIN, priority, _text(_FRA_IIFNAME, "lo"))
 
 
@@ -210,7 +210,7 @@ def _rule(table: int, priority: int, selector: bytes) -> bytes:
 
 
 def neighbour(index: int, ip: str, mac: str) -> bytes:
-    """Who has this address, for ever: nobody has to be asked, and nobody's answer is believed."""
+    """A permanent neighbour: no address is asked for or learnt."""
     body = _NEIGHBOUR.pack(socket.AF_INET, index, _NUD_PERMANENT, 0, 0)
     body += attribute(_NDA_DST, IPv4Address(ip).packed) + attribute(_NDA_LLADDR, _mac(mac))
     return message(_NEW_NEIGHBOUR, body, flags=_NEW)
@@ -236,7 +236,7 @@ def line(
 
 
 def exchange(kernel: socket.socket, *requests: bytes) -> None:
-    """Send each in turn and wait for its acknowledgement. Raises `OSError` at a refusal."""
+    """Send each, awaiting its acknowledgement. Raises `OSError`."""
     for request in requests:
         kernel.send(request)
         reply = kernel.recv(_MAX_REPLY_BYTES)
@@ -252,18 +252,18 @@ def list_links(kernel: socket.socket) -> list[Link]:
 
 
 def list_routes(kernel: socket.socket, family: int) -> list[Route]:
-    """Every route of the namespace, in whatever table. Raises `OSError`."""
+    """Every route, in whatever table. Raises `OSError`."""
     listed = _dump(kernel, _GET_ROUTE, _ROUTE.pack(family, *[0] * 8), _NEW_ROUTE)
     return [parse_route(payload) for payload in listed if len(payload) >= _ROUTE.size]
 
 
 def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
-    """Every rule that chooses a routing table, as the kernel has it. Raises `OSError`."""
+    """Every rule that chooses a routing table. Raises `OSError`."""
     return list(_dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE))
 
 
 def parse_route(payload: bytes) -> Route:
-    """What the kernel says of a route. Raises `ValueError` for what it does not say."""
+    """The kernel's route message. Raises `ValueError`."""
     family, bits, source_bits, service, table, protocol, scope, kind, _flags = _ROUTE.unpack_from(
         payload
     )
@@ -300,7 +300,7 @@ def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> Iter
 
 
 def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and payload of each message of a datagram; what can't be read ends it."""
+    """Each message's kind and payload, until an unreadable one."""
     at = 0
     while at + _HEADER.size <= len(reply):
         length, kind, _, _, _ = _HEADER.unpack_from(reply, at)
@@ -311,7 +311,7 @@ def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind (without flags) and value of each attribute; what can't be read ends it."""
+    """Each attribute's kind and value, until an unreadable one."""
     at = 0
     while at + _ATTRIBUTE.size <= len(payload):
         length, kind = _ATTRIBUTE.unpack_from(payload, at)
@@ -322,7 +322,7 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def raise_error(payload: bytes) -> None:
-    """Raises the `OSError` that an error message means; none for an acknowledgement."""
+    """Raises an error message's `OSError`, if any."""
     (code,) = struct.unpack_from("=i", payload)
     if code:
         raise OSError(-code, os.strerror(-code), "netlink")
@@ -357,7 +357,7 @@ def _route(
 
 
 def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> bytes:
-    """A request to the kernel that asks for its word, unless that is not wanted."""
+    """A request; `ack`: the kernel confirms it."""
     words = _REQUEST | flags | (_ACK if ack else 0)
     return _HEADER.pack(_HEADER.size + len(body), kind, words, 1, 0) + body
 
