@@ -29,7 +29,6 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai import Task
-    from inspect_ai.dataset import Sample
 
 OURS: Final = "belljar"
 
@@ -42,7 +41,31 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
     """
     read = _Reader(directory, may_override=may_override)
     default = read(task.sandbox, where=f"task {task.name}")
-    made = [_adapt_sample(task, sample, default, read) for sample in task.dataset or ()]
+    made: list[SampleSandbox] = []
+    for sample in task.dataset or ():
+        where = f"task {task.name}, sample {sample.id}"
+        written = sample.sandbox
+        found = default if written is None else read(written, where=where)
+        metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
+        if isinstance(found, BelljarConfig):
+            try:
+                settled(found, metadata, where=where)  # now, not in the middle of the run
+            except PolicyError as error:
+                written = written or task.sandbox
+                found = read.instead(error, written)
+        refusal = found if isinstance(found, PolicyError) else None
+        config = BelljarConfig() if isinstance(found, PolicyError) else found
+        if refusal is None and written is not None:
+            sample.sandbox = SandboxEnvironmentSpec(OURS, config)
+        made.append(
+            SampleSandbox(
+                task=task.name,
+                sample=str(sample.id),
+                metadata=metadata,
+                config=config,
+                error=refusal,
+            )
+        )
     task.sandbox = SandboxEnvironmentSpec(
         OURS, default if isinstance(default, BelljarConfig) else BelljarConfig()
     )
@@ -86,28 +109,6 @@ class _Reader:
         except (PolicyError, ValueError):
             closed = True
         return BelljarConfig(network=NO_NETWORK if closed else "", differences=(overridden,))
-
-
-def _adapt_sample(
-    task: Task, sample: Sample, default: BelljarConfig | PolicyError, read: _Reader
-) -> SampleSandbox:
-    where = f"task {task.name}, sample {sample.id}"
-    written = sample.sandbox
-    found = default if written is None else read(written, where=where)
-    metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
-    if isinstance(found, BelljarConfig):
-        try:
-            settled(found, metadata, where=where)  # now, not in the middle of the run
-        except PolicyError as error:
-            written = written or task.sandbox
-            found = read.instead(error, written)
-    refusal = found if isinstance(found, PolicyError) else None
-    config = BelljarConfig() if isinstance(found, PolicyError) else found
-    if refusal is None and written is not None:
-        sample.sandbox = SandboxEnvironmentSpec(OURS, config)
-    return SampleSandbox(
-        task=task.name, sample=str(sample.id), metadata=metadata, config=config, error=refusal
-    )
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:

@@ -128,6 +128,11 @@ def sole_provider(session: Session) -> Iterator[SoleProvider]:
 
     Raises `HostError` for an unknown Inspect, or when another run is active.
     """
+    from importlib import import_module
+
+    from inspect_ai.hooks._hooks import get_all_hooks
+    from inspect_ai.util._sandbox import registry
+
     global _active
     sole = SoleProvider(session)
     with ExitStack() as stack:
@@ -138,7 +143,16 @@ def sole_provider(session: Session) -> Iterator[SoleProvider]:
         stack.callback(_lock.release)
         _patch_registry(sole, stack)
         _patch_base_class(sole, stack)
-        _check_patches()
+        find = getattr(registry, _LOOKUP, None)
+        for name in (f"inspect_ai.{caller}" for caller in _CALLERS):
+            if find is None or getattr(import_module(name), _LOOKUP, None) is not find:
+                raise unknown_inspect(f"{name} looks sandbox providers up in another way")
+        if registry.registry_find_sandboxenv(PROVIDER) is not BelljarSandboxEnvironment:
+            raise unknown_inspect("the sandbox provider `belljar` is not found")
+        if not isinstance(registry.registry_find_sandboxenv("local"), _Closed):
+            raise unknown_inspect("its registry of sandbox providers can't be controlled")
+        if not any(isinstance(hook, LookAtSandboxes) for hook in get_all_hooks()):
+            raise unknown_inspect("a hook at the start of each sample is not called")
         _active = sole
         try:
             yield sole
@@ -199,24 +213,6 @@ def _patch_base_class(sole: SoleProvider, stack: ExitStack) -> None:
 
 def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
     return object.__new__(cls)
-
-
-def _check_patches() -> None:
-    from importlib import import_module
-
-    from inspect_ai.hooks._hooks import get_all_hooks
-    from inspect_ai.util._sandbox import registry
-
-    find = getattr(registry, _LOOKUP, None)
-    for name in _CALLERS:
-        if find is None or getattr(import_module(f"inspect_ai.{name}"), _LOOKUP, None) is not find:
-            raise unknown_inspect(f"inspect_ai.{name} looks sandbox providers up in another way")
-    if registry.registry_find_sandboxenv(PROVIDER) is not BelljarSandboxEnvironment:
-        raise unknown_inspect("the sandbox provider `belljar` is not found")
-    if not isinstance(registry.registry_find_sandboxenv("local"), _Closed):
-        raise unknown_inspect("its registry of sandbox providers can't be controlled")
-    if not any(isinstance(hook, LookAtSandboxes) for hook in get_all_hooks()):
-        raise unknown_inspect("a hook at the start of each sample is not called")
 
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"

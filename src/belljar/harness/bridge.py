@@ -45,6 +45,11 @@ _NUMBERS: Final = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
+_TOOL_CHOICES: Final[Mapping[str, Literal["auto", "any", "none"]]] = {
+    "auto": "auto",
+    "required": "any",
+    "none": "none",
+}
 _REASONS: Final[Mapping[str, str]] = {
     "stop": "stop",
     "max_tokens": "length",
@@ -125,10 +130,14 @@ def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
 
 
 async def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = request.get("tool_choice")
+    choice: ToolChoice | None = _TOOL_CHOICES.get(wanted) if isinstance(wanted, str) else None
+    if isinstance(wanted, Mapping) and isinstance(wanted.get("function"), Mapping):
+        choice = ToolFunction(name=str(wanted["function"].get("name", "")))
     output = await get_model().generate(
         messages_of(request["messages"]),
         tools=tools_of(request.get("tools") or ()),
-        tool_choice=_tool_choice(request.get("tool_choice")),
+        tool_choice=choice,
         config=_config(request),
     )
     return completion_of(output)
@@ -149,7 +158,18 @@ def _message(message: Any) -> ChatMessage:  # noqa: ANN401 - a guest's JSON
         case "user":
             return ChatMessageUser(content=text)
         case "assistant":
-            calls = [_tool_call(call) for call in message.get("tool_calls") or ()]
+            calls = []
+            for call in message.get("tool_calls") or ():
+                function = call.get("function") if isinstance(call, Mapping) else None
+                if not isinstance(function, Mapping):
+                    raise ValueError("a tool call names a function")
+                arguments = _json(str(function.get("arguments") or "{}"))
+                if not isinstance(arguments, dict):
+                    raise ValueError("a tool call's arguments are an object")
+                name = str(function.get("name", ""))
+                calls.append(
+                    ToolCall(id=str(call.get("id", "")), function=name, arguments=arguments)
+                )
             return ChatMessageAssistant(content=text, tool_calls=calls or None)
         case "tool":
             return ChatMessageTool(content=text, tool_call_id=str(message.get("tool_call_id", "")))
@@ -166,18 +186,6 @@ def _text(content: Any) -> str:  # noqa: ANN401 - a guest's JSON
     raise ValueError("only text is passed on to the model")
 
 
-def _tool_call(call: Any) -> ToolCall:  # noqa: ANN401 - a guest's JSON
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        raise ValueError("a tool call names a function")
-    arguments = _json(str(function.get("arguments") or "{}"))
-    if not isinstance(arguments, dict):
-        raise ValueError("a tool call's arguments are an object")
-    return ToolCall(
-        id=str(call.get("id", "")), function=str(function.get("name", "")), arguments=arguments
-    )
-
-
 def tools_of(tools: Sequence[Any]) -> list[ToolInfo]:
     """The tools in Inspect's types. Raises `ValueError`."""
     found = []
@@ -191,17 +199,6 @@ def tools_of(tools: Sequence[Any]) -> list[ToolInfo]:
         description = str(function.get("description") or name)
         found.append(ToolInfo(name=name, description=description, parameters=parameters))
     return found
-
-
-def _tool_choice(choice: Any) -> ToolChoice | None:  # noqa: ANN401 - a guest's JSON
-    if isinstance(choice, Mapping) and isinstance(choice.get("function"), Mapping):
-        return ToolFunction(name=str(choice["function"].get("name", "")))
-    words: dict[str, Literal["auto", "any", "none"]] = {
-        "auto": "auto",
-        "required": "any",
-        "none": "none",
-    }
-    return words.get(choice) if isinstance(choice, str) else None
 
 
 def _config(request: Mapping[str, Any]) -> GenerateConfig:

@@ -166,7 +166,14 @@ def _changes(found: Composed) -> dict[str, Any]:
         changes["resources"] = tuple(sorted(resources.items()))
     changes["rights"] = json.dumps(_rights(found.changes), sort_keys=True)
     if found.network is not None:
-        changes["network"] = json.dumps(_with_literals(found.network))
+        stand_ins: dict[str, dict[str, Any]] = {}
+        for name, words in found.network["stand_ins"].items():
+            stand_ins[name] = {**words, "rights": _rights(words)}
+            if "env" in words:
+                stand_ins[name]["env"] = {
+                    key: literal(value) for key, value in words["env"].items()
+                }
+        changes["network"] = json.dumps({**found.network, "stand_ins": stand_ins})
     elif found.is_apart:
         changes["network"] = NO_NETWORK
     if found.data is not None:
@@ -178,19 +185,3 @@ def _changes(found: Composed) -> dict[str, Any]:
 def _rights(words: Mapping[str, Any]) -> dict[str, Any]:
     # As in a container: set-user-ID programs work unless new privileges are refused.
     return {"setuid_programs": "auto", **words.get("rights", {})}
-
-
-def _with_literals(network: Mapping[str, Any]) -> dict[str, Any]:
-    stand_ins = {
-        name: {
-            **words,
-            **(
-                {"env": {key: literal(value) for key, value in words["env"].items()}}
-                if "env" in words
-                else {}
-            ),
-            "rights": _rights(words),
-        }
-        for name, words in network["stand_ins"].items()
-    }
-    return {**network, "stand_ins": stand_ins}

@@ -50,7 +50,6 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy import LoadedPolicy
-    from belljar.policy.stand_ins import StandIn
 
 DEFAULT_POLICY: Final = "high"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
@@ -374,18 +373,15 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
         changes["env"] = env
     network = loaded.policy.network
     if network is not None:
-        stand_ins = {
-            name: _for_sample(name, item, variables) for name, item in network.stand_ins.items()
-        }
+        stand_ins = dict(network.stand_ins)
+        for name, item in network.stand_ins.items():
+            written: Mapping[str, str] = getattr(item, "env", {})
+            env = _expanded(written, variables, where=f"network.stand_ins.{name}.env")
+            if env != dict(written):
+                stand_ins[name] = item.model_copy(update={"env": env})
         if stand_ins != dict(network.stand_ins):
             changes["network"] = network.model_copy(update={"stand_ins": stand_ins})
     return with_changes(loaded, changes) if changes else loaded
-
-
-def _for_sample(name: str, stand_in: StandIn, variables: Mapping[str, str]) -> StandIn:
-    env: Mapping[str, str] = getattr(stand_in, "env", {})
-    expanded = _expanded(env, variables, where=f"network.stand_ins.{name}.env")
-    return stand_in if expanded == dict(env) else stand_in.model_copy(update={"env": expanded})
 
 
 def _expanded(

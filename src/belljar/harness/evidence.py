@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -109,7 +109,15 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         uuid=sample.uuid or "",
         scores={name: _shown(score) for name, score in scores.items() if not is_own_score(score)},
         error=_error(sample.error.message) if sample.error else "",
-        calls=tuple(_calls(_all_events(sample, run_id))),
+        calls=tuple(
+            Call(
+                action=Action(event.action),
+                what=(event.cmd if event.action == "exec" else event.file) or "",
+                shown_bytes=len((event.output or "").encode("utf-8", "replace")),
+            )
+            for event in _all_events(sample, run_id)
+            if event.event == "sandbox"
+        ),
         tools=tuple(_tools(list(_all_events(sample, run_id)))),
         lowered=worst([*found, Verdict.CONTAINED]),
         notes=tuple(str(metadata[NOTE]) for metadata in score_metadata if NOTE in metadata),
@@ -136,26 +144,11 @@ def _error(message: str) -> str:
 def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
     for attempt in sample.error_retries or []:
         events = attempt.events or []
-        if not _of_another_run(events, run_id):
+        probed = [each.data for each in events if each.event == "info" and each.source == SOURCE]
+        runs = {data.get("run_id") for data in probed if isinstance(data, dict)}
+        if not runs or run_id in runs:  # not an attempt of another run
             yield from events
     yield from sample.events
-
-
-def _of_another_run(events: Iterable[Event], run_id: str) -> bool:
-    probed = [event.data for event in events if event.event == "info" and event.source == SOURCE]
-    runs = {data.get("run_id") for data in probed if isinstance(data, dict)}
-    return bool(runs) and run_id not in runs
-
-
-def _calls(events: Iterable[Event]) -> Iterator[Call]:
-    for event in events:
-        if event.event == "sandbox":
-            what = event.cmd if event.action == "exec" else event.file
-            yield Call(
-                action=Action(event.action),
-                what=what or "",
-                shown_bytes=len((event.output or "").encode("utf-8", "replace")),
-            )
 
 
 def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:

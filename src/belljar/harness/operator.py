@@ -156,10 +156,16 @@ def under_policy(
     rights, fewer = _rights(run_policy, own, asked)
     changes = {**_EMPTY, **content.changes, **network.changes, "rights": rights}
     made = with_changes(run_policy, changes)
-    made, limits = _within_limits(made, run_policy, asked.get("resources", {}))
+    limits = list[Difference]()
+    if wanted := asked.get("resources"):
+        most = run_policy.policy.resources
+        larger = with_changes(run_policy, {"resources": {**written_resources(most), **wanted}})
+        held = smaller_resources(larger.policy.resources, most)
+        limits += _limited(larger.policy.resources, held, where=TASK, written=wanted)
+        made = replace(made, policy=made.policy.model_copy(update={"resources": held}))
     made = replace(made, base=_base(made.policy, content.base_of, network.base_of))
     return made, (
-        *_replaced_isolation(run_policy.policy, own.policy if own is not None else None),
+        *(_replaced_isolation(run_policy.policy, own.policy) if own is not None else ()),
         *content.differences,
         *limits,
         *fewer,
@@ -258,10 +264,17 @@ def _network(
     operator = run_policy.policy.network
     wanted = asked.get("network")
     task = own.policy.network if own is not None else None
-    services = _services(run_policy, task, wanted)
+    services = task  # if all of it is cells of its own
+    if isinstance(wanted, Mapping):
+        services = with_changes(run_policy, {"network": wanted}).policy.network
+    if services is not None and not (services.stand_ins and is_closed(services)):
+        services = None
     if override and "network" in run_policy.policy.model_fields_set:
-        replaced = _replaced_network(services, operator, is_none=wanted == NO_NETWORK)
-        return _Chosen({"network": operator}, run_policy, replaced)
+        instead = "`network_mode: none`" if operator is not None and wanted == NO_NETWORK else ""
+        if services is not None:
+            instead = f"the services {', '.join(services.stand_ins)}"
+        replaced = _by_operator("network", f"the policy's network instead of {instead}")
+        return _Chosen({"network": operator}, run_policy, (replaced,) if instead else ())
     if wanted == NO_NETWORK:
         gone = "the task has `network_mode: none`: the policy's network is taken away"
         return _Chosen(
@@ -288,24 +301,6 @@ def _network(
     )
 
 
-def _services(run_policy: LoadedPolicy, task: Network | None, wanted: object) -> Network | None:
-    # The task's range, if all of it is cells of its own.
-    if isinstance(wanted, Mapping):
-        task = with_changes(run_policy, {"network": wanted}).policy.network
-    return task if task is not None and task.stand_ins and is_closed(task) else None
-
-
-def _replaced_network(
-    services: Network | None, operator: Network | None, *, is_none: bool
-) -> tuple[Difference, ...]:
-    if services is not None:
-        names = ", ".join(services.stand_ins)
-        return (_by_operator("network", f"the policy's network instead of the services {names}"),)
-    if is_none and operator is not None:
-        return (_by_operator("network", "the policy's network instead of `network_mode: none`"),)
-    return ()
-
-
 def _smaller_services(services: Network, held: Network, wanted: object) -> Iterator[Difference]:
     words = wanted["stand_ins"] if isinstance(wanted, Mapping) else {}
     for name, item in services.stand_ins.items():
@@ -321,20 +316,6 @@ def _smaller_services(services: Network, held: Network, wanted: object) -> Itera
                 yield from _limited(
                     item.resources, now.resources, where=f"service {name}", written=written
                 )
-
-
-def _within_limits(
-    made: LoadedPolicy, run_policy: LoadedPolicy, wanted: Mapping[str, Any]
-) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    if not wanted:
-        return made, ()
-    most = run_policy.policy.resources
-    asked = with_changes(run_policy, {"resources": {**written_resources(most), **wanted}})
-    held = smaller_resources(asked.policy.resources, most)
-    policy = made.policy.model_copy(update={"resources": held})
-    return replace(made, policy=policy), tuple(
-        _limited(asked.policy.resources, held, where=TASK, written=wanted)
-    )
 
 
 def _limited(
@@ -361,15 +342,11 @@ def _changed(key: str, detail: str) -> Difference:
     return Difference(kind=Kind.CHANGED, where=TASK, key=key, detail=printable(detail))
 
 
-def _replaced_isolation(operator: Policy, task: Policy | None) -> Iterator[Difference]:
-    for name in _WALLS if task is not None else ():
-        is_written = task is not None and name in task.model_fields_set
-        if is_written and getattr(task, name) != getattr(operator, name):
-            what = (
-                f"{operator.risk}, not {task.risk}"
-                if name == "risk" and task
-                else "the policy's own"
-            )
+def _replaced_isolation(operator: Policy, task: Policy) -> Iterator[Difference]:
+    for name in _WALLS:
+        asks, holds = getattr(task, name), getattr(operator, name)
+        if name in task.model_fields_set and asks != holds:
+            what = f"{holds}, not {asks}" if name == "risk" else "the policy's own"
             yield _changed(name, f"the policy of --policy holds: {what}")
 
 

@@ -149,7 +149,7 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
     Belljar sets, `HostError` without Inspect.
     """
     try:
-        from inspect_ai._cli.eval import eval_command
+        from inspect_ai._cli.eval import eval_command, parse_run_config
         from inspect_ai._util.dotenv import init_dotenv
     except ImportError as error:
         raise HostError(
@@ -159,8 +159,24 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
     init_dotenv()
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
     check(_parsed(context, before), context)
-    configured = _run_config(context.params.get("run_config"))
-    check(_configured(configured, str(context.params.get("run_config"))), context)
+    file = context.params.get("run_config")
+    try:
+        configured: Mapping[str, Any] = parse_run_config(file) if file else {}
+    except Exception as error:
+        message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+        raise PolicyError(
+            f"the run configuration can't be read: {printable(str(message), max_chars=600)}",
+            where=printable(str(file)),
+            hint="see `inspect eval --help`: --run-config",
+        ) from error
+    for option, taken in TAKEN.items():
+        for key in {taken.config, option} & set(configured):
+            value = configured[key]
+            if key == "sandbox":
+                value = value.type if value.config is None else f"{value.type}:…"
+            elif option.startswith("no_") and key != option:
+                value = not value
+            check([Setting(option=option, value=value, source=f"`{key}` in {file}")])
     return InspectOptions(context=context, configured=configured)
 
 
@@ -222,33 +238,6 @@ def _place(name: str, before: Mapping[str, str]) -> str:
         and before.get(name) != os.environ.get(name)
     )
     return f"{name} in {file}" if is_of_file else f"environment variable {name}"
-
-
-def _run_config(file: str | None) -> Mapping[str, Any]:
-    from inspect_ai._cli.eval import parse_run_config
-
-    if not file:
-        return {}
-    try:
-        return parse_run_config(file)
-    except Exception as error:
-        message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-        raise PolicyError(
-            f"the run configuration can't be read: {printable(str(message), max_chars=600)}",
-            where=printable(file),
-            hint="see `inspect eval --help`: --run-config",
-        ) from error
-
-
-def _configured(configured: Mapping[str, Any], file: str) -> Iterator[Setting]:
-    for option, taken in TAKEN.items():
-        for key in {taken.config, option} & set(configured):
-            value = configured[key]
-            if key == "sandbox":
-                value = value.type if value.config is None else f"{value.type}:…"
-            elif option.startswith("no_") and key != option:
-                value = not value
-            yield Setting(option=option, value=value, source=f"`{key}` in {file}")
 
 
 @contextlib.contextmanager

@@ -298,7 +298,13 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
     operator = read_operator(**options)
     try:
         config = of_compose(read_document(path), beside_policy(path.parent), where=target)
-        return _one(_without_metadata(config), operator, target)
+        try:
+            config = settled(config, {})
+        except PolicyError:  # it needs a sample's metadata
+            names = references(json.loads(config.compose))
+            prefix = len("SAMPLE_METADATA_")
+            config = settled(config, {name[prefix:]: PLACEHOLDER for name in names})
+        return _one(config, operator, target)
     except PolicyError as error:
         made = SampleSandbox(
             task=target, sample="", metadata={}, config=BelljarConfig(), error=error
@@ -314,17 +320,6 @@ def _one(config: BelljarConfig, operator: Operator, target: str) -> list[Preview
 
 PLACEHOLDER: Final = "sample-metadata"
 """Replaces unknown metadata of a sample."""
-
-
-def _without_metadata(config: BelljarConfig) -> BelljarConfig:
-    if not config.compose:
-        return config
-    try:
-        return settled(config, {})
-    except PolicyError:
-        names = references(json.loads(config.compose))
-        prefix = len("SAMPLE_METADATA_")
-        return settled(config, {name[prefix:]: PLACEHOLDER for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,32 +372,33 @@ def all_missing(found: Iterable[Outlook]) -> list[MissingImage]:
 
 def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
     """For `--json`; documented in docs/check.md."""
+    groups: list[dict[str, Any]] = []
+    for each in found:
+        first = each.group.first
+        absent = {missing.image for missing in each.missing}
+        images = first.policy.policy.images if first.policy is not None else ()
+        groups.append(
+            {
+                "task": first.task if each.group.samples != ("",) else "",
+                "samples": [name for name in each.group.samples if name],
+                "outcome": each.outcome,
+                "kept": [fact.data() for fact in first.kept],
+                "differences": [fact.data() for fact in first.differences],
+                "error": _error_json(each.error),
+                "images": [{"image": name, "present": name not in absent} for name in images],
+                "plan": None if each.plan is None else _plan_json(each.plan),
+                "lacking": _error_json(each.lacking),
+            }
+        )
     return {
         "target": target,
         "kind": kind,
         "exit_code": exit_code(found),
-        "groups": [_group_json(each) for each in found],
+        "groups": groups,
         "missing_images": [
             {"image": each.image, "what": each.why.what, "command": each.command}
             for each in all_missing(found)
         ],
-    }
-
-
-def _group_json(each: Outlook) -> dict[str, Any]:
-    first, plan = each.group.first, each.plan
-    absent = {missing.image for missing in each.missing}
-    images = first.policy.policy.images if first.policy is not None else ()
-    return {
-        "task": first.task if each.group.samples != ("",) else "",
-        "samples": [name for name in each.group.samples if name],
-        "outcome": each.outcome,
-        "kept": [fact.data() for fact in first.kept],
-        "differences": [fact.data() for fact in first.differences],
-        "error": _error_json(each.error),
-        "images": [{"image": name, "present": name not in absent} for name in images],
-        "plan": None if plan is None else _plan_json(plan),
-        "lacking": _error_json(each.lacking),
     }
 
 
@@ -417,7 +413,7 @@ def _error_json(error: BelljarError | None) -> dict[str, str] | None:
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
-    limits = plan.limits
+    limits, network = plan.limits, plan.policy.network
     return {
         "risk": str(plan.risk),
         "tier": str(plan.tier),
@@ -429,14 +425,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "lifetime_s": limits.lifetime_s,
         "user": plan.user,
         "workdir": plan.workdir,
-        "services": _services(plan),
-        "upstreams": [each.host for each in plan.policy.network.upstreams]
-        if plan.policy.network is not None
-        else [],
+        "services": list(network.stand_ins) if network is not None else [],
+        "upstreams": [each.host for each in network.upstreams] if network is not None else [],
         "warnings": list(plan.warnings),
     }
-
-
-def _services(plan: Plan) -> list[str]:
-    network = plan.policy.network
-    return list(network.stand_ins) if network is not None else []

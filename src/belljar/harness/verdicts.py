@@ -116,9 +116,13 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
             update={"results": log.results.model_copy(update={"scores": []}), "reductions": None}
         )
     elif log.results is not None:
-        kept = log.model_copy(
-            update={"samples": [_as_scored(each) for each in samples if _contained(each, rows)]}
-        )
+        counted = []
+        for sample in samples:
+            if _contained(sample, rows):
+                scores = dict(sample.scores or {})
+                scores.pop(f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE, None)
+                counted.append(sample.model_copy(update={"scores": scores}))
+        kept = log.model_copy(update={"samples": counted})
         recompute_metrics(kept)
         log = log.model_copy(update={"results": kept.results, "reductions": kept.reductions})
     marked = [sample.uuid for sample in out if sample.uuid]
@@ -131,14 +135,6 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
 def _contained(sample: EvalSample, rows: Mapping[str, Row]) -> bool:
     row = rows.get(sample.uuid or "")
     return row is not None and row.verdict is Verdict.CONTAINED
-
-
-def _as_scored(sample: EvalSample) -> EvalSample:
-    scores = sample.scores or {}
-    mine = [f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE]
-    return sample.model_copy(
-        update={"scores": {n: s for n, s in (sample.scores or {}).items() if n not in mine}}
-    )
 
 
 def _provenance(reason: str) -> ProvenanceData:
