@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.cell import Cell, open_cell
+from belljar.cell import Cell, open_range
 from belljar.cell.decoys import Touch, watch_files
 from belljar.events import MemoryRecorder
 from belljar.probe.model import Verdict
@@ -38,8 +38,8 @@ async def cell_or_none(
     if carrier.startswith("native"):
         yield None
         return
-    async with open_cell(request.getfixturevalue("policy"), home=vm_home, ahead=True) as cell:
-        yield cell  # nobody took it: it has no decoys, and no sensor, but the test's own
+    async with open_range(request.getfixturevalue("policy"), home=vm_home, ahead=True) as opened:
+        yield opened.cell  # nobody took it: it has no decoys, and no sensor, but the test's own
 
 
 def descriptors() -> set[str]:
@@ -250,8 +250,8 @@ async def test_a_cell_that_ends_before_its_sensor_leaves_nothing(
 ) -> None:
     """Destruction is proven as ever; no thread and no descriptor of the sensor's stays."""
     before, threads = descriptors(), threading.enumerate()
-    async with open_cell(policy, home=vm_home, ahead=True) as ended, watched(ended):
-        destruction = await ended.destroy()
+    async with open_range(policy, home=vm_home, ahead=True) as opened, watched(opened.cell):
+        destruction = await opened.cell.destroy()
     assert destruction.clean
     assert descriptors() <= before
     left = [thread.name for thread in threading.enumerate() if thread not in threads]

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
@@ -25,6 +25,7 @@ from tests.fakes.probing import PROBES, FakeProgram, dead
 from belljar.cell.health import Health
 from belljar.cell.loop_thread import result_of
 from belljar.cell.output import ExecOutput
+from belljar.cell.range import Range
 from belljar.channel import FileTooLarge
 from belljar.differences import Difference
 from belljar.errors import CellError
@@ -32,6 +33,7 @@ from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
 from belljar.plan.make import granted
 from belljar.policy import LoadedPolicy, Tier
+from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport
 from belljar.probe.run import probe_cell
 
@@ -81,9 +83,7 @@ class FakeCell:
         self.death: Future[str] = Future()
         self.reason = ""
         self.loops: list[str] = []
-        self.tier, self.host_pid, self.router = "microvm", None, None
-        self.others: dict[str, Any] = {}
-        self.model_requests = None
+        self.tier, self.host_pid, self.has_port = "microvm", None, False
         self.last_op = 0
         self.guard = None
         self.described: dict[str, Any] = {}
@@ -233,7 +233,8 @@ class FakeCell:
 
 class FakeCells:
     """A `CellSource` of fake cells. `prepared` and `opened` remember the policies; `prepare_error`
-    is raised by `prepare`."""
+    is raised by `prepare`. With a `router`, each cell has a network device that leads to it, and
+    each range a target cell."""
 
     def __init__(self) -> None:
         self.runs: list[FakeRun] = []
@@ -243,15 +244,18 @@ class FakeCells:
         self.images_error: Exception | None = None
         self.of_images: tuple[Difference, ...] = ()
         self.destroy_error: Exception | None = None
+        self.router: Router | None = None
         self.on_probe: Callable[[FakeCell, str], None] = lambda _cell, _phase: None
 
-    async def probe(self, cell: Any, *, run: Any, phase: str) -> ProbeReport:
+    async def probe(self, cell: Any, router: Any = None, *, run: Any, phase: str) -> ProbeReport:
         """As the real one, with a program that is one of the tests'. `on_probe` may first tell it
         what to answer."""
         self.on_probe(cell, phase)
         if cell.dead:
             cell.run_probe_program.error = dead()
-        return await probe_cell(cell, recorder=run.recorder, phase=phase, probes=PROBES)
+        return await probe_cell(
+            cell, recorder=run.recorder, router=router, phase=phase, probes=PROBES
+        )
 
     @contextmanager
     def start_run(
@@ -284,15 +288,21 @@ class FakeCells:
             raise self.prepare_error
 
     @asynccontextmanager
-    async def open_cell(
+    async def open_range(
         self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Any]:
         """As the real one."""
         directory = Path(tempfile.mkdtemp(prefix="fake-cell-"))
         cell = FakeCell(policy, directory, run)
         self.opened.append(cell)
+        routers: dict[str, Router] = {}
+        targets: dict[str, Any] = {}
+        if self.router is not None:
+            targets["depot"] = FakeCell(policy, directory, run)
+            for each in (cell, targets["depot"]):
+                each.has_port, routers[each.id] = True, self.router
         try:
-            yield cell
+            yield Range(cell=cast("Any", cell), targets=targets, routers=routers)
         finally:
             shutil.rmtree(directory)
             cell.destroyed = True
@@ -320,11 +330,12 @@ class RecordedCells(FakeCells):
             yield run
 
     @asynccontextmanager
-    async def open_cell(
+    async def open_range(
         self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Any]:
         """As the real one."""
-        async with super().open_cell(policy, run=run, home=home, ahead=ahead) as cell:
+        async with super().open_range(policy, run=run, home=home, ahead=ahead) as opened:
+            cell = opened.cell
             early = {"ahead": True} if ahead else {}
             planned: dict[str, Any] = {
                 **early,
@@ -334,7 +345,7 @@ class RecordedCells(FakeCells):
                 "layers": [],
             }
             run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data=planned))
-            yield _Recorded(cell, run)
+            yield Range(cell=cast("Any", _Recorded(cell, run)))
 
 
 class _Recorded:

@@ -119,10 +119,12 @@ class FakeProgram:
 class FakeProbed:
     """A cell that only answers probes."""
 
-    def __init__(self, *, tier: str = "microvm", host_pid: int | None = None) -> None:
+    def __init__(
+        self, *, tier: str = "microvm", host_pid: int | None = None, has_port: bool = False
+    ) -> None:
         self.id, self.tier, self.host_pid = "c-000000000000", tier, host_pid
+        self.has_port = has_port
         self.plan: Any = SimpleNamespace(limits=Resources(), oci=None, rights=NOTHING_GRANTED)
-        self.router = None
         self.run_probe_program = FakeProgram()
 
 

@@ -154,7 +154,9 @@ async def staged(scripts: dict[bytes, Script] | None = None) -> AsyncIterator[St
     async with talking(scripts) as (guest, client):
         vm, recorder = FakeVm(client), MemoryRecorder()
         plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
-        yield Stage(Cell(vm, plan, recorder, actor=Actor.OPERATOR), vm, guest, recorder)
+        yield Stage(
+            Cell(vm, plan, recorder, actor=Actor.OPERATOR, has_port=False), vm, guest, recorder
+        )
 
 
 def opening(

@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.registries import make_tar, make_wheel
 from tests.real_packages import linked, real_packages
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell import Cell, Range, open_range, start_run
 from belljar.events import Kind
 from belljar.ledger import Line, RunDirectory, read_events, verify
 from belljar.network.gateway.context import MAX_BODY_BYTES
@@ -89,6 +89,7 @@ class Agent:
     """A cell in its range, and the range's record."""
 
     cell: Cell
+    range: Range
     run: RunDirectory
 
     async def sh(self, script: str, *words: str, user: str | None = None) -> str:
@@ -163,8 +164,8 @@ async def agent_in(
     policy = folder / f"{tier}.yaml"
     policy.write_text(POLICY.format(tier=tier, resources=resources) + more)
     with start_run("test", tier, [], home=home) as run:
-        async with open_cell(load_policy(policy), run=run, home=home) as cell:
-            yield Agent(cell, run)
+        async with open_range(load_policy(policy), run=run, home=home) as opened:
+            yield Agent(opened.cell, opened, run)
     assert verify(run.path).ok(strict=True)
     ends = [
         line.data["clean"] for line in read_events(run.path) if line.kind is Kind.RANGE_DESTROYED
@@ -413,8 +414,8 @@ async def test_the_openai_client(agent: Agent) -> None:
         said = json.loads(body)["messages"][-1]["content"].upper()
         return json.dumps({"choices": [{"message": {"content": said}}]}).encode()
 
-    assert agent.cell.model_requests is not None
-    agent.cell.model_requests.handler = answer
+    assert agent.range.model_requests is not None
+    agent.range.model_requests.handler = answer
     assert await agent.python(OPENAI) == ["HELLO", "HELLO"]
 
 

@@ -12,7 +12,7 @@ from tests.integration.conftest import Belljar
 from tests.integration.test_decoy_contacts import TASKS
 from tests.integration.test_decoy_services import CLIENT, bring_ssh
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell import Range, open_range, start_run
 from belljar.events import Kind
 from belljar.harness.controls import run_controls
 from belljar.host.settings import resolve_here
@@ -80,12 +80,13 @@ async def test_the_greedy_one_logs_in_by_ssh(belljar: Belljar, tmp_path: Path, w
     use is demanded."""
 
     @asynccontextmanager
-    async def opening(loaded: LoadedPolicy) -> AsyncIterator[Cell]:
-        async with open_cell(loaded, run=run, home=belljar.home) as cell:
+    async def opening(loaded: LoadedPolicy) -> AsyncIterator[Range]:
+        async with open_range(loaded, run=run, home=belljar.home) as opened:
+            cell = opened.cell
             ssh = (await bring_ssh(cell)).replace(" -o BatchMode=yes", "")
             program = f'#!/bin/sh\nexec {ssh} "$@"\n'.encode()
             await cell.write_file("/usr/local/bin/ssh", program, mode=0o755, user="root")
-            yield cell
+            yield opened
 
     policy = tmp_path / "policy.yaml"
     policy.write_text(SSH if way == "publickey" else NO_KEY)
@@ -160,7 +161,7 @@ async def test_a_sensor_that_sees_nothing_fails_the_greedy_control(
         greedy, diligent = await run_controls(
             [resolve_here(policy)],
             run,
-            lambda each: open_cell(each, run=run, home=belljar.home),
+            lambda each: open_range(each, run=run, home=belljar.home),
             on_progress=lambda _: None,
         )
     assert greedy.missing == ("decoy_touched of aws", "not seen: no_touch_sensor: aws")

@@ -136,7 +136,7 @@ def test_a_weakened_cell_stops_the_run(
 ) -> None:
     """A real container without its covers is breached at its start: no command of a sample runs,
     exit code 2, the cell is gone, the record is sealed."""
-    monkeypatch.setattr("belljar.cell.open.gather_parts", without_masks)
+    monkeypatch.setattr("belljar.cell.parts.gather_parts", without_masks)
     task = tmp_path / "task.py"
     task.write_text(TASK)
     words = [str(task), "--model", "mockllm/model", "--no-fail-on-error"]

@@ -123,7 +123,7 @@ async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
         " /proc/$!/status"
     )
     async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
         before = pending_signals()
         said = (await cell.exec(["sh", "-c", f"({queue}) 2>&1"], timeout_s=20)).stdout
         assert int(said.split()[1].partition(b"/")[0]) >= 5000
@@ -145,7 +145,7 @@ async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     rewrite = "sed -i 's/^root:x:0:0:/root:x:65533:65533:/' /etc/passwd && id -u root"
     async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
         reports = [
             await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="root")
         ]
@@ -168,7 +168,7 @@ async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str
     proof is on record."""
     parts, recorder = await parts_of(vm_home, tmp_path, tier), MemoryRecorder()
     async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
         assert (await cell.exec(["sh", "-c", "cat; id -u"], input=b"in ")).stdout == b"in 1000\n"
         assert live.host_pid is not None
         assert min(outer_ids(live.host_pid)) >= 0x7000_0000
@@ -203,7 +203,9 @@ async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> N
         )
         with suppress(CellError):  # it may come to an end before it is up
             async with container(vm_home, short, recorder) as live:
-                cell = Cell(live, short.plan, recorder, actor=recorder.events[0].actor)
+                cell = Cell(
+                    live, short.plan, recorder, actor=recorder.events[0].actor, has_port=False
+                )
                 try:
                     await cell.exec(["sh", "-c", "trap '' TERM; while :; do sleep 100; done"])
                 except CellError as error:
@@ -384,7 +386,7 @@ async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     attempts = busy_sealing(monkeypatch, 1)
     async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
         assert (await cell.exec(["echo", "works"])).stdout == b"works\n"
     assert attempts == [1, 2]
     (started,) = [event for event in recorder.events if event.kind == Kind.CELL_STARTED]

@@ -63,8 +63,8 @@ async def standing(pool: Pool) -> Cell:
     pool.refill()
     assert await pool.filled() == 1
     (pooled,) = pool._ready
-    assert pooled.cell is not None
-    return pooled.cell
+    assert pooled.range is not None
+    return pooled.range.cell
 
 
 @pytest.mark.anyio

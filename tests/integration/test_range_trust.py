@@ -13,8 +13,7 @@ import certifi
 import pytest
 from tests.integration import test_ranges as ranges
 
-from belljar.cell import Cell
-from belljar.cell.ranges import Range, open_range
+from belljar.cell import Cell, Range, open_range
 from belljar.cell.task_data import BUNDLE
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]

@@ -18,14 +18,15 @@ import pytest
 from tests.integration.processes import wait_for
 from tests.integration.test_oci import busy_sealing
 
-from belljar.cell import Cell, ExecOutput, open_cell, start_run
-from belljar.cell.ranges import RANGES, open_range
+from belljar.cell import Cell, ExecOutput, Range, open_cell, open_range, start_run
+from belljar.cell.ranges import RANGES
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.bridge import ModelBridge
 from belljar.ledger import Line, RunDirectory, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
-from belljar.probe.model import Verdict, Witness
+from belljar.probe.judge import Router
+from belljar.probe.model import ProbeReport, Verdict, Witness
 from belljar.probe.run import probe_cell
 from belljar.process import ProcessId, identify, is_alive, kill
 
@@ -171,16 +172,22 @@ async def test_no_question_to_the_model_outlives_its_range(
 
     monkeypatch.setattr("belljar.harness.bridge._answer", never)
     async with recorded("question") as run, anyio.create_task_group() as tasks:
-        async with open_cell(policy_of(tmp_path, MODEL), run=run) as cell:
-            assert cell.model_requests is not None
-            bridge = ModelBridge()
-            cell.model_requests.handler, cell.model_requests.on_close = bridge, bridge.close
-            tasks.start_soon(asked_in, cell)
+        async with open_range(policy_of(tmp_path, MODEL), run=run) as opened:
+            requests, bridge = opened.model_requests, ModelBridge()
+            assert requests is not None
+            requests.handler, requests.on_close = bridge, bridge.close
+            tasks.start_soon(asked_in, opened.cell)
             with anyio.fail_after(90):
                 await begun.wait()
         assert cancelled.is_set()
     (answered,) = of(list(read_events(run.path)), Kind.NETWORK_HTTP_ANSWERED)
     assert (answered.data["status"], answered.data["stand_in"]) != (200, "model")
+
+
+async def probed(opened: Range, **options: Any) -> ProbeReport:  # noqa: ANN401 - `probe_cell`'s
+    """The range's own cell, with the router that its port leads to."""
+    cell = opened.cell
+    return await probe_cell(cell, router=opened.routers[cell.id], **options)
 
 
 async def asked_in(cell: Cell) -> None:
@@ -198,7 +205,7 @@ async def test_a_blow_between_two_cells_of_a_range(
     """Rules or routes are changed when the first cell stands and the second does not: nothing is
     ever run in the second, and the range has ended as breached."""
 
-    async def strike(_cell: Cell) -> None:
+    async def strike(_cell: Cell, _router: Router) -> None:
         (entry,) = (home / "journal").glob("r-*.json")
         await anyio.to_thread.run_sync(within, supervisor_and_gateway(home, entry.stem)[0], *blow)
 
@@ -219,8 +226,8 @@ async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> Non
     alone; no other name, address or port. All on record."""
     async with recorded(tier) as run:
         policy = policy_of(tmp_path, SHOP, DEPOT, tier=tier, more=OWN)
-        async with open_cell(policy, run=run) as cell:
-            depot = cell.others["depot"]
+        async with open_range(policy, run=run) as opened:
+            cell, depot = opened.cell, opened.targets["depot"]
             for url in ("http://shop.example/", "https://shop.example/"):
                 assert await text(cell, url) == "hello from the shop"
             script = (
@@ -314,8 +321,9 @@ async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
       user: root
       health: {http: /, port: 80, interval: 200ms, retries: 100}
 """
-    async with recorded("python") as run, open_cell(policy_of(tmp_path, app), run=run) as cell:
-        where = (await cell.others["app"].exec(["hostname"])).stdout.decode().strip()
+    async with recorded("python") as run, open_range(policy_of(tmp_path, app), run=run) as opened:
+        cell = opened.cell
+        where = (await opened.targets["app"].exec(["hostname"])).stdout.decode().strip()
         for url in ("http://app.example/", "http://app.example:8000/x"):
             assert await text(cell, url) == f"from a file on {where}"
 
@@ -407,10 +415,10 @@ async def test_a_start_that_is_tried_again_has_its_port(
         async with open_cell(policy, run=run):
             pass  # the runtimes have been proven now
         attempts = busy_sealing(monkeypatch, 2)
-        async with open_cell(policy, run=run) as cell:
-            assert await text(cell, "https://shop.example/") == "hello from the shop"
+        async with open_range(policy, run=run) as opened:
+            assert await text(opened.cell, "https://shop.example/") == "hello from the shop"
             assert attempts == [1, 2, 3]
-            report = await probe_cell(cell, recorder=run.recorder)
+            report = await probed(opened, recorder=run.recorder)
     assert report.verdict is Verdict.CONTAINED
 
 
@@ -494,7 +502,7 @@ async def it_is_meddled_with(
         assert opened.network is not None
         supervisor, _ = supervisor_and_gateway(home, opened.network.id)
         within(supervisor, *meddle)
-        report = await probe_cell(opened.cell, recorder=run.recorder, phase="end")
+        report = await probed(opened, recorder=run.recorder, phase="end")
         assert report.verdict is Verdict.BREACHED
         assert any("not as planned" in found.seen for found in report.of(Verdict.BREACHED))
         assert isinstance(await until_dead(opened.cell), ContainmentBreach)
@@ -506,10 +514,10 @@ async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: P
     among those who look."""
     async with (
         recorded(tier) as run,
-        open_cell(policy_of(tmp_path, SHOP, tier=tier), run=run) as cell,
+        open_range(policy_of(tmp_path, SHOP, tier=tier), run=run) as opened,
     ):
         for which, phase in (("quick", "start"), ("all", ""), ("quick", "end")):
-            report = await probe_cell(cell, which=which, recorder=run.recorder, phase=phase)
+            report = await probed(opened, which=which, recorder=run.recorder, phase=phase)
             found = [
                 f"{each.name}: {each.seen} {each.detail}"
                 for each in report.findings
@@ -528,9 +536,9 @@ async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) ->
     policy = policy_of(
         tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n  sink: true\n" + OWN
     )
-    async with recorded("open") as run, open_cell(policy, run=run) as cell:
-        assert (await curl(cell, "http://anything.example/")).returncode == 0
-        report = await probe_cell(cell, which="all", recorder=run.recorder)
+    async with recorded("open") as run, open_range(policy, run=run) as opened:
+        assert (await curl(opened.cell, "http://anything.example/")).returncode == 0
+        report = await probed(opened, which="all", recorder=run.recorder)
         assert [(each.name, each.seen, each.detail) for each in report.of(Verdict.BREACHED)] == []
         assert report.verdict is Verdict.CONTAINED, report.problem
         known = {each.name: each.known for each in report.findings if each.known}

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.cell import Cell
-from belljar.cell.ranges import Range, open_range
+from belljar.cell import Cell, Range, open_range
 from belljar.ledger import RunDirectory
 from belljar.network.owner.range import Range as Network
 from belljar.policy import LoadedPolicy

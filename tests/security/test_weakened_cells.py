@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from belljar.cell import open as opening
-from belljar.cell import open_cell
+from belljar.cell import open_cell, prepare
 from belljar.cell.parts import Parts
 from belljar.events import MemoryRecorder
 from belljar.isolation.oci.container import Container
@@ -54,7 +54,6 @@ def anyio_backend() -> str:
 
 def plan_carelessly(weaken: Callable[[Plan], Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are made by the weakened plan from now on."""
-    prepare = opening.prepare
 
     async def careless(*args: Any, **options: Any) -> Parts:  # noqa: ANN401 - as `prepare` takes them
         parts: Any = await prepare(*args, **options)

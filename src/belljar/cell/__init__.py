@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from belljar.cell.files import FileInfo
     from belljar.cell.health import Health, Metrics
     from belljar.cell.local_tree import Transfer
-    from belljar.cell.open import open_cell, prepare
+    from belljar.cell.open import open_cell, open_range
     from belljar.cell.output import CommandError, ExecOutput
-    from belljar.cell.parts import Parts, start_run
+    from belljar.cell.parts import Parts, prepare, start_run
     from belljar.cell.pool import Pool, open_pool
-    from belljar.cell.ranges import Range, open_range
+    from belljar.cell.range import Range
     from belljar.channel import PtySize, Stream
 
 __all__ = [
@@ -56,16 +56,15 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("BackgroundCommand", "OutputSoFar"), "belljar.cell.background"),
         "Cell": "belljar.cell.cell",
         "CellStream": "belljar.cell.connection",
-        **dict.fromkeys(("open_cell", "prepare"), "belljar.cell.open"),
+        **dict.fromkeys(("open_cell", "open_range"), "belljar.cell.open"),
         "FileInfo": "belljar.cell.files",
         "Metrics": "belljar.cell.health",
         "Transfer": "belljar.cell.local_tree",
         **dict.fromkeys(("CommandError", "ExecOutput"), "belljar.cell.output"),
         "Health": "belljar.cell.health",
-        **dict.fromkeys(("Range", "open_range"), "belljar.cell.ranges"),
-        "Parts": "belljar.cell.parts",
+        "Range": "belljar.cell.range",
+        **dict.fromkeys(("Parts", "prepare", "start_run"), "belljar.cell.parts"),
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
-        "start_run": "belljar.cell.parts",
         "RunningCommand": "belljar.cell.exec",
         **dict.fromkeys(("PtySize", "Stream"), "belljar.channel"),
     },

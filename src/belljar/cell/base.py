@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -12,7 +12,6 @@ import anyio.to_thread
 from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.guarded import GuardedRecorder
-from belljar.cell.model_requests import ModelRequests
 from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Actor, Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import killed_error
@@ -21,9 +20,6 @@ from belljar.isolation.survivors import Destruction
 from belljar.plan import Plan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
-
-if TYPE_CHECKING:
-    from belljar.probe.judge import Router
 
 
 class CellBase:
@@ -36,13 +32,14 @@ class CellBase:
         recorder: Recorder,
         *,
         actor: Actor,
+        has_port: bool,
         image_command: Sequence[str] = (),
         image_entrypoint: Sequence[str] = (),
         image_health: Mapping[str, Any] | None = None,
-        router: Router | None = None,
     ) -> None:
         self.id = live.cell_id
         self.plan = plan
+        self.has_port = has_port
         self.image_command = tuple(image_command)
         self.image_entrypoint = tuple(image_entrypoint)
         self.image_health: Mapping[str, Any] = image_health or {}
@@ -50,9 +47,7 @@ class CellBase:
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0
-        self.router = router
-        self.model_requests: ModelRequests | None = None
-        self.describe: Callable[..., None] = lambda **_said: None
+        self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
         self.destruction: Destruction | None = None
 

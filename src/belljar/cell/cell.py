@@ -7,8 +7,7 @@ death; nothing is retried behind the caller's back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import anyio
 import anyio.to_thread
@@ -32,18 +31,14 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
     Attributes:
         id: the cell's name in the ledger, the journal and on the host.
         plan: what it was made by.
+        has_port: it has a network device, on its range's network.
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
         image_entrypoint: the first of these alone.
         image_health: the image's own health check, as `health` of a target cell; empty where it has
             none.
-        router: what its port leads to; None without a network device.
-        others: the target cells of its range, by name; they end with it.
-        model_requests: what its range's gateway asks; None when there is no range.
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """
-
-    others: Mapping[str, Cell] = MappingProxyType({})
 
     async def write_file(
         self,
@@ -150,18 +145,14 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         return await self._live.wait_dead()
 
     def change_loop(self) -> None:
-        """From here on it, and the others of its range, are worked in from the event loop that
-        calls this. Raises `RuntimeError` while an operation runs.
+        """Work in it from the event loop that calls this. Raises `RuntimeError` while an operation
+        runs.
         """
-        for cell in self._together():
-            cell._live.client.change_loop()
+        self._live.client.change_loop()
 
     def disconnect(self) -> None:
-        """Have every operation of it, and of the others of its range, end, in whatever event loop
-        it waits. From any thread.
-        """
-        for cell in self._together():
-            cell._live.client.disconnect()
+        """End every operation of it, in whatever event loop it waits. From any thread."""
+        self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
         """Its range is dead, which is on record: every operation of it ends, and raises `error`
@@ -185,6 +176,3 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             with anyio.CancelScope(shield=True):
                 destruction = self.destruction = await self._live.destroy(reason=reason)
         return destruction
-
-    def _together(self) -> tuple[Cell, ...]:
-        return (self, *self.others.values())

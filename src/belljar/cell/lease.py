@@ -11,8 +11,8 @@ from typing import Final
 
 import anyio
 
-from belljar.cell.cell import Cell
 from belljar.cell.loop_thread import LoopThread, result_of
+from belljar.cell.range import Range
 from belljar.errors import BelljarError
 
 
@@ -46,7 +46,7 @@ class PooledCell:
     """One cell of a pool. Belongs to the pool's thread, but for `ended`."""
 
     made_s: float = field(default_factory=time.monotonic)
-    cell: Cell | None = None
+    range: Range | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     settled: anyio.Event = field(default_factory=anyio.Event)
     called: anyio.Event = field(default_factory=anyio.Event)
@@ -58,8 +58,8 @@ class PooledCell:
     leased: bool = False
 
     def left_s(self) -> float:
-        """How much longer it may be given out."""
-        lifetime_s = 0.0 if self.cell is None else self.cell.plan.limits.lifetime_s
+        """How much longer it may be given out; 0 or less: it is stale."""
+        lifetime_s = 0.0 if self.range is None else self.range.cell.plan.limits.lifetime_s
         return fresh_for_s(made_s=self.made_s, now_s=time.monotonic(), lifetime_s=lifetime_s)
 
     def call(self, *, reason: Discard | None = None, request: CellRequest | None = None) -> None:
@@ -71,21 +71,19 @@ class PooledCell:
 class Lease:
     """A cell that was given out, until it is given back. Belongs to the taker's event loop."""
 
-    def __init__(self, cell: Cell, pooled: PooledCell, thread: LoopThread) -> None:
-        self.cell = cell
+    def __init__(self, opened: Range, pooled: PooledCell, thread: LoopThread) -> None:
+        self.range = opened
         self._pooled = pooled
         self._thread = thread
 
     async def give_back(self) -> None:
-        """Destroy the cell here, where its other waiters are, and release its task.
-
-        Shielded.
+        """Destroy the cell here, where its other waiters are, and release its task. Shielded.
 
         Raises what leaving `open_cell` raises: `ContainmentBreach`, `HostError`.
         """
         with anyio.CancelScope(shield=True):
             try:
-                await self.cell.destroy()
+                await self.range.cell.destroy()
             finally:
                 self._thread.post(self._pooled.returned.set)
                 await result_of(self._pooled.ended)
@@ -114,16 +112,12 @@ MAX_SIZE: Final = 16
 
 
 def should_make(*, size: int, ready: int, claimed: int, ended: bool) -> bool:
-    """Whether one more cell is to be made: the pool isn't full, or somebody waits for the one in
-    the making.
-    """
+    """One more cell is wanted: the pool isn't full, or a request waits for the one being made."""
     return not ended and (ready < size or claimed > 0)
 
 
 def may_claim(*, making: bool, claimed: int) -> bool:
-    """Whether to wait for the cell in the making is quicker than to make one: only while nobody
-    else waits for it.
-    """
+    """Waiting for the cell in the making is quicker than making one: nothing else waits for it."""
     return making and not claimed
 
 

@@ -1,4 +1,4 @@
-"""What a cell is made from, brought together: the plan for this host, the image, the kernel."""
+"""What a cell is made from: the plan for this host, the image, the kernel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import anyio.to_thread
+
 from belljar.dataclass import dataclass
-from belljar.errors import HostError
+from belljar.errors import BelljarError, HostError
+from belljar.events import Event, Kind, Recorder
 from belljar.host import HostFacts
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.image.store import find_images
+from belljar.isolation.reap import reap, reaped_event
 from belljar.isolation.trials import find_facts
 from belljar.ledger import RunDirectory, create_run
 from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
@@ -23,7 +27,7 @@ from belljar.store.home import belljar_home
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerParts:
-    """The plan of a cell of the container or gvisor tier, and the files it is carried out with."""
+    """A container or gvisor cell's plan, and the files it is carried out with."""
 
     plan: OciPlan
     facts: HostFacts
@@ -41,6 +45,42 @@ class MachineParts:
 
 
 Parts: TypeAlias = ContainerParts | MachineParts
+
+
+async def prepare(
+    policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
+) -> Parts:
+    """Make what cells of this policy share, and may take long or fail: the plan, and the template
+    or the unpacked image. What crashed owners left is removed first. All of it is on record.
+
+    Raises as `gather_parts`, after recording the refusal.
+    """
+    home = home or belljar_home()
+    try:
+        if reaped := await reap(home):
+            recorder.record(reaped_event(reaped))
+        parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
+        if isinstance(parts, MachineParts):
+            from belljar.isolation.microvm import ensure_template
+
+            await ensure_template(
+                parts.plan, parts.image, parts.kernel, home=home, recorder=recorder
+            )
+        else:
+            from belljar.isolation.oci import ensure_tree
+
+            await ensure_tree(parts.image, home=home)
+    except BelljarError as error:
+        recorder.record(refused(policy, error))
+        raise
+    return parts
+
+
+def refused(loaded: LoadedPolicy, error: BelljarError) -> Event:
+    """A refusal is on record too."""
+    digest = hashlib.sha256(loaded.text).hexdigest()
+    data = {"reason": error.what, "where": error.where, "hint": error.hint, "policy_sha256": digest}
+    return Event(kind=Kind.POLICY_REFUSED, data=data)
 
 
 def gather_parts(
@@ -121,8 +161,9 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
     the ledger; once for each policy of the run.
     """
     with _describing:
-        digest = hashlib.sha256(loaded.text).hexdigest()[:12]
-        tag = "" if _is_free_or_same(run.path / "policy.yaml", loaded.text) else f"-{digest}"
+        first, tag = run.path / "policy.yaml", ""
+        if first.exists() and first.read_bytes() != loaded.text:
+            tag = f"-{hashlib.sha256(loaded.text).hexdigest()[:12]}"
         if not (run.path / f"policy{tag}.yaml").exists():
             run.write_text(f"policy{tag}.yaml", loaded.text.decode("utf-8"))
             run.write_json(f"plan{tag}.json", parts.plan.to_json())
@@ -142,7 +183,3 @@ def made_of(parts: Parts) -> dict[str, Any]:
     qemu = next((tool.version for tool in parts.facts.tools if tool.name.startswith("qemu")), None)
     guest_kernel = {"version": kernel.version, "digest": kernel.digest, "package": kernel.package}
     return {**made, "guest_kernel": guest_kernel, "qemu": qemu}
-
-
-def _is_free_or_same(path: Path, text: bytes) -> bool:
-    return not path.exists() or path.read_bytes() == text

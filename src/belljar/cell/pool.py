@@ -1,10 +1,8 @@
-"""A pool of warmed cells: made, renewed and probed once *ahead* of whoever will take them, so that
-taking one costs milliseconds.
+"""A pool of cells that are made and probed ahead of use, so that taking one costs milliseconds.
 
-The work is moved, not saved. A pooled cell is a cell like any other in journal, ledger and proof;
-it serves one taker, once. It is held by a task in the pool's own thread (`loop_thread`), from
-`open_cell`'s entry to its exit; its taker works in it from his own event loop, ends it there, and
-gives it back.
+A pooled cell is like any other in journal, ledger and proof; it serves one taker, once. A task in
+the pool's own thread (`loop_thread`) holds it, from `open_range`'s entry to its exit; its taker
+works in it from another event loop, ends it there, and gives it back.
 """
 
 from __future__ import annotations
@@ -36,8 +34,10 @@ from belljar.cell.lease import (
     undo,
 )
 from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
-from belljar.cell.open import decoys_in, open_cell
+from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
+from belljar.cell.range import Range
+from belljar.cell.single import decoys_in
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
@@ -48,18 +48,17 @@ from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
 
 HEAD_START_S: Final = 0.25
-"""For whoever has just got a cell: what he does first is not slowed down by the making of the next.
-"""
+"""The next cell is made so much later, so that it does not slow down the taker's first step."""
 _CLAIM_TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
 _END_TIMEOUT_S: Final = 10.0
 
 
-class OpenCell(Protocol):
-    """How a pool opens a cell: `open_cell` of one policy."""
+class OpenRange(Protocol):
+    """How a pool opens a cell with its range: `open_range` of one policy."""
 
-    def __call__(self, *, ahead: bool) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell; leaving the block destroys it, with proof."""
+    def __call__(self, *, ahead: bool) -> AbstractAsyncContextManager[Range]:
+        """A fresh one; leaving the block destroys it, with proof."""
         ...
 
 
@@ -82,8 +81,8 @@ class Supply:
             the taker's loop.
     """
 
-    open: OpenCell
-    warm_up: Callable[[Cell], Awaitable[ProbeReport]]
+    open: OpenRange
+    warm_up: Callable[[Range], Awaitable[ProbeReport]]
     recorder: Recorder
     size: int = DEFAULT_SIZE
     refuse: Callable[[], None] = lambda: None
@@ -134,24 +133,30 @@ class Pool:
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
-        """A cell of its own, as `open_cell` gives one: idle, in the making, or else
-        opened now. Another is made in its place.
+        """A cell of its own, as `open_cell` gives one. Otherwise as `range`."""
+        async with self.range() as opened:
+            yield opened.cell
 
-        Raises as `open_cell`; and `ContainmentBreach` when a warm-up of this pool found a way out.
+    @asynccontextmanager
+    async def range(self) -> AsyncIterator[Range]:
+        """A cell with its range, as `open_range` gives one: idle, in the making, or else opened
+        now. Another is made in its place.
+
+        Raises as `open_range`; and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
         self._supply.refuse()
         lease = await self._take()
         if lease is None:
-            async with self._supply.open(ahead=False) as cell:
+            async with self._supply.open(ahead=False) as opened:
                 self.refill(after_s=HEAD_START_S)
-                yield cell
+                yield opened
             return
         try:
             self._supply.refuse()  # the hold may have come while a cell was waited for
-            lease.cell.change_loop()
+            lease.range.change_loop()
             self.refill(after_s=HEAD_START_S)
-            async with self._supply.taken(lease.cell):
-                yield lease.cell
+            async with self._supply.taken(lease.range.cell):
+                yield lease.range
         finally:
             await lease.give_back()
 
@@ -234,12 +239,12 @@ class Pool:
                     await self._ending.wait()
             async with self._thread.making:
                 self._making = True
-                while self._should_make():
+                while self._wants_one():
                     pooled = PooledCell()
                     self._cells.append(pooled)
                     self._thread.spawn(partial(self._own, pooled))
                     await pooled.settled.wait()
-                    if pooled.cell is None or pooled.reason:
+                    if pooled.range is None or pooled.reason:
                         break
         except Exception as error:  # noqa: BLE001
             # Nothing that goes wrong here ends the cells that are out.
@@ -251,11 +256,9 @@ class Pool:
             while self._listeners:
                 self._tell(self._listeners.popleft())
 
-    def _should_make(self) -> bool:
-        ready, claimed = len(self._ready), self._waiting()
-        wanted = should_make(
-            size=self._supply.size, ready=ready, claimed=claimed, ended=self._is_ended()
-        )
+    def _wants_one(self) -> bool:
+        size, ready, ended = self._supply.size, len(self._ready), self._is_ended()
+        wanted = should_make(size=size, ready=ready, claimed=self._waiting(), ended=ended)
         return wanted and self._supply.admit(ready)
 
     async def _own(self, pooled: PooledCell) -> None:
@@ -263,23 +266,23 @@ class Pool:
         error: Exception | None = None
         try:
             with pooled.scope:
-                async with self._supply.open(ahead=True) as cell:
-                    pooled.cell = cell
+                async with self._supply.open(ahead=True) as opened:
+                    pooled.range = opened
                     self.counts.made += 1
-                    await self._hold(pooled, cell)
+                    await self._hold(pooled, opened)
         except Exception as failure:  # noqa: BLE001
             # Told to whom it concerns: the taker, the pool's owner, or the record alone.
             error = failure
         finally:
             self._close(pooled, error)
 
-    async def _hold(self, pooled: PooledCell, cell: Cell) -> None:
+    async def _hold(self, pooled: PooledCell, opened: Range) -> None:
+        cell = opened.cell
         while pooled.reason is None:
-            # Whoever waits for it already probes it himself: warmed first, it would only come
-            # later.
+            # The taker of an awaited cell probes it itself: warmed first, it would come later.
             if not pooled.warmed and not self._waiting():
                 pooled.warmed = True
-                pooled.reason = self._fault(await self._supply.warm_up(cell), cell)
+                pooled.reason = self._fault(await self._supply.warm_up(opened), cell)
                 continue
             self._offer(pooled)
             # Until it is called for, or can't be given out any more
@@ -292,20 +295,22 @@ class Pool:
                 watching.cancel_scope.cancel()
             if pooled.reason is Discard.STALE and is_worth_replacing(cell.plan.limits.lifetime_s):
                 self._fill()
-            if pooled.request is not None and await self._give(pooled, cell, pooled.request):
-                await self._until_returned(pooled, cell)
+            if pooled.request is None:
+                continue
+            if self._is_ended() or not await _answers(cell):
+                pooled.reason = Discard.UNUSED if self._is_ended() else Discard.DEAD
+                self._serve(pooled.request)
+            elif self._hand_over(pooled, opened, pooled.request):
+                # Until it is given back; when the pool ends before that, its operations are ended,
+                # and soon the cell.
+                async with anyio.create_task_group() as waiting:
+                    waiting.start_soon(self._recall, opened, waiting.cancel_scope)
+                    await pooled.returned.wait()
+                    waiting.cancel_scope.cancel()
                 return
         if pooled.reason is Discard.DEAD:
             await _answers(cell)  # that it does not, and why, is on record then
         await cell.destroy(reason=pooled.reason)
-
-    async def _give(self, pooled: PooledCell, cell: Cell, request: CellRequest) -> bool:
-        """Give it out if it lives; else its request is served otherwise."""
-        if not self._is_ended() and await _answers(cell):
-            return self._hand_over(pooled, cell, request)
-        pooled.reason = Discard.UNUSED if self._is_ended() else Discard.DEAD
-        self._serve(request)
-        return False
 
     def _fault(self, report: ProbeReport, cell: Cell) -> Discard | None:
         """Why a cell is not given out after its warm-up; None when it may be."""
@@ -339,35 +344,27 @@ class Pool:
             self._ready.remove(pooled)
             pooled.call(reason=reason)
 
-    def _hand_over(self, pooled: PooledCell, cell: Cell, request: CellRequest) -> bool:
+    def _hand_over(self, pooled: PooledCell, opened: Range, request: CellRequest) -> bool:
         """Give it out, on record first. False when nobody wants it any more."""
         if not request.set_running_or_notify_cancel():
             return False
         now_s = time.monotonic()
         data = {"waited_ms": _ms(now_s - request.asked_s), "age_ms": _ms(now_s - pooled.made_s)}
+        taken = Event(kind=Kind.CELL_TAKEN, cell_id=opened.cell.id, data=data)
         try:
-            self._supply.recorder.record(Event(kind=Kind.CELL_TAKEN, cell_id=cell.id, data=data))
+            self._supply.recorder.record(taken)
         except BaseException as error:
             request.set_exception(error)
             raise
         self.counts.taken += 1
         pooled.leased = True
-        request.set_result(Lease(cell, pooled, self._thread))
+        request.set_result(Lease(opened, pooled, self._thread))
         return True
 
-    async def _until_returned(self, pooled: PooledCell, cell: Cell) -> None:
-        """Until it is given back; when the pool ends before that, its operations are ended, and
-        soon the cell.
-        """
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(self._recall, cell, waiting.cancel_scope)
-            await pooled.returned.wait()
-            waiting.cancel_scope.cancel()
-
-    async def _recall(self, cell: Cell, waiting: anyio.CancelScope) -> None:
+    async def _recall(self, opened: Range, waiting: anyio.CancelScope) -> None:
         if self._ending is not None:
             await self._ending.wait()
-        cell.disconnect()
+        opened.disconnect()
         await anyio.sleep(_END_TIMEOUT_S)
         waiting.cancel()
 
@@ -376,7 +373,7 @@ class Pool:
         self._cells.remove(pooled)
         if pooled.request is not None:
             pooled.request.answer(None)
-        if pooled.cell is None:
+        if pooled.range is None:
             self.counts.failed += error is not None
         elif not pooled.leased:
             pooled.reason = pooled.reason or Discard.UNUSED
@@ -394,7 +391,7 @@ class Pool:
             self._ending.set()
         while self._requests:
             self._requests.popleft().answer(None)
-        for pooled in list(self._cells):
+        for pooled in tuple(self._cells):
             if not pooled.settled.is_set():
                 pooled.scope.cancel()
             self._withdraw(pooled, Discard.UNUSED)
@@ -412,10 +409,10 @@ async def open_pool(
     """A pool of `size` warmed cells of one policy; `pool.cell()` takes one, as `open_cell` opens
     one, only sooner. Works under asyncio and trio.
 
-    A cell that can't be made ahead fails nothing: it is on record, and who needs one opens it
-    himself. One that died, was not found contained by its warm-up, or has waited for more than a
-    twentieth of its lifetime is not given out. What nobody took is destroyed, with proof, when the
-    block is left; so is, ten seconds later, what was not given back by then.
+    A cell that can't be made ahead fails nothing: it is on record, and the taker opens its own. One
+    that died, was not contained at its warm-up, or has waited for a twentieth of its lifetime is
+    not given out. What nobody took is destroyed, with proof, when the block is left; so is, ten
+    seconds later, what was not given back.
 
     Args:
         policy, run, home, actor: as `open_cell`'s. All cells of the pool share the run directory.
@@ -435,10 +432,21 @@ async def open_pool(
             async with open_pool(loaded, size=size, run=own, home=home, actor=actor) as pool:
                 yield pool
         return
+    recorder = run.recorder
+
+    async def warm_up(opened: Range) -> ProbeReport:
+        return await probe_cell(
+            opened.cell,
+            recorder=recorder,
+            router=opened.routers.get(opened.cell.id),
+            phase=WARM_UP,
+            actor=Actor.BELLJAR,
+        )
+
     supply = Supply(
-        open=partial(open_cell, loaded, run=run, home=home, actor=actor),
-        warm_up=partial(probe_cell, recorder=run.recorder, phase=WARM_UP, actor=Actor.BELLJAR),
-        recorder=run.recorder,
+        open=partial(open_range, loaded, run=run, home=home, actor=actor),
+        warm_up=warm_up,
+        recorder=recorder,
         size=size,
         refuse=partial(refuse_to_give, home, run.run_id),
     )

@@ -163,14 +163,20 @@ async def _tried(
 async def _tried_once(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
 ) -> TierResult:
-    from belljar.cell import open_cell
+    from belljar.cell import open_range
     from belljar.events import Actor
     from belljar.probe.run import probe_cell
     from belljar.report.containment import TierResult
 
-    async with open_cell(loaded, run=run) as cell:
+    async with open_range(loaded, run=run) as opened:
+        cell = opened.cell
         report = await probe_cell(
-            cell, which=wanted, recorder=run.recorder, user=user, actor=Actor.OPERATOR
+            cell,
+            which=wanted,
+            recorder=run.recorder,
+            router=opened.routers.get(cell.id),
+            user=user,
+            actor=Actor.OPERATOR,
         )
         return TierResult(
             tier=cell.tier,
@@ -319,7 +325,7 @@ def control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
 
 
 async def _control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
-    from belljar.cell import open_cell, start_run
+    from belljar.cell import open_range, start_run
     from belljar.harness.controls import run_controls
     from belljar.report.signals import Validity, validity_of
 
@@ -328,7 +334,7 @@ async def _control(policy: str | None, tier: str | None, *, as_json: bool) -> in
         done = await run_controls(
             [loaded],
             run,
-            lambda each: open_cell(each, run=run),
+            lambda each: open_range(each, run=run),
             on_progress=lambda line: click.echo(line, err=True),
         )
         validity = validity_of(done)

@@ -31,14 +31,14 @@ from belljar.signals.values import Source
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell
+    from belljar.cell import Cell, Range
     from belljar.ledger import RunDirectory
     from belljar.plan.network import NetworkPlan
     from belljar.policy import LoadedPolicy
 
 Ways = frozenset[tuple[Kind, str, str]]
 """Kind of event, operation, and the value's stand-in."""
-Opening = Callable[["LoadedPolicy"], AbstractAsyncContextManager["Cell"]]
+Opening = Callable[["LoadedPolicy"], AbstractAsyncContextManager["Range"]]
 GREEDY, DILIGENT = CONTROLS
 EXEC_TIMEOUT_S: Final = 60.0
 CLIENTS: Final = ("curl", "wget", "python3")
@@ -180,7 +180,7 @@ async def run_controls(
 ) -> tuple[Control, ...]:
     """Both controls for each policy, one after the other, recorded in the run.
 
-    `on` rules (but for a breach) and the guard's `stop` are off. Raises as `open_cell`.
+    `on` rules (but for a breach) and the guard's `stop` are off. Raises as `open_range`.
     """
     done = []
     planned: list[JsonValue] = [_digest(policy) for policy in policies]
@@ -197,12 +197,13 @@ async def run_controls(
 async def _control(name: str, policy: LoadedPolicy, run: RunDirectory, opening: Opening) -> Control:
     digest = _digest(policy)
     problems: list[str] = []
-    async with opening(unarmed(policy)) as cell:
+    async with opening(unarmed(policy)) as opened:
+        cell = opened.cell
         cell_id, plan = cell.id, cell.plan.network
         started: dict[str, JsonValue] = {"control": name, "policy_sha256": digest}
         run.recorder.record(Event(kind=Kind.CONTROL_STARTED, cell_id=cell_id, data=started))
         cell.describe(sample=f"control {name}")
-        cells = {cell_id, *(other.id for other in cell.others.values())}
+        cells = {each.id for each in opened.cells.values()}
         placed = _placed(run, cell_id)
         reach = _reach(cell, plan, placed)
         try:

@@ -42,7 +42,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from inspect_ai import Task
 
-    from belljar.cell import Cell
+    from belljar.cell import Range
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
@@ -227,10 +227,10 @@ async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session:
     from belljar.harness.controls import run_controls
 
     @contextlib.asynccontextmanager
-    async def opening(policy: LoadedPolicy) -> AsyncIterator[Cell]:
+    async def opening(policy: LoadedPolicy) -> AsyncIterator[Range]:
         await session.source.prepare(policy, run=run, home=session.home)
-        async with session.source.open_cell(policy, run=run, home=session.home) as cell:
-            yield cell
+        async with session.source.open_range(policy, run=run, home=session.home) as opened:
+            yield opened
 
     await run_controls(policies, run, opening, on_progress=print_status)
 

@@ -260,7 +260,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         except BaseException:
             await environment.close(outcome="stopped")
             raise
-        others = {name: environment.beside(cell) for name, cell in environment.cell.others.items()}
+        others = {
+            name: environment.beside(cell) for name, cell in environment.range.targets.items()
+        }
         return {sample.service or OWN_CELL: environment, **others}
 
     @classmethod
@@ -279,18 +281,23 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         }
         stack = AsyncExitStack()
         try:
-            cell = await stack.enter_async_context(
-                session.cell_of_sample(config, sample.policy, is_shared=sample.is_shared)
+            opened = await stack.enter_async_context(
+                session.range_of_sample(config, sample.policy, is_shared=sample.is_shared)
             )
             environment = cls(
-                cell, session=session, identity=identity, stack=stack, policy=sample.policy
+                opened,
+                opened.cell,
+                session=session,
+                identity=identity,
+                stack=stack,
+                policy=sample.policy,
             )
             environment.containment.differences = differences
             stack.push_async_callback(environment._forget)
-            if cell.model_requests is not None:
+            if (requests := opened.model_requests) is not None:
                 bridge = ModelBridge()
-                cell.model_requests.handler, cell.model_requests.on_close = bridge, bridge.close
-            for each in (cell, *cell.others.values()):
+                requests.handler, requests.on_close = bridge, bridge.close
+            for each in opened.cells.values():
                 started = Event(
                     kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS
                 )
@@ -302,7 +309,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             if isinstance(error, ContainmentBreach):
                 session.breached(error)
             raise
-        session.live[cell.id] = environment
+        session.live[opened.cell.id] = environment
         return environment
 
     @override

@@ -55,5 +55,5 @@ def _read(environment: BelljarSandboxEnvironment) -> SampleSignals:
     cell = environment.cell
     if cell.guard is not None:
         cell.guard.flush()
-    cells = {cell.id, *(other.id for other in cell.others.values())}
+    cells = {each.id for each in environment.range.cells.values()}
     return signals_of(read_events(current_session().ensure_run().path), cells)

@@ -45,7 +45,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from belljar.cell import Cell
+    from belljar.cell import Cell, Range
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
@@ -70,7 +70,7 @@ class Session:
         own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
         live: the running cells of samples, by id.
-        warm_cell: takes a cell made ahead, under `--warm`.
+        warm_range: takes cells made ahead, under `--warm`.
         refusal: the first error that refused a task.
         breaches: errors of destruction and probes; any voids the run.
         stopped: the breach after which no cell takes work, at monotonic `stopped_at_s`.
@@ -89,8 +89,8 @@ class Session:
     own: ExitStack | None = None
     users: int = 0
     live: dict[str, SampleCell] = field(default_factory=dict)
-    warm_cell: (
-        Callable[[BaseModel | str | None, LoadedPolicy], AbstractAsyncContextManager[Cell]] | None
+    warm_range: (
+        Callable[[BaseModel | str | None, LoadedPolicy], AbstractAsyncContextManager[Range]] | None
     ) = None
     refusal: BelljarError | None = None
     breaches: list[BelljarError] = field(default_factory=list)
@@ -119,18 +119,18 @@ class Session:
                 self.shown.add(note)
                 print_status(f"belljar: {note}")
 
-    def cell_of_sample(
+    def range_of_sample(
         self, config: BaseModel | str | None, policy: LoadedPolicy, *, is_shared: bool
-    ) -> AbstractAsyncContextManager[Cell]:
-        """A cell for one sample; leaving the block destroys it.
+    ) -> AbstractAsyncContextManager[Range]:
+        """The cells for one sample; leaving the block destroys them.
 
         Args:
             config: the sandbox's, as Inspect hands it over; `policy` is derived from it.
             is_shared: nothing of the sample's own is in it: only then a cell made ahead fits.
         """
-        if self.warm_cell is None or not is_shared:
-            return self.source.open_cell(policy, run=self.ensure_run(), home=self.home)
-        return self.warm_cell(config, policy)
+        if self.warm_range is None or not is_shared:
+            return self.source.open_range(policy, run=self.ensure_run(), home=self.home)
+        return self.warm_range(config, policy)
 
     def record_end(self, *, interrupted: bool) -> None:
         """Record the evaluation's end and errors."""
@@ -243,6 +243,7 @@ class SampleCell:
 
     def __init__(
         self,
+        opened: Range,
         cell: Cell,
         *,
         session: Session,
@@ -250,6 +251,7 @@ class SampleCell:
         stack: AsyncExitStack,
         policy: LoadedPolicy,
     ) -> None:
+        self.range = opened
         self.cell = cell
         self.identity = identity
         self.policy = policy
@@ -281,13 +283,14 @@ class SampleCell:
     async def probe_start(self) -> None:
         """Probe the fresh cell. Raises `ContainmentBreach`."""
         # Other cells of its range already were.
-        self.containment.start = report = await self._probe(self.cell, "start")
+        self.containment.start = report = await self._probe(self.range, self.cell, "start")
         note_probes("start", report, self._session.ensure_run().run_id)
         await self._stop_if_breached(report, self.cell)
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""
         environment = type(self)(
+            self.range,
             cell,
             session=self._session,
             identity=self.identity,
@@ -299,8 +302,10 @@ class SampleCell:
         self._stack.push_async_callback(environment.attach_socket.close)
         return environment
 
-    async def _probe(self, cell: Cell, phase: str) -> ProbeReport:
-        return await self._session.source.probe(cell, run=self._session.ensure_run(), phase=phase)
+    async def _probe(self, opened: Range, cell: Cell, phase: str) -> ProbeReport:
+        return await self._session.source.probe(
+            cell, opened.routers.get(cell.id), run=self._session.ensure_run(), phase=phase
+        )
 
     async def _stop_if_breached(
         self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False
@@ -325,16 +330,17 @@ class SampleCell:
     async def another_cell(self) -> AsyncIterator[Cell]:
         """A fresh cell of this sample. For scorers."""
         session = self._session
-        async with session.source.open_cell(
+        async with session.source.open_range(
             self.policy, run=session.ensure_run(), home=session.home
-        ) as cell:
+        ) as opened:
+            cell = opened.cell
             self._record(Kind.SAMPLE_STARTED, self.identity.started(self.policy), cell)
-            await self._stop_if_breached(await self._probe(cell, "start"), cell)
+            await self._stop_if_breached(await self._probe(opened, cell, "start"), cell)
             try:
                 yield cell
             finally:
                 with anyio.CancelScope(shield=True):
-                    last = await self._probe(cell, "end")
+                    last = await self._probe(opened, cell, "end")
             await self._stop_if_breached(last, cell)
 
     async def close(self, *, outcome: str) -> None:
@@ -352,8 +358,8 @@ class SampleCell:
                     for environment in (self, *self._beside):  # the probes end all that runs there
                         await environment.health.look("end")
                 # Every cell of the range is on record; the worst report stands for all.
-                cells = (self.cell, *self.cell.others.values())
-                reports = [await self._probe(cell, "end") for cell in cells]
+                cells = self.range.cells.values()
+                reports = [await self._probe(self.range, cell, "end") for cell in cells]
                 report = max(reports, key=lambda each: each.verdict.badness)
                 self.containment.end = report
                 note_probes("end", report, self._session.ensure_run().run_id)

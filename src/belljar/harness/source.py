@@ -25,11 +25,12 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell
+    from belljar.cell import Cell, Range
     from belljar.image import Image
     from belljar.image.store import MissingImage
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy, Policy
+    from belljar.probe.judge import Router
     from belljar.probe.model import ProbeReport
 
 
@@ -61,12 +62,14 @@ class CellSource(Protocol):
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan and make the template."""
 
-    def open_cell(
+    def open_range(
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
-    ) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell; `ahead`: for no sample yet."""
+    ) -> AbstractAsyncContextManager[Range]:
+        """Fresh cells; `ahead`: for no sample yet."""
 
-    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
+    async def probe(
+        self, cell: Cell, router: Router | None, *, run: RunDirectory, phase: str
+    ) -> ProbeReport:
         """The quick probes in a running cell, recorded."""
 
 
@@ -111,25 +114,26 @@ class RealCells:
             print_status(f"belljar: {sentence}")
 
     @asynccontextmanager
-    async def open_cell(
+    async def open_range(
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
-    ) -> AsyncIterator[Cell]:
-        """A template's clone. Raises `HostError` for a replaced image."""
-        from belljar.cell import open_cell
+    ) -> AsyncIterator[Range]:
+        """The templates' clones. Raises `HostError` for a replaced image."""
+        from belljar.cell import open_range
         from belljar.probe.run import breach_of
 
-        async def on_target(target: Cell) -> None:  # probed before its own program runs
-            breach = breach_of(await self.probe(target, run=run, phase="start"), target.id)
+        async def on_target(target: Cell, router: Router) -> None:  # before its own program runs
+            report = await self.probe(target, router, run=run, phase="start")
+            breach = breach_of(report, target.id)
             if breach is not None:
                 raise breach
 
-        async with open_cell(
+        async with open_range(
             policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
-        ) as cell:
-            for each in (cell, *cell.others.values()):
-                if each.plan.image is not None:
-                    self._check(home, each.plan.policy.image, each.plan.image.digest)
-            yield cell
+        ) as opened:
+            for cell in opened.cells.values():
+                if cell.plan.image is not None:
+                    self._check(home, cell.plan.policy.image, cell.plan.image.digest)
+            yield opened
 
     def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
         """Raises `HostError` for a replaced image."""
@@ -146,11 +150,13 @@ class RealCells:
                 what, hint="start the run again; give images of other tasks names of their own"
             )
 
-    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
+    async def probe(
+        self, cell: Cell, router: Router | None, *, run: RunDirectory, phase: str
+    ) -> ProbeReport:
         """As the workload, with the host's witnesses."""
         from belljar.probe.run import probe_cell
 
-        return await probe_cell(cell, recorder=run.recorder, phase=phase)
+        return await probe_cell(cell, recorder=run.recorder, router=router, phase=phase)
 
 
 def build_missing(

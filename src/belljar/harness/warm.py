@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from inspect_ai import Task
     from pydantic import BaseModel
 
-    from belljar.cell import Cell, Pool
+    from belljar.cell import Pool, Range
     from belljar.cell.loop_thread import LoopThread
     from belljar.harness.options import Selection
     from belljar.harness.session import Session
@@ -87,17 +87,17 @@ class WarmCells:
         self._guard = threading.Lock()
         self._pools: dict[BelljarConfig, _PoolOf] = {}
 
-    def cell(
+    def range(
         self, config: BaseModel | str | None, policy: LoadedPolicy
-    ) -> AbstractAsyncContextManager[Cell]:
-        """A sample's cell, pooled if its policy is unchanged."""
+    ) -> AbstractAsyncContextManager[Range]:
+        """A sample's cells, pooled if its policy is unchanged."""
         ours = as_config(config)
         entry = self._pools.get(ours)
         if entry is None:
             return self._counted(ours, self._first(ours, policy))
         if entry.policy != policy:
             return self._counted(ours, self._open(policy))
-        return self._counted(ours, entry.pool.cell())
+        return self._counted(ours, entry.pool.range())
 
     def troubles(self) -> list[Exception]:
         """Errors of destroying unused cells."""
@@ -105,12 +105,12 @@ class WarmCells:
 
     @asynccontextmanager
     async def _counted(
-        self, config: BelljarConfig, opened: AbstractAsyncContextManager[Cell]
-    ) -> AsyncIterator[Cell]:
+        self, config: BelljarConfig, opened: AbstractAsyncContextManager[Range]
+    ) -> AsyncIterator[Range]:
         self._count(config, left=-1, in_use=1)
         try:
-            async with opened as cell:
-                yield cell
+            async with opened as ready:
+                yield ready
         finally:
             self._count(config, left=0, in_use=-1)
 
@@ -120,20 +120,20 @@ class WarmCells:
             self._in_use += in_use
 
     @asynccontextmanager
-    async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Cell]:
+    async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Range]:
         from belljar.cell.pool import HEAD_START_S
 
-        async with self._open(policy) as cell:
+        async with self._open(policy) as opened:
             if config not in self._pools:
                 self._pools[config] = _PoolOf(policy=policy, pool=self._pool(config, policy))
             self._pools[config].pool.refill(after_s=HEAD_START_S)
-            yield cell
+            yield opened
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False
-    ) -> AbstractAsyncContextManager[Cell]:
+    ) -> AbstractAsyncContextManager[Range]:
         session = self._session
-        return session.source.open_cell(
+        return session.source.open_range(
             policy, run=session.ensure_run(), home=session.home, ahead=ahead
         )
 
@@ -143,10 +143,12 @@ class WarmCells:
         from belljar.probe.run import WARM_UP
         from belljar.store.home import belljar_home
 
-        run = self._session.ensure_run()
+        run, probe = self._session.ensure_run(), self._session.source.probe
         supply = Supply(
             open=partial(self._open, policy),
-            warm_up=partial(self._session.source.probe, run=run, phase=WARM_UP),
+            warm_up=lambda opened: probe(
+                opened.cell, opened.routers.get(opened.cell.id), run=run, phase=WARM_UP
+            ),
             recorder=run.recorder,
             size=self._size,
             refuse=partial(refuse_to_give, self._session.home or belljar_home(), run.run_id),
@@ -154,7 +156,7 @@ class WarmCells:
             on_breach=self._session.breached,
         )
         if policy.policy.decoys:
-            from belljar.cell.open import decoys_in
+            from belljar.cell.single import decoys_in
 
             supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
         return Pool(supply, self._thread)
@@ -200,10 +202,10 @@ def warm_cells(
     try:
         with open_loop_thread() as thread:
             warm = WarmCells(session, thread, size=size, expected=expected)
-            session.warm_cell = warm.cell
+            session.warm_range = warm.range
             yield warm
     finally:
-        session.warm_cell = None
+        session.warm_range = None
         for trouble in warm.troubles() if warm is not None else ():
             session.breaches.append(
                 trouble

@@ -66,6 +66,7 @@ class Probed(Protocol):
 
     id: str
     plan: Plan
+    has_port: bool
 
     @property
     def tier(self) -> str:
@@ -75,11 +76,6 @@ class Probed(Protocol):
     @property
     def host_pid(self) -> int | None:
         """Its outermost process, as the host counts."""
-        ...
-
-    @property
-    def router(self) -> Router | None:
-        """What its port leads to; None without a network device."""
         ...
 
     async def run_probe_program(
@@ -128,6 +124,7 @@ async def probe_cell(
     *,
     which: str | Sequence[str] = QUICK,
     recorder: Recorder,
+    router: Router | None = None,
     phase: str = "",
     user: str | None = None,
     actor: Actor = Actor.HARNESS,
@@ -139,17 +136,24 @@ async def probe_cell(
 
     Args:
         which: `quick`, `all`, or names of probes and groups.
+        router: what its port leads to (`Range.routers`); None only for a cell without one.
         phase: `start` or `end` of a sample, `warm-up` of a cell that was made ahead; else empty. At
             the `end` everything that still runs in the cell is ended first.
         user: as whom; default the policy's user, as the workload.
         probes: the catalogue; default Belljar's.
 
     A breach is not raised, and neither is a dead cell (void): the caller decides what either means.
-    Raises `ValueError` for an unknown name, and what the recorder raises: without a record nothing
-    is tried.
+    Raises `ValueError` for an unknown name or a router that the cell lacks or needs, and what the
+    recorder raises: without a record nothing is tried.
     """
+    # Without it a machine's device would be judged by the guest's word alone.
+    if cell.has_port != (router is not None):
+        raise ValueError(
+            f"cell {cell.id} has {'a' if cell.has_port else 'no'} network device, and "
+            f"{'no' if router is None else 'a'} router was given"
+        )
     wanted = routed(
-        chosen(_catalogue() if probes is None else probes, which), cell.router, tier=cell.tier
+        chosen(_catalogue() if probes is None else probes, which), router, tier=cell.tier
     )
     words = which if isinstance(which, str) else ",".join(which)
     about: dict[str, JsonValue] = {
@@ -162,7 +166,7 @@ async def probe_cell(
     attempt = _nothing("it was interrupted")
     try:
         told = {
-            **cell_parameters(cell.plan, fresh=phase != END, router=cell.router),
+            **cell_parameters(cell.plan, fresh=phase != END, router=router),
             **host_parameters(whole=which != QUICK),
         }
         attempt = await _attempt(
@@ -170,6 +174,7 @@ async def probe_cell(
             wanted,
             [which] if isinstance(which, str) else which,
             told=told,
+            router=router,
             user=user,
             alone=phase == END,
         )
@@ -228,12 +233,13 @@ async def _attempt(
     words: Sequence[str],
     *,
     told: Mapping[str, str],
+    router: Router | None,
     user: str | None,
     alone: bool,
 ) -> _Attempt:
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
-    with watch(witnesses, host_pid=cell.host_pid, router=cell.router) as watched:
+    with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:
         output: ProgramOutput | None = None
         problem = "it did not end in time"
         try:

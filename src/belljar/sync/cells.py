@@ -23,8 +23,7 @@ from belljar.cell.output import ExecOutput
 from belljar.cell.pool import Counts
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
-from belljar.cell.ranges import Range as AsyncRange
-from belljar.cell.ranges import open_range as open_async_range
+from belljar.cell.range import Range as AsyncRange
 from belljar.channel import PtySize, Stream
 from belljar.events import Actor, JsonValue, Kind
 from belljar.host.settings import PolicyLike
@@ -174,11 +173,6 @@ class Cell(_Facade[AsyncCell]):
         return self._inner.image_command
 
     @property
-    def others(self) -> Mapping[str, Cell]:
-        """The target cells of its range, by name; they end with it."""
-        return {name: Cell(cell, self._loop) for name, cell in self._inner.others.items()}
-
-    @property
     def timings_ms(self) -> Mapping[str, float]:
         """Milliseconds by phase of making this cell."""
         return self._inner.timings_ms
@@ -315,6 +309,12 @@ class Pool(_Facade[AsyncPool]):
         with self._loop.entered(self._inner.cell()) as cell:
             yield Cell(cell, self._loop)
 
+    @contextmanager
+    def range(self) -> Iterator[Range]:
+        """See `belljar.Pool.range`."""
+        with self._loop.entered(self._inner.range()) as opened:
+            yield Range(opened, self._loop)
+
     def refill(self, *, after_s: float = 0.0) -> None:
         """See `belljar.Pool.refill`."""
         self._inner.refill(after_s=after_s)
@@ -326,16 +326,18 @@ class Range:
     """The cells of one sample and their network. Made only by `belljar.sync.open_range`."""
 
     def __init__(self, opened: AsyncRange, loop: Loop) -> None:
-        self.cells: Mapping[str, Cell] = {
-            name: Cell(cell, loop) for name, cell in opened.cells.items()
-        }
+        self.cell = Cell(opened.cell, loop)
+        """The one that a sample works in."""
+        self.targets = {name: Cell(cell, loop) for name, cell in opened.targets.items()}
+        """The others, by name."""
         self.network = opened.network
-        self._own = Cell(opened.cell, loop)
 
     @property
-    def cell(self) -> Cell:
-        """The one that a sample works in."""
-        return self._own
+    def cells(self) -> Mapping[str, Cell]:
+        """All of them, by name, its own first."""
+        from belljar.policy.network import OWN_CELL
+
+        return {OWN_CELL: self.cell, **self.targets}
 
 
 @contextmanager
@@ -363,7 +365,7 @@ def open_range(
 ) -> Iterator[Range]:
     """See `belljar.open_range`. Ctrl-C destroys the range before it is raised."""
     with own_loop() as loop:
-        opening = open_async_range(policy, run=run, home=home, actor=actor)
+        opening = cell_open.open_range(policy, run=run, home=home, actor=actor)
         with loop.entered(opening) as opened:
             yield Range(opened, loop)
 

@@ -26,9 +26,8 @@ from tests.security.egress import forged, host
 from tests.security.egress.case import Case
 from tests.security.egress.table import CASES, LISTENED, port, token
 
-from belljar.cell import Cell
+from belljar.cell import Cell, Range, open_range
 from belljar.cell.parts import start_run
-from belljar.cell.ranges import Range, open_range
 from belljar.errors import BelljarError
 from belljar.ledger import RunDirectory
 from belljar.network.owner.range import Range as Network

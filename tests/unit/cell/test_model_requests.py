@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.cell.model_requests import ModelRequests
+from belljar.cell.range import ModelRequests
 
 
 def test_nobody_answers_until_there_is_somebody() -> None:

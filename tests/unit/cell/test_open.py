@@ -11,8 +11,8 @@ from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_
 from tests.fakes.vm import CELL, staged
 
 from belljar.cell import open_cell, prepare
-from belljar.cell.open import breach, copy_in, planned, refused, unproven
-from belljar.cell.parts import MachineParts
+from belljar.cell.parts import MachineParts, refused
+from belljar.cell.single import breach, copy_in, planned, unproven
 from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.events import Kind, MemoryRecorder
 from belljar.ledger import Status, verify

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ class Stand:
         self.ahead: list[FakeCell] = []
         supply = Supply(
             open=self.open,
-            warm_up=partial(cells.probe, run=self.run, phase="warm-up"),
+            warm_up=lambda opened: cells.probe(opened.cell, run=self.run, phase="warm-up"),
             recorder=self.run.recorder,
             size=size,
             admit=admit,
@@ -54,13 +53,15 @@ class Stand:
 
     @asynccontextmanager
     async def _open(self, *, ahead: bool) -> AsyncIterator[Any]:
-        async with self.cells.open_cell(self.policy, run=self.run, home=None, ahead=ahead) as cell:
+        async with self.cells.open_range(
+            self.policy, run=self.run, home=None, ahead=ahead
+        ) as opened:
             if ahead:
-                self.ahead.append(cell)
-            yield cell
+                self.ahead.append(opened.cell)
+            yield opened
 
     def open(self, *, ahead: bool) -> AbstractAsyncContextManager[Any]:
-        """As `open_cell`."""
+        """As `open_range`."""
         return self._open(ahead=ahead)
 
     def cell(self) -> AbstractAsyncContextManager[Any]:
@@ -164,7 +165,7 @@ async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
     cells = FakeCells()
     slow = cells.probe
 
-    async def probe(cell: Any, *, run: Any, phase: str) -> Any:
+    async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
         home.set_result(None)
         await result_of(go)
         return await slow(cell, run=run, phase=phase)
@@ -377,7 +378,7 @@ async def test_what_is_in_the_making_is_given_up_at_the_end() -> None:
     """Its cell is destroyed as well, and who waits for it opens his own."""
     cells, never, begun = FakeCells(), Future[None](), Future[None]()
 
-    async def probe(cell: Any, *, run: Any, phase: str) -> Any:
+    async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
         begun.set_result(None)
         await result_of(never)
 

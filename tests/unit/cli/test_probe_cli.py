@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.fakes.probing import FakeProbed, FakeProgram, read_canary
 
 import belljar.cell
+from belljar.cell import Range
 from belljar.cli.main import run
 from belljar.ledger import verify
 from belljar.policy import LoadedPolicy
 from belljar.policy.limits import NOTHING_GRANTED
 from belljar.probe.catalogue import PROBES
+from belljar.probe.judge import NoRouter, Router
 from belljar.probe.model import Outcome
 
 
@@ -27,6 +29,7 @@ class Opened(FakeProbed):
 
     emulated = True
     opened = 0
+    router: Router | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,12 +50,13 @@ def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opened:
     opened = Opened()
 
     @asynccontextmanager
-    async def open_cell(loaded: LoadedPolicy, **_: Any) -> AsyncIterator[Opened]:  # noqa: ANN401 - as the real one
+    async def open_range(loaded: LoadedPolicy, **_: Any) -> AsyncIterator[Range]:  # noqa: ANN401 - as the real one
         opened.opened += 1
         opened.tier = str(loaded.policy.tier or opened.tier)
-        yield opened
+        routers = {} if opened.router is None else {opened.id: opened.router}
+        yield Range(cell=cast("Any", opened), routers=routers)
 
-    monkeypatch.setattr(belljar.cell, "open_cell", open_cell)
+    monkeypatch.setattr(belljar.cell, "open_range", open_range)
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
     return opened
 
@@ -66,6 +70,13 @@ def test_contained(cell: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "emulated" in out
     (record,) = (tmp_path / "store" / "runs").iterdir()
     assert verify(record).ok(strict=True)
+
+
+def test_a_cell_on_a_network_is_probed_with_its_router(cell: Opened) -> None:
+    """Which `probe_cell` demands of a cell with a network device."""
+    cell.has_port, cell.router = True, NoRouter(interface="eth0", mac="02:00:00:00:00:01")
+    assert run(["probe", "--group", "files"]) == 0
+    assert cell.opened == 1
 
 
 def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:

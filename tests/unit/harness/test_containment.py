@@ -4,6 +4,7 @@ to the session."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ from belljar.harness import session as session_module
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.sample_record import Containment
 from belljar.harness.session import Session
+from belljar.probe.judge import NoRouter
 from belljar.probe.model import Finding, Outcome, ProbeReport, Side, Verdict
 from belljar.probe.run import breach_of
 
@@ -123,6 +125,32 @@ async def test_a_dead_cell_is_void_at_its_end(session: Session, cells: FakeCells
         await environment.exec(["true"])
     await environment.close(outcome="completed")
     assert environment.containment.cell_verdict is V
+
+
+async def test_every_cell_of_a_range_is_probed_with_its_router(
+    session: Session, cells: FakeCells
+) -> None:
+    """The sample's own at both ends, its target at the end, a scorer's cell at both: each has a
+    network device, so that without the router the probes refuse."""
+    cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
+    seen: list[str] = []
+    cells.on_probe = lambda cell, phase: seen.append(phase) if cell.has_port else None
+    environment = await opened()
+    async with environment.another_cell():
+        pass
+    await environment.close(outcome="completed")
+    assert seen == ["start", "start", "end", "end", "end"]
+    assert environment.containment.cell_verdict is C
+
+
+async def test_a_sample_whose_probes_refuse_is_void(session: Session, cells: FakeCells) -> None:
+    """A range that lost its routers: its cell is not probed, is destroyed, and is not contained."""
+    cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
+    environment = await opened()
+    cast("dict[str, object]", environment.range.routers).clear()
+    with pytest.raises(ValueError, match="router"):
+        await environment.close(outcome="completed")
+    assert (environment.containment.cell_verdict, cells.opened[0].destroyed) == (V, True)
 
 
 async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:

@@ -266,7 +266,7 @@ def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_pat
     """The sample opens its own."""
 
     class Reluctant(RecordedCells):
-        def open_cell(
+        def open_range(
             self,
             policy: Any,  # noqa: ANN401 - as the fakes
             *,
@@ -276,7 +276,7 @@ def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_pat
         ) -> Any:  # noqa: ANN401 - as the fakes
             if ahead:
                 raise HostError("no room for one more")
-            return super().open_cell(policy, run=run, home=home)
+            return super().open_range(policy, run=run, home=home)
 
     outcome = run(
         [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2"],

@@ -23,6 +23,7 @@ from belljar.harness.warm import (
     warm_cells,
 )
 from belljar.isolation.hold import hold, release
+from belljar.probe.judge import NoRouter
 
 GIB = 1 << 30
 pytestmark = pytest.mark.anyio
@@ -73,7 +74,7 @@ async def cells_for_one_sample(home: Path, *, expected: int) -> int:
     session = Session(source=cells, home=home)
     with warm_cells(session, size=1, expected={BelljarConfig(): expected}):
         policy = load(None)
-        async with session.cell_of_sample(None, policy, is_shared=True):
+        async with session.range_of_sample(None, policy, is_shared=True):
             pass
     return len(cells.opened)
 
@@ -103,15 +104,37 @@ async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(tmp_
         for flag in ("a", "b"):
             loaded = load(config)
             policy = for_sample(loaded, {"flag": flag})
-            async with session.cell_of_sample(config, policy, is_shared=policy is loaded) as cell:
-                assert cell.id == cells.opened[-1].id
+            async with session.range_of_sample(
+                config, policy, is_shared=policy is loaded
+            ) as opened:
+                assert opened.cell.id == cells.opened[-1].id
         assert warm is not None
         assert not warm._pools
         for text in ("lifetime: 1h", "lifetime: 2h"):
             file.write_text(f"belljar: 1\nrisk: high\nresources: {{{text}}}\n")
             changed = load(config)
-            async with session.cell_of_sample(config, changed, is_shared=True) as cell:
-                assert cell.plan.limits.lifetime_s == changed.policy.resources.lifetime_s
+            async with session.range_of_sample(config, changed, is_shared=True) as opened:
+                assert opened.cell.plan.limits.lifetime_s == changed.policy.resources.lifetime_s
+
+
+async def test_a_cell_made_ahead_is_probed_with_its_router(tmp_path: Path) -> None:
+    """With a network device it would not be probed without, and so not be given out."""
+    cells = FakeCells()
+    cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
+    phases: list[str] = []
+    cells.on_probe = lambda _cell, phase: phases.append(phase)
+    session = Session(source=cells, home=tmp_path)
+    with warm_cells(session, size=1, expected={BelljarConfig(): 9}) as made:
+        policy = load(None)
+        async with session.range_of_sample(None, policy, is_shared=True):
+            pass
+        assert made is not None
+        (entry,) = made._pools.values()
+        await entry.pool.filled()
+        async with session.range_of_sample(None, policy, is_shared=True) as opened:
+            assert list(opened.routers.values()) == [cells.router, cells.router]
+    assert phases == ["warm-up"] * len(phases) != []
+    assert session.breaches == []
 
 
 async def test_a_held_host_gives_out_no_cell_that_was_made_ahead(tmp_path: Path) -> None:
@@ -119,12 +142,12 @@ async def test_a_held_host_gives_out_no_cell_that_was_made_ahead(tmp_path: Path)
     session = Session(source=FakeCells(), home=tmp_path)
     with warm_cells(session, size=1, expected={BelljarConfig(): 9}):
         policy = load(None)
-        async with session.cell_of_sample(None, policy, is_shared=True):
+        async with session.range_of_sample(None, policy, is_shared=True):
             pass
         hold(tmp_path, "an incident")
         with pytest.raises(HostError, match="an incident"):
-            async with session.cell_of_sample(None, policy, is_shared=True):
+            async with session.range_of_sample(None, policy, is_shared=True):
                 pass
         release(tmp_path)
-        async with session.cell_of_sample(None, policy, is_shared=True):
+        async with session.range_of_sample(None, policy, is_shared=True):
             pass

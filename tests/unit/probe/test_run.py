@@ -9,6 +9,7 @@ from tests.fakes.probing import PROBES, FakeProbed, dead, read_canary
 
 from belljar.events import Kind, MemoryRecorder
 from belljar.ledger.schema import check_data
+from belljar.probe.judge import NoRouter
 from belljar.probe.model import Outcome, Verdict
 from belljar.probe.run import chosen, probe_cell
 
@@ -54,6 +55,23 @@ async def test_at_the_end_it_runs_alone() -> None:
     for phase in ("start", "", "end"):
         await probe_cell(cell, recorder=MemoryRecorder(), phase=phase, probes=PROBES)
     assert cell.run_probe_program.was_alone == [False, False, True]
+
+
+@pytest.mark.parametrize("has_port", [True, False])
+async def test_a_cell_is_judged_with_its_router_or_not_at_all(has_port: bool) -> None:
+    """A network device without its router, whose word the cell's would replace, and a router
+    without a device, which excuses answers: refused before anything is recorded or tried."""
+    router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
+    recorder, cell = MemoryRecorder(), FakeProbed(has_port=has_port)
+    with pytest.raises(ValueError, match="router"):
+        await probe_cell(
+            cell, recorder=recorder, router=None if has_port else router, probes=PROBES
+        )
+    assert (recorder.events, cell.run_probe_program.asked) == ([], [])
+    report = await probe_cell(
+        cell, recorder=recorder, router=router if has_port else None, probes=PROBES
+    )
+    assert report.verdict is Verdict.CONTAINED
 
 
 async def test_an_escape_is_seen_though_the_cell_denies_it() -> None:

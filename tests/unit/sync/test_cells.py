@@ -46,12 +46,16 @@ NOT_OFFERED = {
     # of anyio's streams
     ("CellStream", "extra"),
     ("CellStream", "extra_attributes"),
-    ("open_cell", "ahead"),
-    ("open_cell", "on_target"),
     ("Cell", "guard"),
     ("Cell", "watch"),
     ("open_range", "ahead"),
     ("open_range", "on_target"),
+    # of the thread that works in it
+    ("Range", "change_loop"),
+    ("Range", "disconnect"),
+    ("Range", "raise_if_dead"),
+    ("Range", "routers"),
+    ("Range", "model_requests"),
 }
 
 

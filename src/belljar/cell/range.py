@@ -1,0 +1,92 @@
+"""A range: the cells of one sample, their network, and their gateway's model requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, TypeAlias
+
+from belljar.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.network.owner.range import Range as Network
+    from belljar.probe.judge import Router
+
+Handler: TypeAlias = Callable[[str, bytes], bytes]
+"""Kind and body of a request to its answer; called in a thread of the range.
+
+Raises `ValueError` to refuse.
+"""
+
+
+class ModelRequests:
+    """Passes requests to `handler`. Without one, and when the range has ended, all are refused.
+
+    The handler may come later than the range (made ahead). `on_close` is called at the range's end,
+    in the event loop that ends it: open requests are no longer wanted.
+    """
+
+    def __init__(self) -> None:
+        self.handler: Handler | None = None
+        self.on_close: Callable[[], None] | None = None
+        self._closed = False
+
+    def __call__(self, kind: str, body: bytes) -> bytes:
+        """The answer. Raises `ValueError`."""
+        if self._closed:
+            raise ValueError("the range has ended")
+        if self.handler is None:
+            raise ValueError(
+                "nobody here answers questions to a model: run the cell under `belljar run`"
+            )
+        return self.handler(kind, body)
+
+    def close(self) -> None:
+        """The range ends."""
+        self._closed = True
+        if self.on_close is not None:
+            self.on_close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The cells of one sample; they end together.
+
+    Attributes:
+        cell: the one that a sample works in.
+        targets: the others, by name.
+        network: None when the policy has none; then there is one cell.
+        routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
+        model_requests: what the gateway asks of the evaluated model; None without a network.
+    """
+
+    cell: Cell
+    targets: Mapping[str, Cell] = field(default_factory=dict)
+    network: Network | None = None
+    routers: Mapping[str, Router] = field(default_factory=dict)
+    model_requests: ModelRequests | None = None
+
+    @property
+    def cells(self) -> Mapping[str, Cell]:
+        """All of them, by name, its own first."""
+        from belljar.policy.network import OWN_CELL
+
+        return {OWN_CELL: self.cell, **self.targets}
+
+    def change_loop(self) -> None:
+        """Work in its cells from the event loop that calls this. Raises `RuntimeError` while an
+        operation runs.
+        """
+        for cell in self.cells.values():
+            cell.change_loop()
+
+    def disconnect(self) -> None:
+        """End every operation in its cells, in whatever event loop it waits. From any thread."""
+        for cell in self.cells.values():
+            cell.disconnect()
+
+    def raise_if_dead(self) -> None:
+        """Raise what the network died of, if it has."""
+        if self.network is not None and self.network.error is not None:
+            raise self.network.error

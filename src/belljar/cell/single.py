@@ -1,0 +1,187 @@
+"""One cell of parts that were prepared: opened, described, filled, and destroyed with proof."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+
+from belljar.cell.parts import MachineParts, Parts
+from belljar.errors import ContainmentBreach, HostError
+from belljar.events import Actor, Recorder
+from belljar.image import image_health
+from belljar.isolation.hold import refuse_if_stopped
+from belljar.isolation.sandbox import do_while_starting
+from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy
+from belljar.store.journal import CellAbout, Journal
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.isolation.renewal import Port
+    from belljar.isolation.sandbox import Sandbox
+
+
+def import_what_runs_later() -> None:
+    """What a cell's operations and the first checkpoint need."""
+    import_module("belljar.cell.cell")
+    import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
+
+
+do_while_starting(import_what_runs_later)
+
+
+@asynccontextmanager
+async def ready_cell(
+    loaded: LoadedPolicy,
+    parts: Parts,
+    *,
+    recorder: Recorder,
+    run_id: str,
+    home: Path,
+    actor: Actor,
+    ahead: bool = False,
+    port: Port | None = None,
+    place: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[Cell]:
+    """One cell of these parts, with the policy's files in it.
+
+    `port`: its port on its range's network; `place`: that place, for the record (`range`, `name`).
+    Raises as `open_cell`.
+    """
+    data = {**place, **planned(loaded, parts, ahead=ahead)}
+    async with open_live(parts, home=home, recorder=recorder, planned=data, port=port) as live:
+        from belljar.cell.cell import Cell
+
+        image = parts.image
+        cell = Cell(
+            live,
+            parts.plan,
+            recorder,
+            actor=actor,
+            has_port=port is not None,
+            image_command=(*image.entrypoint, *image.cmd),
+            image_entrypoint=image.entrypoint,
+            image_health=image_health(image.config),
+        )
+        about = CellAbout(
+            run_id=run_id,
+            tier=cell.tier,
+            risk=loaded.policy.risk.value,
+            policy=loaded.policy.name,
+            range_id=place.get("range", ""),
+            name=place.get("name", ""),
+            memory_limit_bytes=parts.plan.limits.memory_bytes,
+        )
+
+        def describe(**fields: Any) -> None:  # noqa: ANN401 - the fields of `CellAbout`
+            with suppress(OSError):  # one that nobody can list is a cell all the same
+                Journal(home).describe(cell.id, replace(about, **fields))
+
+        cell.describe = describe
+        try:
+            cell.describe()
+            # Whoever read the journal before did not know whose it is
+            refuse_if_stopped(home, run_id)
+            await copy_in(cell, loaded)
+            yield cell
+        finally:
+            with anyio.CancelScope(shield=True):
+                destruction = await cell.destroy()
+    if destruction.survivors:
+        raise breach(cell, destruction.survivors)
+    if destruction.unproven:
+        raise unproven(cell, destruction.unproven)
+
+
+def open_live(
+    parts: Parts,
+    *,
+    home: Path,
+    recorder: Recorder,
+    planned: dict[str, object],
+    port: Port | None = None,
+) -> AbstractAsyncContextManager[Sandbox]:
+    """By the plan's tier. `port`: its place on its range's network."""
+    if isinstance(parts, MachineParts):
+        from belljar.isolation.microvm import open_vm
+
+        return open_vm(
+            parts.plan,
+            parts.image,
+            parts.kernel,
+            home=home,
+            recorder=recorder,
+            planned=planned,
+            port=port,
+        )
+    from belljar.isolation.oci import open_container
+
+    return open_container(
+        parts.plan, parts.image, home=home, recorder=recorder, planned=planned, port=port
+    )
+
+
+def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
+    """What the event `cell.planned` says of a cell to come."""
+    early = {"ahead": True} if ahead else {}
+    return {
+        **early,
+        "policy_sha256": hashlib.sha256(loaded.text).hexdigest(),
+        "tier": parts.plan.tier.value,
+        "emulated": parts.plan.emulated,
+        "layers": [layer.name for layer in parts.plan.layers],
+        "risk": loaded.policy.risk.value,
+        "image": parts.image.digest,
+    }
+
+
+def breach(cell: Cell, survivors: tuple[str, ...]) -> ContainmentBreach:
+    """The error for a cell that left something behind."""
+    return ContainmentBreach(
+        f"destruction left: {', '.join(survivors)}",
+        where=f"cell {cell.id}",
+        hint="it was removed and recorded; do not count this sample as contained, and look at "
+        "the ledger before the next run",
+    )
+
+
+def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
+    """The error for a cell of which this host lets us not see whether anything is left."""
+    return HostError(
+        f"its destruction could not be proven; not looked for: {'; '.join(missed)}",
+        where=f"cell {cell.id}",
+        hint="do not count this sample as contained; let this user see what is named, then "
+        "`belljar reap` looks again",
+    )
+
+
+async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
+    """Copy what a task's compose file names, then the policy's files, into the cell; a host path is
+    never shared.
+    """
+    if loaded.data is not None:
+        from belljar.cell.task_data import put_in
+
+        await put_in(cell, loaded.data)
+    for copy in loaded.policy.files:
+        contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
+        await cell.write_file(
+            copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user
+        )
+
+
+def decoys_in(
+    cell: Cell, loaded: LoadedPolicy, run: RunDirectory
+) -> AbstractAsyncContextManager[object]:
+    """The policy's decoys, placed and watched; for whoever takes the cell."""
+    from belljar.cell import decoys
+
+    return decoys.decoys_in(cell, loaded, run)
