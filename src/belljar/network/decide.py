@@ -1,7 +1,6 @@
-"""A flow's address, port, names, method and target → a stand-in, or why it is refused. Pure.
+"""A flow's address, port, names, method and target → a stand-in, or a refusal. Pure.
 
-Resolves, dials and remembers nothing. Names on the wire are ASCII: any other byte makes it no name
-(a U-label is refused, never guessed at).
+Names on the wire are ASCII: any other byte makes it no name (a U-label is refused).
 """
 
 from __future__ import annotations

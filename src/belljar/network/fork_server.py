@@ -1,8 +1,7 @@
 """The prepared parent of a run's supervisors, gateways and readers: imports, then forks.
 
-Started by `processes.ForkServer` alone, as `python -I -c … FD SERVE`. One thread, one socket to its
-owner, one request at a time. Each child waits for its owner's word, so the journal names it first.
-It dies with the fork server, and the fork server with its owner.
+Started by `processes.ForkServer` alone. One thread, one socket to its owner, one request at a time.
+Each child waits for its owner's word, so the journal names it first. All end with the owner.
 """
 
 from __future__ import annotations
