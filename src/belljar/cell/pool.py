@@ -299,7 +299,8 @@ class Pool:
                 continue
             if self._is_ended() or not await _answers(cell):
                 pooled.reason = Discard.UNUSED if self._is_ended() else Discard.DEAD
-                self._serve(pooled.request)
+                request, pooled.request = pooled.request, None  # `_close` answers it no more
+                self._serve(request)
             elif self._hand_over(pooled, opened, pooled.request):
                 # Until it is given back; when the pool ends before that, its operations are ended,
                 # and soon the cell.

@@ -43,6 +43,7 @@ from belljar.units import format_duration
 
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
 """Sockets close a little before the supervisor reports."""
+_DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
 _NAMELESS_CHILD_S: Final = 1.0
 _while_starting: Final[list[Callable[[], object]]] = []
 
@@ -108,6 +109,8 @@ class Sandbox:
         self._is_ready = False
         self._reason = "closed"
         self._destroyed = threading.Event()
+        self._looking = threading.Lock()
+        self._found: Destruction | None = None
         try:
             with ExitStack() as undo:
                 self.identity: HeldIdentity = undo.enter_context(identity)
@@ -324,7 +327,12 @@ class Sandbox:
         with anyio.CancelScope(shield=True):
             owner, self._owner = self._owner, None  # One caller gets it; the others wait
             if owner is None:
-                await anyio.to_thread.run_sync(self._destroyed.wait)
+                # A thread of its own: forty waiters would have all that the destroyers need
+                is_done = self._destroyed.is_set() or await anyio.to_thread.run_sync(
+                    self._destroyed.wait, _DESTROYER_TIMEOUT_S, limiter=anyio.CapacityLimiter(1)
+                )
+                if not is_done:  # Its event loop was stopped
+                    await self._destroy()
             else:
                 self._reason = reason
                 try:
@@ -336,7 +344,9 @@ class Sandbox:
         return self.destruction
 
     async def _destroy(self) -> None:
-        """Only for `owned`: kill, look for survivors, record."""
+        """Kill, look for survivors, record. Again after an interrupt, else nothing."""
+        if self.destruction is not None:
+            return
         recorder, order = self.recorder, None if self.recorder is None else self.killed()
         with anyio.CancelScope(shield=True):
             try:
@@ -362,6 +372,13 @@ class Sandbox:
         return await anyio.to_thread.run_sync(self._remove_and_look, started)
 
     def _remove_and_look(self, started: float) -> Destruction:
+        # An interrupted wait leaves the first look running, and its ids are another's after it
+        with self._looking:
+            if self._found is None:
+                self._found = self._look_once(started)
+            return self._found
+
+    def _look_once(self, started: float) -> Destruction:
         self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
         self.refused_forks()
         self.memory_peak_bytes()
@@ -407,10 +424,12 @@ SandboxT = TypeVar("SandboxT", bound=Sandbox)
 async def owned(sandbox: SandboxT, owner: AsyncExitStack) -> AsyncIterator[SandboxT]:
     """Start it; destroyed when `owner` closes or the block fails.
 
-    The only caller of `_destroy`: each sandbox is destroyed exactly once.
+    Each sandbox is destroyed once. Neither a shield nor `finally` keeps Ctrl-C or asyncio's own
+    cancellation out of a destruction: the second callback finishes what one of them ended.
     """
     async with AsyncExitStack() as starting:
-        starting.push_async_callback(sandbox._destroy)
+        for _ in range(2):
+            starting.push_async_callback(sandbox._destroy)
         yield sandbox
         owner.push_async_exit(starting.pop_all())
 
@@ -433,13 +452,15 @@ async def recorded_lifetime(
             try:
                 sandbox = await make(owner, held)
             except BaseException as exc:
-                await owner.aclose()
                 # A cell could not be made: why, or that its maker was cancelled
                 reason = repr(exc) if isinstance(exc, Exception) else "cancelled"
                 if isinstance(exc, BelljarError):
                     reason = exc.what
                 data = {"error": type(exc).__name__, "reason": reason}
-                recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data=data))
+                try:
+                    await owner.aclose()
+                finally:
+                    recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data=data))
                 raise
             sandbox.ready(recorder, owner)
             try:

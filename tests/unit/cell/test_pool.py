@@ -414,3 +414,26 @@ def test_a_workshop_without_an_event_loop_around_it(tmp_path: Path) -> None:
     assert threading.active_count() == len(
         [t for t in threading.enumerate() if t.name != "cells-ahead"]
     )
+
+
+async def test_a_request_is_answered_once() -> None:
+    """Taken by a cell in the making when the idle one turns out dead, it isn't answered again."""
+    async with stand(2) as it:
+        real, begun, go = it.open, Future[None](), Future[None]()
+
+        @asynccontextmanager
+        async def slow(*, ahead: bool) -> AsyncIterator[Any]:
+            if ahead and len(it.ahead) == 1 and not begun.done():
+                begun.set_result(None)
+                await result_of(go)
+            async with real(ahead=ahead) as opened:
+                yield opened
+
+        object.__setattr__(it.pool._supply, "open", slow)
+        it.pool.refill()
+        await result_of(begun)
+        it.ahead[0].dead = True
+        async with it.cell():
+            go.set_result(None)
+            await it.pool.filled()
+    assert it.pool.troubles == []

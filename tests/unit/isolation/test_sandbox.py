@@ -161,3 +161,43 @@ async def test_a_sandbox_is_destroyed_once(end: str, tmp_path: Path) -> None:
     was_cell = end.startswith(("normal", "destroyed", "block"))
     assert recorder.kinds().count(Kind.CELL_DESTROYED) == was_cell
     assert recorder.kinds().count(Kind.CELL_FAILED) == (not was_cell)
+
+
+class Interrupted(Counted):
+    """One whose first destruction is interrupted, while its look goes on."""
+
+    looks = 0
+
+    async def _unmake(self) -> Destruction:
+        destruction = await super()._unmake()
+        if self.destroyed == 1:
+            raise OSError("interrupted")
+        return destruction
+
+    def _look_once(self, started: float) -> Destruction:
+        self.looks += 1
+        return super()._look_once(started)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("end", ["normal", "destroyed early", "start fails"])
+async def test_an_interrupted_destruction_is_finished(end: str, tmp_path: Path) -> None:
+    """The sandbox is destroyed and on record all the same, and looked for once: its ids may be
+    another's by then."""
+    sandbox, recorder = Interrupted(tmp_path), MemoryRecorder()
+    with pytest.raises((OSError, CellError, ExceptionGroup)):
+        await live(sandbox, recorder, end)
+    assert (sandbox.destroyed, sandbox.looks) == (2, 1)
+    assert sandbox.destruction is not None
+    assert recorder.kinds().count(Kind.CELL_DESTROYED) == (end != "start fails")
+
+
+@pytest.mark.anyio
+async def test_many_who_wait_do_not_shut_out_who_destroys(tmp_path: Path) -> None:
+    """More cells than an event loop has threads, each destroyed by two at once."""
+    sandboxes = [Counted(tmp_path) for _ in range(50)]
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            for sandbox in sandboxes:
+                tasks.start_soon(live, sandbox, MemoryRecorder(), "destroyed early")
+    assert [sandbox.destroyed for sandbox in sandboxes] == [1] * 50

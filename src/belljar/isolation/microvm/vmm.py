@@ -237,9 +237,12 @@ class Vmm(Sandbox):
                     os.chown(bind.source, identity.host_uid, identity.host_gid)
 
     async def _unmake(self) -> Destruction:
-        await self.client.aclose()
-        await self.companions.aclose()
-        destruction, wire = await super()._unmake(), self.wire
+        try:
+            await self.client.aclose()
+            await self.companions.aclose()
+        finally:
+            destruction = await super()._unmake()
+        wire = self.wire
         if wire is None or wire.destruction is None:
             return destruction
         return together(destruction, wire.destruction)

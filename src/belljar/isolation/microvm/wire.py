@@ -238,5 +238,5 @@ async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> None:
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")
     async with owned(Wire(vmm, port, home), vmm.companions) as wire:
+        vmm.wire = wire  # Before it starts: its destruction counts as the VMM's
         await wire.start()
-    vmm.wire = wire

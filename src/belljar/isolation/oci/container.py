@@ -353,8 +353,11 @@ class Container(Sandbox):
         return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
 
     async def _unmake(self) -> Destruction:
-        await self.client.aclose()
-        return await super()._unmake()
+        try:
+            await self.client.aclose()
+        finally:
+            destruction = await super()._unmake()
+        return destruction
 
     def _release(self) -> None:
         self._theirs.close()
