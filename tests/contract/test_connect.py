@@ -217,13 +217,15 @@ async def test_a_hostile_server_costs_its_own_stream(cell: Cell, port: str) -> N
     """One that floods, never reads, closes at once or resets: our side is held up or told, and the
     cell's other operations go on.
     """
+    # A reset that is quicker than the connection's begin is told there
+    ended = (anyio.BrokenResourceError, ConnectionResetError)
     async with serving(cell, port, HOSTILE[port]):
-        with anyio.move_on_after(1), suppress(anyio.BrokenResourceError):
+        with anyio.move_on_after(1), suppress(*ended):
             async with cell.connect(int(port)) as stream:
                 for _ in range(100):
                     await stream.send(b"x" * 65536)
         for _ in range(10):
-            with suppress(anyio.BrokenResourceError):
+            with suppress(*ended):
                 async with cell.connect(int(port)) as stream:
                     stream.abort()
         assert (await cell.exec(["echo", "fine"])).stdout == b"fine\n"

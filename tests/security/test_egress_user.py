@@ -58,6 +58,8 @@ def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersB
         shutil.copytree(
             REPOSITORY / "tests/security/egress", installed.libraries / "tests/security/egress"
         )
+        (installed.libraries / "tests/fakes").mkdir()
+        shutil.copy(REPOSITORY / "tests/fakes/pcapng.py", installed.libraries / "tests/fakes")
         yield replace(installed, groups=groups)
 
 
