@@ -185,3 +185,11 @@ def _stat_fields(pid: int) -> list[str] | None:
         raise_if_blind(exc)
         return None
     return text.rpartition(")")[2].split()
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -7,7 +7,6 @@ No task and no cancel scope stays open.
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailSpec
-from belljar.process import descends_from, kill
+from belljar.process import descends_from, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.units import format_duration
 
@@ -243,7 +242,10 @@ class Sandbox:
 
     def death_limit(self) -> str | None:
         """`memory`, `lifetime` or None; after `cause_of_death`."""
-        return death_limit(self.end(), fatal_oom_kills=self.fatal_oom_kills())
+        cause = "" if (end := self.end()) is None else end.cause
+        if cause == "lifetime":
+            return cause
+        return "memory" if cause == "itself" and self.fatal_oom_kills() > 0 else None
 
     def killed(self) -> Order | None:
         """Its kill order, if any; also afterwards."""
@@ -490,23 +492,6 @@ def _completed(order: Order, cell_id: str, destruction: Destruction) -> Event:
         "duration_ms": round(destruction.duration_ms, 1),
     }
     return Event(kind=Kind.KILL_COMPLETED, cell_id=cell_id, data=data)
-
-
-def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
-    """The limit that ended a cell. Pure."""
-    if end is None:
-        return None
-    if end.cause == "lifetime":
-        return "lifetime"
-    return "memory" if end.cause == "itself" and fatal_oom_kills > 0 else None
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL`, or a number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
 
 
 def elapsed_ms(began: float) -> float:

@@ -13,7 +13,7 @@ from belljar.errors import CellError
 from belljar.events import Kind, MemoryRecorder
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import JailEnd
-from belljar.isolation.sandbox import Sandbox, death_limit, owned, recorded_lifetime
+from belljar.isolation.sandbox import Sandbox, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailIdentity, JailLimits
 from belljar.store.journal import new_cell_id
@@ -21,6 +21,21 @@ from belljar.store.journal import new_cell_id
 ITSELF = JailEnd(signal=None, status=137, cause="itself")
 LIFETIME = JailEnd(signal=9, status=None, cause="lifetime")
 OWNER = JailEnd(signal=9, status=None, cause="owner")
+
+
+class Died(Sandbox):
+    """A sandbox of which only its end is known."""
+
+    def __init__(self, ended: JailEnd | None, kills: int) -> None:
+        self.ended, self.kills = ended, kills
+
+    def end(self) -> JailEnd | None:
+        """As the supervisor said."""
+        return self.ended
+
+    def fatal_oom_kills(self) -> int:
+        """As the kernel counted."""
+        return self.kills
 
 
 @pytest.mark.parametrize(
@@ -36,7 +51,7 @@ OWNER = JailEnd(signal=9, status=None, cause="owner")
 def test_the_limit_it_died_of(end: JailEnd | None, kills: int, limit: str | None) -> None:
     """The supervisor's deadline, or the kernel's kill that the cell did not survive; a kill before
     its owner ended it was not its end."""
-    assert death_limit(end, fatal_oom_kills=kills) == limit
+    assert Died(end, kills).death_limit() == limit
 
 
 class Ended(Sandbox):

@@ -26,11 +26,12 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import VmmRoot
-from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned, signal_name
+from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
+from belljar.process import signal_name
 from belljar.store.journal import EntryKind
 from belljar.units import printable
 

@@ -31,9 +31,10 @@ from belljar.isolation.program_root import (
     package_program,
 )
 from belljar.isolation.renewal import Port
-from belljar.isolation.sandbox import Sandbox, owned, signal_name
+from belljar.isolation.sandbox import Sandbox, owned
 from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailSpec
+from belljar.process import signal_name
 from belljar.store.journal import new_cell_id
 
 MAX_MTU: Final = 1500

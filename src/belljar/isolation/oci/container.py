@@ -36,13 +36,12 @@ from belljar.isolation.sandbox import (
     elapsed_ms,
     owned,
     record_destroyed,
-    signal_name,
 )
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
-from belljar.process import is_alive
+from belljar.process import is_alive, signal_name
 from belljar.store.journal import EntryKind
 from belljar.units import format_size
 
