@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
 from belljar.cell.range import Range
-from belljar.cell.single import decoys_in, ready_cell
+from belljar.cell.single import ready_cell
 from belljar.cell.trips import tripping
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.events import Actor
@@ -127,6 +127,8 @@ async def _open(
                 made = make(loaded, parts, recorder=recorder)
                 opened = Range(cell=await stack.enter_async_context(made))
             if loaded.policy.decoys and not ahead:
+                from belljar.cell.decoys import decoys_in
+
                 await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
         opened.raise_if_dead()

@@ -37,7 +37,6 @@ from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
-from belljar.cell.single import decoys_in
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
@@ -452,6 +451,8 @@ async def open_pool(
         refuse=partial(refuse_to_give, home, run.run_id),
     )
     if loaded.policy.decoys:
+        from belljar.cell.decoys import decoys_in
+
         supply = replace(supply, taken=partial(decoys_in, loaded=loaded, run=run))
     async with async_loop_thread() as thread:
         pool = Pool(supply, thread)

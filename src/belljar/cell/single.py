@@ -19,7 +19,6 @@ from belljar.events import Actor, Recorder
 from belljar.image import image_health
 from belljar.isolation.hold import refuse_if_stopped
 from belljar.isolation.sandbox import do_while_starting
-from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy
 from belljar.store.journal import CellAbout, Journal
 
@@ -176,12 +175,3 @@ async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
         await cell.write_file(
             copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user
         )
-
-
-def decoys_in(
-    cell: Cell, loaded: LoadedPolicy, run: RunDirectory
-) -> AbstractAsyncContextManager[object]:
-    """The policy's decoys, placed and watched; for whoever takes the cell."""
-    from belljar.cell import decoys
-
-    return decoys.decoys_in(cell, loaded, run)

@@ -156,7 +156,7 @@ class WarmCells:
             on_breach=self._session.breached,
         )
         if policy.policy.decoys:
-            from belljar.cell.single import decoys_in
+            from belljar.cell.decoys import decoys_in
 
             supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
         return Pool(supply, self._thread)
