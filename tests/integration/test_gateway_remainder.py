@@ -185,11 +185,16 @@ def test_what_the_client_hello_hides(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "behind", [b"\x17\x03\x03\x00\x40" + SECRET.ljust(64), SECRET], ids=["record", "no record"]
+    ("behind", "kind"),
+    [
+        pytest.param(b"\x17\x03\x03\x00\x40" + SECRET.ljust(64), "tls", id="record"),
+        pytest.param(b"\x17\x03\x03\x40\x00" + SECRET, "after_end", id="cut record"),
+    ],
 )
-def test_what_tls_does_not_decrypt(gateway: Gateway, behind: bytes) -> None:
+def test_what_tls_does_not_decrypt(gateway: Gateway, behind: bytes, kind: str) -> None:
     """Bytes behind a whole handshake that are no record of this connection are kept as they
-    came."""
+    came. A record that the connection's end cut short, which is also what a refused upload
+    leaves, counts as what came after the end."""
     sock = secure(gateway)
     with socket.socket(fileno=sock.detach()) as raw:
         raw.settimeout(20)
@@ -199,6 +204,7 @@ def test_what_tls_does_not_decrypt(gateway: Gateway, behind: bytes) -> None:
     event = end(gateway)
     assert SECRET in kept(gateway)
     assert event.data["eof"] is True
+    assert event.data["remainder"] == {kind: len(behind)}
 
 
 @pytest.mark.parametrize("pieces", [1, 2])

@@ -394,4 +394,4 @@ class ServerTlsPipe(TlsPipe):
         for record in self._records:
             with contextlib.suppress(ssl.SSLError):
                 self.account.remain("after_end", record if self._is_over else self._opened(record))
-        self.account.remain("tls", self._records.take_rest())
+        self.account.remain("after_end", self._records.take_rest())
