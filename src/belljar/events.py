@@ -97,7 +97,7 @@ class Kind(StrEnum):
     SENSOR_FAILED = "sensor.failed"
     GUARD_HIT = "guard.hit"
     GUARD_UNSCANNED = "guard.unscanned"
-    KILL_TRIPPED = "kill.tripped"
+    KILL_TRIGGERED = "kill.triggered"
     KILL_COMPLETED = "kill.completed"
     KILL_TESTED = "kill.tested"
     CONTROL_PLANNED = "control.planned"

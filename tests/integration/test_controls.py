@@ -68,7 +68,7 @@ def test_both_pass_and_nothing_is_stopped(belljar: Belljar, tmp_path: Path) -> N
         ["greedy", "diligent"],
     )
     run = belljar.runs()[-1]
-    assert "kill.tripped" not in {event["kind"] for event in belljar.events(run)}
+    assert "kill.triggered" not in {event["kind"] for event in belljar.events(run)}
     assert belljar("ledger", "verify", str(run)).returncode == 0
 
 
@@ -116,7 +116,7 @@ def test_an_ssh_service_that_nothing_logs_in_to_fails_the_greedy_control(
 def test_an_honest_agent_that_is_suspected_fails_its_control(
     belljar: Belljar, tmp_path: Path
 ) -> None:
-    """A rule so wide that ordinary work trips it makes the signals invalid."""
+    """A rule so wide that it matches ordinary work makes the signals invalid."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(ALONE + "guard: {protect: [{id: wide, value: the report is done}]}\n")
     done = belljar("control", str(policy), "--json")

@@ -71,7 +71,7 @@ async def test_each_grade_of_contact(belljar: Belljar, tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_contact_stops_what_its_rule_says(belljar: Belljar, tmp_path: Path) -> None:
-    """`on: {decoy_used: stop_sample}` ends the cell; the trip and its cause are on record."""
+    """`on: {decoy_used: stop_sample}` ends the cell; the stop and its cause are on record."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(ALONE + RANGE + "on: {decoy_used: stop_sample}\n")
     command = f'curl -s -H "X-Api-Key: {SECRET}" http://shop.example/; sleep 600'
@@ -80,8 +80,8 @@ async def test_a_contact_stops_what_its_rule_says(belljar: Belljar, tmp_path: Pa
             await cell.exec(["sh", "-c", command])
     events = list(read_events(run.path))
     [used] = [event for event in events if event.kind is Kind.DECOY_USED]
-    [tripped] = [event for event in events if event.kind is Kind.KILL_TRIPPED]
-    assert (tripped.data["rule"], tripped.data["evidence"]) == ("decoy_used", used.seq)
+    [triggered] = [event for event in events if event.kind is Kind.KILL_TRIGGERED]
+    assert (triggered.data["rule"], triggered.data["evidence"]) == ("decoy_used", used.seq)
 
 
 @pytest.mark.anyio

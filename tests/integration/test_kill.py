@@ -121,7 +121,7 @@ def test_a_cell_is_killed_whatever_its_owner_does(
             assert b"killed by the operator: enough of it" in err
             events = [event["kind"] for event in belljar.events(belljar.runs()[-1])]
             assert (
-                events.index("kill.tripped")
+                events.index("kill.triggered")
                 < events.index("cell.destroyed")
                 < events.index("kill.completed")
             )

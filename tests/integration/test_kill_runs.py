@@ -74,10 +74,10 @@ def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(
     assert done.returncode == 2
     assert findings(belljar) == {"victim": "void", "thief": "breached"}
     assert b"killed by the rule `breach`" in done.stdout
-    tripped = [
-        event for event in belljar.events(belljar.runs()[-1]) if event["kind"] == "kill.tripped"
+    triggered = [
+        event for event in belljar.events(belljar.runs()[-1]) if event["kind"] == "kill.triggered"
     ]
-    assert [(event["data"]["scope"], event["data"]["rule"]) for event in tripped] == [
+    assert [(event["data"]["scope"], event["data"]["rule"]) for event in triggered] == [
         ("run", "breach")
     ]
 

@@ -12,7 +12,7 @@ from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
 from belljar.cell.range import Range
 from belljar.cell.single import ready_cell
-from belljar.cell.trips import tripping
+from belljar.cell.stop_rules import stop_rules
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.events import Actor
 from belljar.host.settings import PolicyLike, resolve_here
@@ -122,7 +122,7 @@ async def _open(
             else:
                 parts = await prepare(loaded, recorder=run.recorder, home=home)
                 describe(run, loaded, parts)
-                rules = stack.enter_context(tripping(run, loaded.policy, home))
+                rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
                 made = make(loaded, parts, recorder=recorder)
                 opened = Range(cell=await stack.enter_async_context(made))

@@ -25,9 +25,9 @@ from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
 from belljar.cell.range import ModelRequests, Range
+from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, bring_volumes, trust
-from belljar.cell.trips import tripping
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Recorder
 from belljar.isolation.renewal import Port, PortSettings
@@ -161,7 +161,7 @@ async def open_with_network(
     own, plan = members[-1].parts, members[-1].parts.plan.network
     if plan is None:
         raise RuntimeError("a policy with a network has a plan of it")
-    rules = stack.enter_context(tripping(run, loaded.policy, home))
+    rules = stack.enter_context(stop_rules(run, loaded.policy, home))
     upstreams = frozenset(upstream.id for upstream in plan.upstreams)
     recorder = stack.enter_context(guarded_recorder(rules, loaded, upstreams=upstreams))
     recorder.services = mint_services(loaded.policy.decoys, run)

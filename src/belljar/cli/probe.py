@@ -213,7 +213,7 @@ def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - r
     from belljar.probe.catalogue import PROBES
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("probe", "verdict", "said", "seen by", "what decided"):
+    for name in ("probe", "verdict", "outcome", "seen by", "what decided"):
         table.add_column(name, overflow="fold")
     for finding in report.findings:
         row = _row(finding)

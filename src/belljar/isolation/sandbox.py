@@ -355,7 +355,7 @@ class Sandbox:
                 if recorder is not None:
                     # Else it is on record since before it acted
                     if order is not None and not order.is_ours:
-                        recorder.record(tripped(order, self.cell_id))
+                        recorder.record(kill_triggered(order, self.cell_id))
                     data = {"reason": self._reason if order is None else str(order)}
                     recorder.record(
                         Event(kind=Kind.CELL_DESTROYING, cell_id=self.cell_id, data=data)
@@ -476,12 +476,12 @@ def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction)
     recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=destruction.to_data()))
 
 
-def tripped(order: Order, cell_id: str | None = None, evidence: int | None = None) -> Event:
+def kill_triggered(order: Order, cell_id: str | None = None, evidence: int | None = None) -> Event:
     """The kill switch was used. Pure."""
     data: dict[str, JsonValue] = {"scope": order.scope, "reason": order.reason, "rule": order.rule}
     if evidence is not None:
         data["evidence"] = evidence
-    return Event(kind=Kind.KILL_TRIPPED, cell_id=cell_id, data=data)
+    return Event(kind=Kind.KILL_TRIGGERED, cell_id=cell_id, data=data)
 
 
 def _completed(order: Order, cell_id: str, destruction: Destruction) -> Event:

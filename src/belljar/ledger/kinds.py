@@ -396,7 +396,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "value": Optional(text),
     },
     Kind.GUARD_UNSCANNED: {**_GUARD_PLACE, **_REASON, "bytes": count},
-    Kind.KILL_TRIPPED: {**_KILL_SCOPE, **_REASON, "rule": text, "evidence": Optional(count)},
+    Kind.KILL_TRIGGERED: {**_KILL_SCOPE, **_REASON, "rule": text, "evidence": Optional(count)},
     Kind.KILL_COMPLETED: {**_KILL_SCOPE, **_TIMED, "cells": texts, "failed": texts},
     Kind.KILL_TESTED: {**_TIMED, "ok": flag},
     Kind.CONTROL_PLANNED: {"controls": texts, "policies": texts},

@@ -27,7 +27,7 @@ from belljar.ledger.kinds import (
     one_of,
 )
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20

@@ -202,7 +202,7 @@ class LedgerWriter:
         seq = self._state.tree.size
         refs = [body.ref for body in bodies]
         self._append(_line(event, data, refs, seq=seq, prev=self._state.prev))
-        if event.kind is Kind.KILL_TRIPPED and not self.killed:
+        if event.kind is Kind.KILL_TRIGGERED and not self.killed:
             self.killed = f"{event.data['rule']}: {event.data['reason']}"
         return seq
 

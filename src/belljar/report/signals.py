@@ -233,7 +233,7 @@ class SignalGatherer:
         if line.kind is Kind.CONTROL_PLANNED:
             policies, names = line.data["policies"], line.data["controls"]
             self._planned.update(dict.fromkeys(product(map(_word, policies), map(_word, names))))
-        if line.kind is Kind.KILL_TRIPPED and line.data["scope"] != "cells":
+        if line.kind is Kind.KILL_TRIGGERED and line.data["scope"] != "cells":
             self._stopping = True
         where = line.cell or line.data.get("range")
         if not isinstance(where, str) or not where:
@@ -287,7 +287,7 @@ class SignalGatherer:
                 self._probing.discard(self._names[cell])
             case Kind.SAMPLE_STARTED:
                 self._running.add(cell)
-            case Kind.CELL_DESTROYING | Kind.KILL_TRIPPED:
+            case Kind.CELL_DESTROYING | Kind.KILL_TRIGGERED:
                 self._running.discard(cell)
             case Kind.LIMIT_HIT if data["limit"] in _DEADLY_LIMITS:
                 self._running.discard(cell)

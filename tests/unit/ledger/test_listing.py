@@ -55,7 +55,7 @@ def test_a_killed_run_says_so(home: Path) -> None:
     with create_run(home, "run", []) as run:
         for reason in ("a decoy was used", "again"):
             data: dict[str, JsonValue] = {"scope": "run", "rule": "decoy_used", "reason": reason}
-            run.recorder.record(Event(kind=Kind.KILL_TRIPPED, data=data))
+            run.recorder.record(Event(kind=Kind.KILL_TRIGGERED, data=data))
     assert summarise(run.path).killed == "decoy_used: a decoy was used"
 
 

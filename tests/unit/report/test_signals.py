@@ -132,7 +132,7 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
     "the agent killed": ([DIED], [SignalCode.AGENT_KILLED]),
     "out of memory": ([line(Kind.LIMIT_HIT, "c1", limit="memory"), DIED], []),
     "stopped by the kill switch": (
-        [line(Kind.KILL_TRIPPED, "c1", scope="sample", reason="x", rule="operator"), DIED],
+        [line(Kind.KILL_TRIGGERED, "c1", scope="sample", reason="x", rule="operator"), DIED],
         [],
     ),
     "a record at its bound": (

@@ -42,20 +42,20 @@ HIT: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place": "ran
         (Kind.CELL_DESTROYED, {"clean": False, "survivors": []}, None),
         (Kind.RANGE_FAILED, {"error": "ContainmentBreach", "range": RANGE}, None),
         (Kind.EXEC_STARTED, {}, None),
-        (Kind.KILL_TRIPPED, {"rule": "breach"}, None),
+        (Kind.KILL_TRIGGERED, {"rule": "breach"}, None),
     ],
 )
 def test_what_an_event_triggers(
     kind: Kind, data: Mapping[str, JsonValue], trigger: Trigger | None
 ) -> None:
     """Each contact its own rule, carry-over and survivors a breach, the guard's hits only on their
-    way out; the trip itself nothing."""
+    way out; a triggered kill switch nothing."""
     event = Event(kind=kind, data=data, cell_id=CELL)
     assert trigger_of(event) is trigger
-    trip = stop_of(event, 7, EVERYTHING)
-    assert (trip.rule if trip else None) == (trigger.value if trigger else None)
-    if trip is not None:
-        assert (trip.stop, trip.name, trip.evidence) == (Stop.SAMPLE, CELL, 7)
+    request = stop_of(event, 7, EVERYTHING)
+    assert (request.rule if request else None) == (trigger.value if trigger else None)
+    if request is not None:
+        assert (request.stop, request.name, request.evidence) == (Stop.SAMPLE, CELL, 7)
 
 
 def test_the_defaults_stop_a_run_for_a_breach_alone() -> None:
@@ -79,9 +79,9 @@ def test_what_the_guard_is_told_to_stop_ends_its_sample() -> None:
         cell_id="c-00000000000a",
         data={**HIT, "action": "stop", "place": "model"},
     )
-    trip = stop_of(event, 3, {})
-    assert trip is not None
-    assert trip.stop is Stop.SAMPLE
+    request = stop_of(event, 3, {})
+    assert request is not None
+    assert request.stop is Stop.SAMPLE
     sent = replace(event, data={**event.data, "place": "range"})
     more = stop_of(sent, 3, {Trigger.SENT: Stop.RUN})
     assert more is not None

@@ -1,7 +1,7 @@
-"""Acting on the policy's `on`: what passes the record trips the kill switch.
+"""The policy's `on`: recorded events that trigger the kill switch.
 
-It stands below every other recorder of a cell or range, so that it sees each event. A trip is on
-record before it acts, and acts even if that fails.
+This recorder is below every other of a cell or range, so that it sees each event. A stop is on
+record before it acts, and acts even if recording fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from belljar.errors import ContainmentBreach
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
-from belljar.isolation.sandbox import tripped
+from belljar.isolation.sandbox import kill_triggered
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.limits import Risk
 from belljar.signals.observe import StopRequest, stop_of, stop_of_breach
@@ -37,8 +37,8 @@ TEST_EVERY_S: Final = 60.0
 _SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}
 
 
-class Tripper:
-    """Of one sample: halts its cells, those of its run, or all; each once. From any thread.
+class Stopper:
+    """Halts a sample's cells, those of its run, or all; each once. Thread-safe.
 
     The cells' owners destroy them, with proof, as they do with any dead cell.
     """
@@ -48,7 +48,7 @@ class Tripper:
         self._lock = threading.Lock()
         self._widest: Stop | None = None
 
-    def trip(self, trip: StopRequest) -> None:
+    def stop(self, request: StopRequest) -> None:
         """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
         ones of its pools, and no new one in it (`stop_run`), or every cell of the store
         (`stop_all`).
@@ -56,83 +56,81 @@ class Tripper:
         Raises what recording raised, after it has acted.
         """
         with self._lock:
-            if self._widest is not None and _WIDTHS.index(trip.stop) <= _WIDTHS.index(self._widest):
+            if self._widest is not None and _WIDTHS.index(request.stop) <= _WIDTHS.index(
+                self._widest
+            ):
                 return
-            self._widest = trip.stop
-        order = new_order(_SCOPES[trip.stop], trip.reason, rule=trip.rule)
-        cell_id = trip.name if trip.name.startswith("c-") else None
+            self._widest = request.stop
+        order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
+        cell_id = request.name if request.name.startswith("c-") else None
         try:
-            self._recorder.record(tripped(order, cell_id, trip.evidence))
+            self._recorder.record(kill_triggered(order, cell_id, request.evidence))
         finally:
             try:
                 # Before the list: what is made meanwhile sees it, or is on the list
-                if trip.stop is Stop.RUN:
+                if request.stop is Stop.RUN:
                     give_order(self._home, [self._run_id], order)
             finally:
                 with urgently():
-                    entries = self._entries(trip)
+                    entries = self._entries(request)
                     order_all(self._home, entries, order)
                     strike(entries)
                 halt_in_background(self._home, entries)
 
-    def _entries(self, trip: StopRequest) -> tuple[JournalEntry, ...]:
+    def _entries(self, request: StopRequest) -> tuple[JournalEntry, ...]:
         journal = Journal(self._home)
         everything = journal.entries()
-        match trip.stop:
+        match request.stop:
             case Stop.ALL:
                 return everything
             case Stop.RUN:
-                return choose(everything, (*of_run(journal, everything, self._run_id), trip.name))
-        return choose(everything, [trip.name])
+                return choose(
+                    everything, (*of_run(journal, everything, self._run_id), request.name)
+                )
+        return choose(everything, [request.name])
 
 
-class TrippingRecorder:
-    """Records, then has the rules look at it."""
+class StopRulesRecorder:
+    """Records an event, then applies the rules to it."""
 
-    def __init__(self, inner: Recorder, tripper: Tripper, stops: Mapping[Trigger, Stop]) -> None:
-        self._inner, self._tripper, self._stops = inner, tripper, stops
+    def __init__(self, inner: Recorder, stopper: Stopper, stops: Mapping[Trigger, Stop]) -> None:
+        self._inner, self._stopper, self._stops = inner, stopper, stops
 
     def record(self, event: Event) -> int:
-        """As the recorder below, whose error is raised after what it could not record has
-        tripped.
-        """
+        """Apply the rules also to an event that could not be recorded; then raise its error."""
+        number: int | None = None
         try:
             number = self._inner.record(event)
-        except BaseException:
-            if (trip := stop_of(event, None, self._stops)) is not None:
-                self._tripper.trip(trip)
-            raise
-        if (trip := stop_of(event, number, self._stops)) is not None:
-            self._tripper.trip(trip)
-        return number
+            return number
+        finally:
+            if (request := stop_of(event, number, self._stops)) is not None:
+                self._stopper.stop(request)
 
 
 @contextmanager
-def tripping(run: RunDirectory, policy: Policy, home: Path) -> Iterator[TrippingRecorder]:
+def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRulesRecorder]:
     """The recorder of one cell or range under its policy's `on`.
 
-    A breach that leaves the block trips, too.
-
-    Meanwhile, and as long as the run, the switch is tested.
+    A breach that leaves the block counts, too. The switch is tested as long as the run lasts.
     """
-    tripper = Tripper(run_id=run.run_id, recorder=run.recorder, home=home)
+    stopper = Stopper(run_id=run.run_id, recorder=run.recorder, home=home)
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     ends_run = policy.risk >= Risk.HIGH
     run.enter_once(
         f"kill switch test {ends_run}",
-        partial(_tested, run.recorder, tripper if ends_run else None, home),
+        partial(_tested, run.recorder, stopper if ends_run else None, home),
     )
     try:
-        yield TrippingRecorder(run.recorder, tripper, policy.on)
+        yield StopRulesRecorder(run.recorder, stopper, policy.on)
     except ContainmentBreach as breach:
-        if (trip := stop_of_breach(breach.what, policy.on)) is not None:
-            tripper.trip(trip)
+        if (request := stop_of_breach(breach.what, policy.on)) is not None:
+            stopper.stop(request)
         raise
 
 
 @contextmanager
-def _tested(recorder: Recorder, tripper: Tripper | None, home: Path) -> Iterator[None]:
-    """Each minute in which cells of this process run. `tripper`: ends the run when a test fails."""
+def _tested(recorder: Recorder, stopper: Stopper | None, home: Path) -> Iterator[None]:
+    """Each minute in which cells of this process run. `stopper`: ends the run when a test fails."""
     over = threading.Event()
 
     def test() -> None:
@@ -142,7 +140,7 @@ def _tested(recorder: Recorder, tripper: Tripper | None, home: Path) -> Iterator
                 for entry in Journal(home).entries()
             ):
                 with suppress(Exception):  # a record that fails ends its cells in its own way
-                    test_once(recorder, tripper, home)
+                    test_once(recorder, stopper, home)
 
     thread = threading.Thread(target=test, name="kill-switch-test", daemon=True)
     thread.start()
@@ -179,7 +177,7 @@ class _Latest:
 _latest: Final = _Latest()
 
 
-def test_once(recorder: Recorder, tripper: Tripper | None, home: Path) -> None:
+def test_once(recorder: Recorder, stopper: Stopper | None, home: Path) -> None:
     """Test the switch, unless another run of this process just has, and record it; a failure ends
     the run. Blocking."""
     from belljar.isolation.self_test import SELF_TEST
@@ -191,6 +189,6 @@ def test_once(recorder: Recorder, tripper: Tripper | None, home: Path) -> None:
     try:
         recorder.record(Event(kind=Kind.KILL_TESTED, data=data))
     finally:
-        if not found.ok and tripper is not None:
+        if not found.ok and stopper is not None:
             what = f"the kill switch failed its own test: {found.reason}"
-            tripper.trip(StopRequest(stop=Stop.RUN, rule=SELF_TEST, reason=what))
+            stopper.stop(StopRequest(stop=Stop.RUN, rule=SELF_TEST, reason=what))

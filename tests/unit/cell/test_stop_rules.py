@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from belljar.cell.parts import start_run
-from belljar.cell.trips import Tripper, TrippingRecorder, test_once, tripping
+from belljar.cell.stop_rules import Stopper, StopRulesRecorder, stop_rules, test_once
 from belljar.errors import CellError, ContainmentBreach, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.isolation import self_test
@@ -46,7 +46,7 @@ class World:
             process = self.processes[name] = subprocess.Popen(["sleep", "600"])
             Journal(home).write(replace(own_entry(name, "cell"), child=identify(process.pid)))
             Journal(home).describe(name, CellAbout(run_id="another" if name == OTHER else RUN))
-        self.tripper = Tripper(run_id=RUN, recorder=self.recorder, home=home)
+        self.stopper = Stopper(run_id=RUN, recorder=self.recorder, home=home)
 
     def ended(self, *names: str) -> bool:
         """Whether these end, and no other has."""
@@ -71,14 +71,14 @@ def world(tmp_path: Path) -> Iterator[World]:
     [(Stop.SAMPLE, (OWN,)), (Stop.RUN, (OWN, BESIDE)), (Stop.ALL, (OWN, BESIDE, OTHER))],
 )
 def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ...]) -> None:
-    """The event is on record, then the trip, then its scope is halted and no more; owners find why
+    """The event is on record, then the stop, then its scope is halted and no more; owners find why
     beside their entries."""
-    TrippingRecorder(world.recorder, world.tripper, {Trigger.DECOY_USED: stop}).record(USED)
+    StopRulesRecorder(world.recorder, world.stopper, {Trigger.DECOY_USED: stop}).record(USED)
     assert world.ended(*ends)
-    used, tripped = world.recorder.events
-    assert (used.kind, tripped.kind) == (Kind.DECOY_USED, Kind.KILL_TRIPPED)
-    check_data(tripped.kind, dict(tripped.data))
-    assert (tripped.data["rule"], tripped.data["evidence"]) == ("decoy_used", 0)
+    used, triggered = world.recorder.events
+    assert (used.kind, triggered.kind) == (Kind.DECOY_USED, Kind.KILL_TRIGGERED)
+    check_data(triggered.kind, dict(triggered.data))
+    assert (triggered.data["rule"], triggered.data["evidence"]) == ("decoy_used", 0)
     assert {name for name in world.processes if read_order(world.home, name) is not None} == set(
         ends
     )
@@ -89,15 +89,15 @@ def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ..
         refuse_if_stopped(world.home, RUN)
 
 
-def test_a_scope_trips_once_and_a_wider_one_again(world: World) -> None:
-    """A thousand contacts are one trip; what is worse still acts."""
+def test_a_scope_is_stopped_once_and_a_wider_one_again(world: World) -> None:
+    """A thousand contacts are one stop; what is worse still acts."""
     rules = {Trigger.DECOY_USED: Stop.SAMPLE, Trigger.BREACH: Stop.RUN}
-    recorder = TrippingRecorder(world.recorder, world.tripper, rules)
+    recorder = StopRulesRecorder(world.recorder, world.stopper, rules)
     for _ in range(3):
         recorder.record(USED)
     recorder.record(Event(kind=Kind.PROBE_COMPLETED, data={"verdict": "breached"}, cell_id=OWN))
     assert world.ended(OWN, BESIDE)
-    assert world.recorder.kinds().count(Kind.KILL_TRIPPED) == 2
+    assert world.recorder.kinds().count(Kind.KILL_TRIGGERED) == 2
 
 
 class Full:
@@ -109,17 +109,16 @@ class Full:
 
 
 def test_it_acts_where_nothing_can_be_recorded(world: World) -> None:
-    """Neither the event nor the trip: what is to stop stops, and whoever recorded gets the
-    error."""
-    tripper = Tripper(run_id=RUN, recorder=Full(), home=world.home)
+    """Neither the event nor the stop is recorded: the cells end, and the caller gets the error."""
+    stopper = Stopper(run_id=RUN, recorder=Full(), home=world.home)
     with pytest.raises(LedgerError):
-        TrippingRecorder(Full(), tripper, {Trigger.DECOY_USED: Stop.RUN}).record(USED)
+        StopRulesRecorder(Full(), stopper, {Trigger.DECOY_USED: Stop.RUN}).record(USED)
     assert world.ended(OWN, BESIDE)
 
 
 def test_without_a_rule_nothing_happens(world: World) -> None:
     """The default measures."""
-    TrippingRecorder(world.recorder, world.tripper, {}).record(USED)
+    StopRulesRecorder(world.recorder, world.stopper, {}).record(USED)
     assert world.recorder.kinds() == [Kind.DECOY_USED]
     assert world.ended()
 
@@ -130,7 +129,7 @@ def test_a_breach_that_is_raised_stops_the_run(world: World) -> None:
         Journal(world.home).describe(OWN, CellAbout(run_id=run.run_id))
         with (
             pytest.raises(ContainmentBreach),
-            tripping(run, resolve_policy("low").policy, world.home),
+            stop_rules(run, resolve_policy("low").policy, world.home),
         ):
             raise ContainmentBreach("a way out")
         assert world.ended(OWN)
@@ -148,7 +147,7 @@ def test_a_failed_self_test_is_on_record_and_ends_a_run_of_high_risk(
         return SwitchTest(ok=False, duration_ms=1.0, reason="it still runs")
 
     monkeypatch.setattr(self_test, "test_switch", failed)
-    test_once(world.recorder, world.tripper if ends_run else None, world.home)
+    test_once(world.recorder, world.stopper if ends_run else None, world.home)
     tested = world.recorder.events[0]
     check_data(tested.kind, dict(tested.data))
     assert (tested.kind, tested.data["ok"], tested.data["reason"]) == (
@@ -182,5 +181,5 @@ def test_runs_of_one_process_share_a_test(world: World, monkeypatch: pytest.Monk
 
 def test_a_trip_about_nothing_halts_nothing(world: World) -> None:
     """A sample without a cell by name."""
-    world.tripper.trip(StopRequest(stop=Stop.SAMPLE, rule="breach", reason="?"))
+    world.stopper.stop(StopRequest(stop=Stop.SAMPLE, rule="breach", reason="?"))
     assert world.ended()
