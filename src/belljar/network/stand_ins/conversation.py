@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, StreamApp
 from belljar.network.stand_ins.web import word
 
 M = TypeVar("M")
@@ -51,6 +51,11 @@ class Step:
 
 class ServiceSession(Protocol):
     """One connection's state: pure and bounded."""
+
+    @property
+    def greeting(self) -> bytes:
+        """Sent before the client sends anything."""
+        ...
 
     def feed(self, data: bytes) -> Iterable[Step]:
         """The steps that these bytes complete. Never raises for what they are."""
@@ -99,45 +104,46 @@ class MessageReader(Generic[M]):
         return raw
 
 
-async def converse(
-    context: StandInContext,
-    service: str,
-    session: ServiceSession,
-    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    cell: str,
-) -> None:
-    """Until either side ends it. `service` begins the events' `operation`."""
-    reader, writer = streams
-    waiting: list[Step] = []
+def stream_app(
+    context: StandInContext, service: str, start: Callable[[], ServiceSession]
+) -> StreamApp:
+    """A stream stand-in of a session each connection. `service` begins the events' `operation`."""
 
-    def noted(steps: Iterable[Step]) -> Iterator[Step]:
-        for step in steps:
-            waiting.append(step)
-            yield step
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+        session, waiting = start(), list[Step]()
 
-    interrupted = before = data = b""
-    try:
-        while data := await reader.read(READ_BYTES):
-            before = session.rest
-            for steps in _groups(noted(session.feed(data))):
+        def noted(steps: Iterable[Step]) -> Iterator[Step]:
+            for step in steps:
+                waiting.append(step)
+                yield step
+
+        interrupted = before = data = b""
+        try:
+            writer.write(session.greeting)
+            await writer.drain()
+            while data := await reader.read(READ_BYTES):
+                before = session.rest
+                for steps in _groups(noted(session.feed(data))):
+                    await _record(context, service, steps, cell)
+                    del waiting[: len(steps)]
+                    writer.write(b"".join(step.reply for step in steps))
+                    await writer.drain()
+                    if steps[-1].close:
+                        return
+        except ConnectionError:
+            return
+        except Exception:
+            # The step in which it happened is on no list: all that came last is recorded, some of
+            # it twice.
+            interrupted = before + data
+            raise
+        finally:
+            for steps in _groups(waiting):
                 await _record(context, service, steps, cell)
-                del waiting[: len(steps)]
-                writer.write(b"".join(step.reply for step in steps))
-                await writer.drain()
-                if steps[-1].close:
-                    return
-    except ConnectionError:
-        return
-    except Exception:
-        # The step in which it happened is on no list: all that came last is recorded, some of it
-        # twice.
-        interrupted = before + data
-        raise
-    finally:
-        for steps in _groups(waiting):
-            await _record(context, service, steps, cell)
-        if rest := (interrupted or session.rest) + await unread(reader):
-            await _record(context, service, [Step("unfinished", rest)], cell)
+            if rest := (interrupted or session.rest) + await unread(reader):
+                await _record(context, service, [Step("unfinished", rest)], cell)
+
+    return serve
 
 
 async def unread(reader: asyncio.StreamReader) -> bytes:

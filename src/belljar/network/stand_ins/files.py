@@ -23,25 +23,8 @@ from anyio.lowlevel import checkpoint
 from belljar.errors import PolicyError
 from belljar.network.stand_ins.web import Answer, Pairs, Request, plain_error
 
-FIELDS: Final = (
-    "if-match",
-    "if-unmodified-since",
-    "if-none-match",
-    "if-modified-since",
-    "if-range",
-    "range",
-)
 _RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 _MAX_DATE_CHARS: Final = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """`etag`: a strong validator, without its quotes."""
-
-    etag: str
-    modified_s: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +36,21 @@ class Share:
     end: int = 0
 
 
-def share_of(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
-    """For a GET or HEAD; several ranges get the whole."""
-    since = _date(fields.get("if-unmodified-since", ""))
-    if "if-match" in fields:
-        if not _names(fields["if-match"], stored.etag):
+def share_of(request: Request, etag: str, modified_s: int, size: int) -> Share:
+    """For a GET or HEAD; several ranges get the whole. `etag`: a strong one, without quotes."""
+    since = _date(request.header("if-unmodified-since"))
+    if request.has_header("if-match"):
+        if {f'"{etag}"', "*"}.isdisjoint(_tags(request.header("if-match"))):
             return Share(412)
-    elif since is not None and stored.modified_s > since:
+    elif since is not None and modified_s > since:
         return Share(412)
-    if is_fresh(fields, stored.etag, stored.modified_s):
+    if is_fresh(request, etag, modified_s):
         return Share(304)
-    return _range(method, fields, stored)
-
-
-def is_fresh(fields: Mapping[str, str], etag: str, modified_s: int | None) -> bool:
-    """Whether the client's copy is current (RFC 9110, 13.2.2)."""
-    if "if-none-match" in fields:
-        return etag_matches(fields["if-none-match"], etag)
-    since = _date(fields.get("if-modified-since", ""))
-    return since is not None and modified_s is not None and modified_s <= since
-
-
-def etag_matches(stated: str, etag: str) -> bool:
-    """Whether `If-None-Match` names this entity (weak comparison)."""
-    return _names(stated, etag) or f'W/"{etag}"' in _tags(stated)
-
-
-def _range(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
-    whole, size = Share(200, 0, stored.size_bytes), stored.size_bytes
-    match = _RANGE.fullmatch(fields.get("range", ""))
-    condition = fields.get("if-range", "")
-    if match is None or match.groups() == ("", "") or method != "GET":
+    whole, condition = Share(200, 0, size), request.header("if-range")
+    match = _RANGE.fullmatch(request.header("range"))
+    if match is None or match.groups() == ("", "") or request.method != "GET":
         return whole
-    if condition and condition != f'"{stored.etag}"' and _date(condition) != stored.modified_s:
+    if condition and condition != f'"{etag}"' and _date(condition) != modified_s:
         return whole
     if match[1]:
         start, end = int(match[1]), min(int(match[2]) + 1 if match[2] else size, size)
@@ -96,8 +61,13 @@ def _range(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
     return Share(206, start, end) if start < end else Share(416)
 
 
-def _names(stated: str, etag: str) -> bool:
-    return not {f'"{etag}"', "*"}.isdisjoint(_tags(stated))
+def is_fresh(request: Request, etag: str, modified_s: int | None) -> bool:
+    """Whether the client's copy is current (RFC 9110, 13.2.2)."""
+    if request.has_header("if-none-match"):
+        known = {f'"{etag}"', f'W/"{etag}"', "*"}
+        return not known.isdisjoint(_tags(request.header("if-none-match")))
+    since = _date(request.header("if-modified-since"))
+    return since is not None and modified_s is not None and modified_s <= since
 
 
 def _tags(stated: str) -> list[str]:
@@ -246,8 +216,7 @@ def file_answer(
     if status == 200:
         modified = ("last-modified", formatdate(file.mtime_s, usegmt=True))
         headers = (*headers, modified, ("etag", f'"{etag}"'), ("accept-ranges", "bytes"))
-        stored = Stored(etag=etag, modified_s=file.mtime_s, size_bytes=file.size_bytes)
-        share = share_of(request.method, request.fields(FIELDS), stored)
+        share = share_of(request, etag, file.mtime_s, file.size_bytes)
     if share.status == 304:
         return Answer(status=304, headers=headers)
     if share.status == 412:

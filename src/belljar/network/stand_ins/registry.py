@@ -22,7 +22,6 @@ from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import Fault, Faults
 from belljar.network.stand_ins.files import (
-    FIELDS,
     FilesError,
     StoredFile,
     is_fresh,
@@ -112,7 +111,7 @@ def page_answer(
     headers = (*headers, ("etag", f'"{etag}"'))
     if modified_s is not None:
         headers = (*headers, ("last-modified", formatdate(modified_s, usegmt=True)))
-    is_known = is_fresh(request.fields(FIELDS), etag, modified_s)
+    is_known = is_fresh(request, etag, modified_s)
     return Answer(status=304 if is_known else 200, headers=headers, body=page)
 
 

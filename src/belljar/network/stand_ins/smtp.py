@@ -240,7 +240,25 @@ def make(context: StandInContext) -> StreamApp:
     host = next((name for name in context.names if "*" not in name), "mail.localdomain")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        await _serve(context, Session(host), (reader, writer), cell)
+        session = Session(host)
+        outcome: Outcome | None = Outcome(session.greeting)
+        try:
+            while outcome is not None:
+                if outcome.done is not None:
+                    await _record(context, session, outcome.done, cell)
+                if outcome.reply:
+                    writer.write(outcome.reply)
+                    await writer.drain()
+                if outcome.close:
+                    return
+                outcome = await _next(session, reader)
+        except ConnectionError:
+            return
+        finally:
+            # A message that breaks off is on record, too.
+            if session.in_data and session.mail is not None:
+                session.mail.content.feed(await unread(reader))
+                await _record(context, session, session.mail, cell)
 
     return serve
 
@@ -254,33 +272,6 @@ def check(
         return ()
     message = "a mail server serves no files; leave `directory` out"
     return (Fault(file=str(directory), message=message),)
-
-
-async def _serve(
-    context: StandInContext,
-    session: Session,
-    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    cell: str,
-) -> None:
-    """A message that breaks off is on record, too."""
-    reader, writer = streams
-    outcome: Outcome | None = Outcome(session.greeting)
-    try:
-        while outcome is not None:
-            if outcome.done is not None:
-                await _record(context, session, outcome.done, cell)
-            if outcome.reply:
-                writer.write(outcome.reply)
-                await writer.drain()
-            if outcome.close:
-                return
-            outcome = await _next(session, reader)
-    except ConnectionError:
-        return
-    finally:
-        if session.in_data and session.mail is not None:
-            session.mail.content.feed(await unread(reader))
-            await _record(context, session, session.mail, cell)
 
 
 async def _next(session: Session, reader: asyncio.StreamReader) -> Outcome | None:

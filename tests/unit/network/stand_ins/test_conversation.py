@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from tests.fakes.registries import Ledger, context_for, served_stream
 
-from belljar.network.stand_ins.conversation import MAX_REPLY_BYTES, Presented, Step, converse
+from belljar.network.stand_ins.conversation import MAX_REPLY_BYTES, Presented, Step, stream_app
 
 HALF = b"x" * (MAX_REPLY_BYTES // 2 + 1)
 
@@ -19,7 +19,7 @@ HALF = b"x" * (MAX_REPLY_BYTES // 2 + 1)
 class Lines:
     """Answers each byte by many; `q` ends."""
 
-    rest = b""
+    greeting = rest = b""
 
     def feed(self, data: bytes) -> Iterator[Step]:
         """A step a byte."""
@@ -36,14 +36,12 @@ def test_long_replies_are_sent_as_they_come() -> None:
     context = context_for(Path("/nonexistent"), ledger)
     sent = b"a" * 9 + b"q" + b"b" * 9
     with (
-        served_stream(
-            lambda reader, writer, cell: converse(context, "x", Lines(), (reader, writer), cell)
-        ) as port,
+        served_stream(stream_app(context, "x", Lines)) as port,
         socket.create_connection(("127.0.0.1", port), timeout=30) as client,
     ):
         client.sendall(sent)
-        said = b"".join(iter(lambda: client.recv(65536), b""))
-    assert len(said) == 10 * len(HALF)
+        replies = b"".join(iter(lambda: client.recv(65536), b""))
+    assert len(replies) == 10 * len(HALF)
     assert b"".join(body.content for [body] in ledger.bodies) == sent
     assert {event["count"] for event in ledger.attempts} <= {1, 2, 8}
 
@@ -51,18 +49,22 @@ def test_long_replies_are_sent_as_they_come() -> None:
 class Gone:
     """A client that has left: nothing can be sent to it."""
 
+    _sent = b""
+
     def write(self, data: bytes) -> None:
-        """Drop them."""
+        """Send nothing."""
+        self._sent += data
 
     async def drain(self) -> None:
-        """As asyncio tells it."""
-        raise ConnectionResetError
+        """The client is seen to have left at the first reply."""
+        if self._sent:
+            raise ConnectionResetError
 
 
 class Script:
     """A session of steps that are given."""
 
-    rest = b""
+    greeting = rest = b""
 
     def __init__(self, steps: Iterator[Step]) -> None:
         self._steps = steps
@@ -77,9 +79,8 @@ async def _converse(steps: Iterator[Step], sent: bytes, ledger: Ledger) -> None:
     reader.feed_data(sent)
     reader.feed_eof()
     context = context_for(Path("/nonexistent"), ledger)
-    await converse(
-        context, "x", Script(steps), (reader, cast("asyncio.StreamWriter", Gone())), "agent"
-    )
+    serve = stream_app(context, "x", lambda: Script(steps))
+    await serve(reader, cast("asyncio.StreamWriter", Gone()), "agent")
 
 
 def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:

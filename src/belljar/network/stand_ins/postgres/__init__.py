@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import itertools
 import struct
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import Presented, Step, converse
+from belljar.network.stand_ins.conversation import Presented, Step, stream_app
 from belljar.network.stand_ins.documents import Faults, missing_settings
 from belljar.network.stand_ins.postgres import wire
 from belljar.network.stand_ins.postgres.sql import (
@@ -121,6 +120,8 @@ class Database:
 
 class PostgresSession:
     """One connection."""
+
+    greeting = b""
 
     def __init__(self, database: Database, process_id: int, secret: int) -> None:
         self._database = database
@@ -446,12 +447,11 @@ def make(context: StandInContext) -> StreamApp:
     )
     process_ids = itertools.count(1200 + context.random(1)[0])
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+    def start() -> PostgresSession:
         secret = int.from_bytes(context.random(4), "big")
-        session = PostgresSession(database, next(process_ids) % (1 << 22), secret)
-        await converse(context, "postgres", session, (reader, writer), cell)
+        return PostgresSession(database, next(process_ids) % (1 << 22), secret)
 
-    return serve
+    return stream_app(context, "postgres", start)
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001

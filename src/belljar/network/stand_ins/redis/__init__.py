@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
@@ -12,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import Presented, Step, converse
+from belljar.network.stand_ins.conversation import Presented, Step, stream_app
 from belljar.network.stand_ins.documents import Faults, missing_settings
 from belljar.network.stand_ins.redis.wire import Error, Reader, Reply, Status, number, render
 
@@ -66,6 +65,8 @@ class Keyspace:
 
 class RedisSession:
     """One connection."""
+
+    greeting = b""
 
     def __init__(self, space: Keyspace) -> None:
         self._space = space
@@ -322,11 +323,7 @@ def make(context: StandInContext) -> StreamApp:
         started_s=context.clock() - 86_400 * (20 + context.random(1)[0] % 60),
         clock=context.clock,
     )
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        await converse(context, "redis", RedisSession(space), (reader, writer), cell)
-
-    return serve
+    return stream_app(context, "redis", lambda: RedisSession(space))
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001

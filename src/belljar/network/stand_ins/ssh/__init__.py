@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import os
@@ -16,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import Presented, Step, converse
+from belljar.network.stand_ins.conversation import Presented, Step, stream_app
 from belljar.network.stand_ins.documents import Faults, missing_settings
 from belljar.network.stand_ins.ssh.shell import Channel, Host
 from belljar.network.stand_ins.ssh.wire import (
@@ -313,17 +312,7 @@ def make(context: StandInContext) -> StreamApp:
         password=str(settings["password"]).encode(),
         fingerprint=str(settings["fingerprint"]),
     )
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        session = SshSession(bastion, os.urandom)
-        try:
-            writer.write(session.greeting)
-            await writer.drain()
-        except ConnectionError:
-            return
-        await converse(context, "ssh", session, (reader, writer), cell)
-
-    return serve
+    return stream_app(context, "ssh", lambda: SshSession(bastion, os.urandom))
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
