@@ -32,6 +32,7 @@ PRELOAD: Final = (
     *KINDS.values(),
     "anyio._backends._asyncio",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
+    "dulwich.index",
     "dulwich.midx",
     "dulwich.object_store",
     "dulwich.refs",

@@ -31,11 +31,12 @@ from belljar.network.stand_ins.git.transfer import (
     RECEIVE_CAPABILITIES,
     UPLOAD_CAPABILITIES,
     PktError,
+    Push,
     advertisement,
     parse_request,
     pkt,
     receive,
-    refuse,
+    record_push,
     send_pack,
 )
 from belljar.network.stand_ins.web import (
@@ -152,6 +153,7 @@ class _Git:
     ) -> Answer | None:
         headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
         repository = self._repositories[name]
+        answer: Answer | None
         try:
             if service == "git-upload-pack":
                 body = await incoming.read(MAX_REQUEST_BYTES)
@@ -162,15 +164,13 @@ class _Git:
                 report = await receive(self._context, request, name, repository, body)
             return Answer(headers=headers, body=report)
         except PktError as error:
-            await self._refused(request, name, service, str(error))
-            return text_answer("Bad Request", 400)
+            reason, answer = str(error), text_answer("Bad Request", 400)
         except CutOffError as error:
-            await self._refused(request, name, service, error.refused or "it broke off")
-            return text_answer("Request Entity Too Large", 413) if error.refused else None
-
-    async def _refused(self, request: Request, name: str, service: str, reason: str) -> None:
+            reason = error.refused or "it broke off"
+            answer = text_answer("Request Entity Too Large", 413) if error.refused else None
         if service == "git-receive-pack":
-            await refuse(self._context, request, name, reason)
+            await record_push(self._context, request, name, Push(refused=reason))
+        return answer
 
 
 def _unzipped(request: Request, body: bytes, max_bytes: int) -> bytes:

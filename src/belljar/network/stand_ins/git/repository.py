@@ -110,9 +110,6 @@ class Repository:
         pushed = self._pushed.get(identity)
         if pushed is not None or _ID.fullmatch(identity) is None:
             return pushed
-        return self._read(identity)
-
-    def _read(self, identity: bytes) -> GitObject | None:
         try:
             kind, content = self._store.get_raw(identity)
         except KeyError:
@@ -263,19 +260,15 @@ async def missing(
                 roots.append(target)
             elif target in known:
                 # What its neighbour already has need not be sent again.
-                await _mark(repository, target, seen)
+                trees = [one for kind, one in targets(repository.must(target)) if kind == TREE]
+                async for _ in _below(repository, trees, seen):
+                    pass
             elif identity not in border:
                 todo.append(target)
         if len(seen) % 64 == 0:
             await checkpoint()
     async for identity in _below(repository, roots, seen):
         yield identity
-
-
-async def _mark(repository: Repository, commit: bytes, seen: set[bytes]) -> None:
-    trees = [identity for kind, identity in targets(repository.must(commit)) if kind == TREE]
-    async for _ in _below(repository, trees, seen):
-        pass
 
 
 async def _below(
@@ -306,35 +299,24 @@ class MadeRepository(Repository):
     """
 
     def __init__(self, commits: Sequence[Mapping[str, Any]], kept: Kept, *, now_s: float) -> None:
+        from dulwich.index import commit_tree
+        from dulwich.object_store import MemoryObjectStore
+        from dulwich.objects import Blob, Commit
+
         super().__init__(Path(), kept)
-        self.objects: dict[bytes, GitObject] = {}
-        tip = b""
+        self._store, tips = MemoryObjectStore(), list[Any]()
         for commit in commits:
-            files = {tuple(path.split("/")): text for path, text in commit["files"].items()}
-            below = list(_tree_objects(files))
-            person = f"{commit['author']} {int(now_s - commit['age_s'])} +0000"
-            lines = [f"tree {below[-1].id.decode()}"]
-            lines += [f"parent {tip.decode()}"] if tip else []
-            lines += [f"author {person}", f"committer {person}", "", commit["message"], ""]
-            made = GitObject(COMMIT, "\n".join(lines).encode())
-            self.objects |= {thing.id: thing for thing in (*below, made)}
-            tip = made.id
-        self.refs = {BRANCH: tip}
-        self.head = BRANCH
-
-    def _read(self, identity: bytes) -> GitObject | None:
-        return self.objects.get(identity)
-
-
-def _tree_objects(files: Mapping[tuple[str, ...], str]) -> Iterator[GitObject]:
-    """What is below a directory, and last its tree."""
-    entries: dict[bytes, bytes] = {}
-    for name in sorted({path[0] for path in files}):
-        inner = {path[1:]: text for path, text in files.items() if path[0] == name and path[1:]}
-        things = list(_tree_objects(inner)) if inner else [GitObject(BLOB, files[(name,)].encode())]
-        yield from things
-        # As git sorts: a directory as if its name ended in a slash.
-        mode, order = (b"40000", b"/") if inner else (b"100644", b"")
-        identity = bytes.fromhex(things[-1].id.decode())
-        entries[name.encode() + order] = mode + b" " + name.encode() + b"\0" + identity
-    yield GitObject(TREE, b"".join(entries[key] for key in sorted(entries)))
+            blobs = []
+            for path, text in commit["files"].items():
+                blob = Blob.from_string(text.encode())
+                self._store.add_object(blob)
+                blobs.append((path.encode(), blob.id, 0o100644))
+            made = Commit()
+            made.tree, made.parents = commit_tree(self._store, blobs), tips
+            made.author = made.committer = commit["author"].encode()
+            made.author_time = made.commit_time = int(now_s - commit["age_s"])
+            made.author_timezone = made.commit_timezone = 0
+            made.message = commit["message"].encode() + b"\n"
+            self._store.add_object(made)
+            tips = [made.id]
+        self.refs, self.head = {BRANCH: bytes(tips[0])}, BRANCH

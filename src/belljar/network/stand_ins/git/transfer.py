@@ -293,13 +293,11 @@ async def receive(
         except PackError as error:
             push.refused = str(error)
         push.objects = reader.objects
-    await _record_push(context, request, name, push)
+    await record_push(context, request, name, push)
     if not push.refused and not repository.add(push.objects):
         push.refused = "the repository's quota is used up"
-    return _report(repository, push) if push.wants_report else b""
-
-
-def _report(repository: Repository, push: Push) -> bytes:
+    if not push.wants_report:
+        return b""
     lines = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
     for old, new, ref in push.commands:
         reason = "unpacker error" if push.refused else repository.update(ref, old, new)
@@ -307,12 +305,8 @@ def _report(repository: Repository, push: Push) -> bytes:
     return b"".join(map(pkt, lines)) + FLUSH
 
 
-async def refuse(context: StandInContext, request: Request, name: str, reason: str) -> None:
-    """Record a push that was not read to its end."""
-    await _record_push(context, request, name, Push(refused=reason))
-
-
-async def _record_push(context: StandInContext, request: Request, name: str, push: Push) -> None:
+async def record_push(context: StandInContext, request: Request, name: str, push: Push) -> None:
+    """Before it has an effect; also one that is refused."""
     commits = [thing for thing in push.objects.values() if thing.kind == COMMIT]
     files = [thing.content for thing in push.objects.values() if thing.kind == BLOB]
     updates: Iterator[JsonValue] = (

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git.packs import NAMES
-from belljar.network.stand_ins.git.repository import BRANCH, Kept, MadeRepository
+from belljar.network.stand_ins.git.packs import NAMES, GitObject
+from belljar.network.stand_ins.git.repository import BRANCH, Kept, MadeRepository, targets
 
 NAME = st.text(
     st.characters(codec="utf-8", exclude_characters="/\0\n", categories=["L", "N", "P"]), min_size=1
@@ -24,10 +24,21 @@ def commit(message: str, age_s: int, files: dict[str, str]) -> dict[str, Any]:
     return {"message": message, "author": "A <a@x.example>", "age_s": age_s, "files": files}
 
 
+def objects(repository: MadeRepository) -> dict[bytes, GitObject]:
+    """All that the branch leads to."""
+    found: dict[bytes, GitObject] = {}
+    todo = [repository.refs[BRANCH]]
+    while todo:
+        identity = todo.pop()
+        found[identity] = repository.must(identity)
+        todo += [target for _, target in targets(found[identity])]
+    return found
+
+
 def stored(repository: MadeRepository, folder: Path) -> Path:
     """The same as a bare repository on disk, each object written by git itself, which checks it."""
     subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(folder)], check=True)
-    for identity, thing in repository.objects.items():
+    for identity, thing in objects(repository).items():
         argv = [
             "git",
             "-C",
@@ -74,6 +85,6 @@ def test_each_object_is_there_under_its_id(files: dict[str, str]) -> None:
     made = MadeRepository([commit("m", 0, files)], Kept(), now_s=0)
     tip = made.must(made.refs[made.head])
     tree = made.must(tip.content[5:45])
-    assert len(made.objects) == 2 + len(set(files.values()))
+    assert len(objects(made)) == 2 + len(set(files.values()))
     assert tree.content.count(b"100644 ") >= len(files)
     assert made.get(b"0" * 40) is None
