@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from email.utils import formatdate
+from functools import cached_property
 from pathlib import Path
 from time import gmtime
 from typing import Any, TypeAlias
@@ -39,16 +40,13 @@ class PackageFiles:
     """
 
     def __init__(self, directory: Path, *algorithms: str, made: Iterable[StoredFile] = ()) -> None:
-        self._directory, self._algorithms = directory, algorithms
-        self._files: Mapping[str, StoredFile] | None = {file.name: file for file in made} or None
+        self._directory, self._algorithms, self._made = directory, algorithms, tuple(made)
         self._digests: dict[str, Mapping[str, str]] = {}
 
-    @property
+    @cached_property
     def by_name(self) -> Mapping[str, StoredFile]:
         """Name → file. Raises `FilesError`."""
-        if self._files is None:
-            self._files = {file.name: file for file in list_files(self._directory)}
-        return self._files
+        return {file.name: file for file in self._made or list_files(self._directory)}
 
     async def digests(self, file: StoredFile) -> Mapping[str, str]:
         """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""

@@ -263,11 +263,8 @@ def make(context: StandInContext) -> StreamApp:
     return serve
 
 
-def check(
-    settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
-    directory: Path | None,
-) -> Faults:
-    """This kind reads no files."""
+def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+    """This kind has no settings and reads no files."""
     if directory is None:
         return ()
     message = "a mail server serves no files; leave `directory` out"

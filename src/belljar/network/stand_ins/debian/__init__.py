@@ -51,11 +51,8 @@ def make(context: StandInContext) -> App:
     return streaming_app(_Debian(context).handle)
 
 
-def check(
-    settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
-    directory: Path | None,
-) -> Faults:
-    """Faults of a directory of packages or a tree."""
+def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+    """Faults of a directory of packages or a tree. The kind has no setting of its own."""
     if directory is None or not (directory / "dists").is_dir():
 
         def identify(file: StoredFile) -> tuple[str, str, str]:
@@ -119,7 +116,7 @@ class _Debian:
                 return repository.key.clear_signed(text).encode()
             return (text if base == "Release" else repository.key.detached(text.encode())).encode()
         if not below_dists:
-            return await repository.flat_index(base)
+            return await repository.index(f"flat/{base}")
         return await repository.index("/".join(rest))
 
     async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,27 +44,14 @@ class DebError(ValueError):
     """Why a file is no readable Debian package."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A control stanza, and its fields by lower-case name."""
+    """A control stanza. `fields`: lower-case name → the field's lines."""
 
-    text: str
+    package: str
+    version: str
+    architecture: str
     fields: Mapping[str, str]
-
-    @property
-    def package(self) -> str:
-        """Its name."""
-        return self.fields["package"]
-
-    @property
-    def version(self) -> str:
-        """Its version."""
-        return self.fields["version"]
-
-    @property
-    def architecture(self) -> str:
-        """One architecture, or `all`."""
-        return self.fields["architecture"]
 
 
 class _Bytes:
@@ -182,12 +170,13 @@ def parse_control(content: bytes) -> Control:
             raise DebError(f"its control file is broken in line {number}")
         else:
             last = match[1].lower()
-            fields[last] = match[2]
-    needed = {"package": _PACKAGE, "version": _VERSION, "architecture": _ARCHITECTURE}
-    for name, pattern in needed.items():
-        if pattern.fullmatch(fields.get(name, "")) is None:
+            fields[last] = line.rstrip()
+    identity = {"package": _PACKAGE, "version": _VERSION, "architecture": _ARCHITECTURE}
+    values = {name: fields.get(name, "").partition(":")[2].lstrip(" \t") for name in identity}
+    for name, pattern in identity.items():
+        if pattern.fullmatch(values[name]) is None:
             raise DebError(f"its control file has no {name} that can be meant")
-    return Control("\n".join(line.rstrip() for line in lines) + "\n", fields)
+    return Control(fields=fields, **values)
 
 
 _DEBIAN: Final = ("main", "contrib", "non-free", "non-free-firmware")
@@ -209,19 +198,15 @@ class Repository:
         """
         self._files = PackageFiles(directory, "md5", "sha256")
         self.made_s = now_s - _DAY_S
-        self._key: SigningKey | None = None
         self._indexes: dict[str, bytes] | None = None
         self._pool: dict[str, StoredFile] = {}
         self._releases: dict[str, str] = {}
         self._by_hash: dict[str, bytes] = {}
 
-    @property
+    @cached_property
     def key(self) -> SigningKey:
         """The repository's key, made when it is first needed."""
-        if self._key is None:
-            user = "Archive Automatic Signing Key <ftpmaster@localhost>"
-            self._key = SigningKey.new(user, self.made_s)
-        return self._key
+        return SigningKey.new("Archive Automatic Signing Key <ftpmaster@localhost>", self.made_s)
 
     async def pool_file(self, name: str) -> tuple[StoredFile, str] | None:
         """A package file by its path from `pool/` on, and its SHA-256."""
@@ -230,15 +215,11 @@ class Repository:
         return (file, (await self._files.digests(file))["sha256"]) if file else None
 
     async def index(self, name: str) -> bytes | None:
-        """By its path below a suite, or by its hash."""
+        """By its path below a suite or `flat/`, or by its hash."""
         indexes = await self._indexed()
         if "/by-hash/SHA256/" in name:
             return self._by_hash.get(name.rpartition("/")[2])
         return indexes.get(name)
-
-    async def flat_index(self, name: str) -> bytes | None:
-        """`Packages` and its packed forms."""
-        return (await self._indexed()).get(f"flat/{name}")
 
     async def release(self, suite: str) -> str | None:
         """A suite's Release file ("": a flat repository's). `None` for an impossible name."""
@@ -291,10 +272,10 @@ class Repository:
         base = f"{control.package}_{version}_{control.architecture}.deb"
         name = f"pool/main/{start}/{control.package}/{base}"
         self._pool.setdefault(name, file)
-        return (
-            f"{_without(control.text, _OURS)}Filename: {name}\nSize: {file.size_bytes}\n"
-            f"MD5sum: {digests['md5']}\nSHA256: {digests['sha256']}\n"
-        )
+        kept = [lines for field, lines in control.fields.items() if field not in _OURS]
+        ours = [f"Filename: {name}", f"Size: {file.size_bytes}"]
+        ours += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
+        return "\n".join((*kept, *ours)) + "\n"
 
     def _render_release(self, suite: str, indexes: Mapping[str, bytes]) -> str:
         is_flat = not suite
@@ -315,13 +296,3 @@ class Repository:
         for name, content in files.items():
             lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         return "\n".join(lines) + "\n"
-
-
-def _without(stanza: str, names: set[str]) -> str:
-    kept, dropping = [], False
-    for line in stanza.splitlines():
-        if line[:1] not in {" ", "\t"}:
-            dropping = line.partition(":")[0].lower() in names
-        if not dropping:
-            kept.append(line)
-    return "\n".join(kept) + "\n"

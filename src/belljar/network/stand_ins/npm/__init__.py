@@ -23,7 +23,7 @@ from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.documents import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
-from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_manifest
+from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_package
 from belljar.network.stand_ins.registry import (
     check_packages,
     made_files,
@@ -194,8 +194,8 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     def identify(file: StoredFile) -> tuple[str, str]:
         if not file.name.endswith((".tgz", ".tar.gz")):
             raise PackageError("not a packed npm package (.tgz)")
-        manifest = read_manifest(file)
-        return str(manifest["name"]), str(manifest["version"])
+        package = read_package(file)
+        return package.name, package.version
 
     what = "packed npm packages (.tgz, from `npm pack`)"
     return check_packages(directory, what, identify, "package and version")

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -47,16 +48,8 @@ class Package:
 
     file: StoredFile
     manifest: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """With its scope."""
-        return str(self.manifest["name"])
-
-    @property
-    def version(self) -> str:
-        """A semantic version."""
-        return str(self.manifest["version"])
+    name: str  # With its scope
+    version: str
 
     @property
     def tarball(self) -> str:
@@ -84,8 +77,8 @@ def version_order(version: str) -> tuple[object, ...]:
     return (1, release, 0, tuple(parts))
 
 
-def read_manifest(file: StoredFile) -> Mapping[str, Any]:
-    """Its `package.json`, one directory deep. Raises `PackageError`."""
+def read_package(file: StoredFile) -> Package:
+    """By its `package.json`, one directory deep. Raises `PackageError`."""
     try:
         with file.open() as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
             content = _manifest_in(stream)
@@ -93,11 +86,13 @@ def read_manifest(file: StoredFile) -> Mapping[str, Any]:
         manifest = json.loads(content.removeprefix(codecs.BOM_UTF8).decode())
     except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise PackageError(f"not a packed package that can be read: {error}") from None
-    if not isinstance(manifest, dict) or not is_name(str(manifest.get("name", ""))):
+    known = manifest if isinstance(manifest, dict) else {}
+    name, version = str(known.get("name", "")), str(known.get("version", ""))
+    if not is_name(name):
         raise PackageError("its package.json has no name that a registry takes")
-    if _VERSION.fullmatch(str(manifest.get("version", ""))) is None:
+    if _VERSION.fullmatch(version) is None:
         raise PackageError("its package.json has no semantic version")
-    return manifest
+    return Package(file=file, manifest=known, name=name, version=version)
 
 
 def _manifest_in(stream: tarfile.TarFile) -> bytes:
@@ -119,21 +114,19 @@ class Packages:
 
     def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
         self._files = PackageFiles(directory, "sha1", "sha512", made=made)
-        self._known: dict[str, dict[str, Package]] | None = None
 
-    @property
+    @cached_property
     def by_name(self) -> Mapping[str, Mapping[str, Package]]:
         """Name → version → package, the oldest version first."""
-        if self._known is None:
-            packages = []
-            for file in self._files.by_name.values():
-                if file.name.endswith((".tgz", ".tar.gz")):
-                    with suppress(PackageError):
-                        packages.append(Package(file=file, manifest=read_manifest(file)))
-            self._known = {}
-            for package in sorted(packages, key=lambda one: version_order(one.version)):
-                self._known.setdefault(package.name, {}).setdefault(package.version, package)
-        return self._known
+        packages: list[Package] = []
+        for file in self._files.by_name.values():
+            if file.name.endswith((".tgz", ".tar.gz")):
+                with suppress(PackageError):
+                    packages.append(read_package(file))
+        found: dict[str, dict[str, Package]] = {}
+        for package in sorted(packages, key=lambda one: version_order(one.version)):
+            found.setdefault(package.name, {}).setdefault(package.version, package)
+        return found
 
     def tarball(self, name: str, filename: str) -> Package | None:
         """The package whose file a registry names so."""

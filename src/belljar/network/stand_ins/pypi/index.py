@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesParser
+from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -105,17 +106,15 @@ class Index:
     def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
         self._files = PackageFiles(directory, "sha256", "md5", made=made)
         self._known: dict[str, Distribution] = {}
-        self._by_project: dict[str, dict[str, StoredFile]] | None = None
 
-    @property
+    @cached_property
     def projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
         """Normal name → file name → file."""
-        if self._by_project is None:
-            self._by_project = {}
-            for file in self._files.by_name.values():
-                if named := parse_file_name(file.base):
-                    self._by_project.setdefault(named.project, {})[file.base] = file
-        return self._by_project
+        found: dict[str, dict[str, StoredFile]] = {}
+        for file in self._files.by_name.values():
+            if named := parse_file_name(file.base):
+                found.setdefault(named.project, {})[file.base] = file
+        return found
 
     def file(self, name: str) -> StoredFile | None:
         """The package file of this name."""

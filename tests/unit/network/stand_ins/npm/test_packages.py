@@ -117,10 +117,10 @@ def test_a_manifest_is_utf_8(tmp_path: Path) -> None:
     manifest = '{"name": "a", "version": "1.0.0"}'
     for encoding in ("utf-8", "utf-8-sig"):
         make_tar(tmp_path / "a.tgz", {"package/package.json": manifest.encode(encoding)})
-        assert packages.read_manifest(shelved(tmp_path / "a.tgz"))["name"] == "a"
+        assert packages.read_package(shelved(tmp_path / "a.tgz")).name == "a"
     make_tar(tmp_path / "a.tgz", {"package/package.json": manifest.encode("utf-16")})
     with pytest.raises(packages.PackageError):
-        packages.read_manifest(shelved(tmp_path / "a.tgz"))
+        packages.read_package(shelved(tmp_path / "a.tgz"))
 
 
 @given(st.binary(max_size=300), st.booleans())
@@ -132,6 +132,6 @@ def test_any_file_is_read_or_refused(tmp_path: Path, content: bytes, as_manifest
     else:
         path.write_bytes(b"\x1f\x8b\x08\0" + content)
     try:
-        packages.read_manifest(shelved(path))
+        packages.read_package(shelved(path))
     except packages.PackageError as error:
         assert str(error)  # noqa: PT017 - both ways are right; this one must say why
