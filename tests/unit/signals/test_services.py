@@ -8,8 +8,9 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from tests.fakes.asgi import context
 
-from belljar.network.stand_ins import check
+from belljar.network.stand_ins import make
 from belljar.policy.guarding import SERVICE_PORTS, DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES, fingerprint, public_blob, public_line, public_of
 from belljar.signals.decoys import Minted, mint, mint_service
@@ -46,7 +47,7 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
     assert not {"decoy", "belljar", "honey", "fake", "minted"} & set(
         held.lower().replace('"', " ").split()
     )
-    assert check(kind.value, one.service.settings, None) == ()
+    make(kind.value, context(one.service.settings))
 
 
 @pytest.mark.parametrize("kind", SERVICE_PORTS)

@@ -1,9 +1,9 @@
 """Simulated endpoints, each of a kind named for its protocol.
 
-A kind answers from the range's own state and asks nobody. It is a module with two functions.
-`make(context)` gives an ASGI 3 app (scopes `http` and `websocket`), or for a stream kind a
-coroutine function of reader, writer and peer. All state hangs on it, so it ends with the range.
-`check(settings, directory)` finds faults of the author's files before anything is made.
+A kind answers from the range's own state and asks nobody. It is a module. Its `make(context)`
+gives an ASGI 3 app (scopes `http` and `websocket`), or for a stream kind a coroutine function of
+reader, writer and cell. All state hangs on it, so it ends with the range. Kinds with fields or
+files of an author have a `check(settings, directory)`: it finds faults before anything is made.
 
 Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as
 code, or hold anything without a bound.
@@ -61,6 +61,7 @@ def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
 
 
 def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """Faults of the settings and files."""
-    found: Faults = _module(kind).check(settings, directory)
+    """Faults of an author's settings and files."""
+    module = _module(kind)
+    found: Faults = module.check(settings, directory) if hasattr(module, "check") else ()
     return found

@@ -9,14 +9,11 @@ import base64
 import hashlib
 import html
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
-from belljar.network.stand_ins.documents import Faults, unknown_settings
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -51,11 +48,6 @@ _ICON: Final = base64.b64decode(
 )
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
-
-
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
-    """The kind has neither fields nor files."""
-    return tuple(unknown_settings(settings, ()))
 
 
 def make(context: StandInContext) -> App:

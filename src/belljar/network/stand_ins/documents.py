@@ -44,11 +44,6 @@ class Fault:
 Faults: TypeAlias = tuple[Fault, ...]
 
 
-def missing_settings(settings: Mapping[str, object], names: Iterable[str]) -> Faults:
-    """A fault for each setting that is not there."""
-    return tuple(Fault("is missing", (name,)) for name in names if name not in settings)
-
-
 MAX_YAML_BYTES: Final = 512 << 10
 MAX_JSON_BYTES: Final = 32 << 20
 MAX_PROBLEMS: Final = 50

@@ -7,25 +7,17 @@ protocol's specification, 2025-06-18; JSON-RPC 2.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Faults, unknown_settings
 from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_answer, text_answer
 from belljar.units import printable
 
-SETTINGS: Final = ("token", "server", "tools")
 # Of the protocol, newest first; an unknown one gets the newest, as the specification says
 VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
 _PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200
-
-
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
-    """What is wrong with the settings. The kind has no files."""
-    return tuple(unknown_settings(settings, SETTINGS))
 
 
 def make(context: StandInContext) -> App:

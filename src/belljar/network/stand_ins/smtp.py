@@ -14,16 +14,13 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from belljar.capture import Capture
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import unread
-from belljar.network.stand_ins.documents import Fault, Faults
 from belljar.network.stand_ins.web import bounded, word
 
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
@@ -261,14 +258,6 @@ def make(context: StandInContext) -> StreamApp:
                 await _record(context, session, session.mail, cell)
 
     return serve
-
-
-def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """This kind has no settings and reads no files."""
-    if directory is None:
-        return ()
-    message = "a mail server serves no files; leave `directory` out"
-    return (Fault(file=str(directory), message=message),)
 
 
 async def _next(session: Session, reader: asyncio.StreamReader) -> Outcome | None:

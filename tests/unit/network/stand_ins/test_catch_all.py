@@ -98,12 +98,6 @@ def test_what_is_sent_in_part_is_an_attempt_too() -> None:
     assert len(bodies[0].content) == 64 << 10
 
 
-def test_it_has_no_settings() -> None:
-    """Any field is a mistake."""
-    assert catch_all.check({}, None) == ()
-    assert "there is no such field" in str(catch_all.check({"x": 1}, None)[0])
-
-
 @given(
     st.text(max_size=60),
     st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=40),

@@ -1,6 +1,6 @@
 """Faults of authors' settings and files as text."""
 
-from belljar.network.stand_ins.documents import Fault, missing_settings
+from belljar.network.stand_ins.documents import Fault
 
 
 def test_a_fault_names_its_place_and_is_escaped() -> None:
@@ -12,8 +12,3 @@ def test_a_fault_names_its_place_and_is_escaped() -> None:
         == "x.yaml:2:3: a: bad"
     )
     assert str(Fault(message="bad", file="x\x1b[0m")) == "x\\x1b[0m: bad"
-
-
-def test_missing_settings_are_faults() -> None:
-    """One for each that is not there."""
-    assert [fault.path for fault in missing_settings({"a": 1}, ("a", "b"))] == [("b",)]

@@ -52,7 +52,7 @@ def make(context: StandInContext) -> App:
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """Faults of a directory of packages or a tree. The kind has no setting of its own."""
+    """Faults of a directory of packages or a tree."""
     if directory is None or not (directory / "dists").is_dir():
 
         def identify(file: StoredFile) -> tuple[str, str, str]:

@@ -66,10 +66,8 @@ def make(context: StandInContext) -> App:
     return streaming_app(_Git(context).handle)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Faults of a directory of bare repositories."""
-    if "commits" in settings:  # an author has no such setting
-        return ()
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `directory: PATH`"),)
     if not directory.is_dir():

@@ -7,13 +7,11 @@ import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, stream_app
-from belljar.network.stand_ins.documents import Faults, missing_settings
 from belljar.network.stand_ins.postgres import wire
 from belljar.network.stand_ins.postgres.sql import (
     UNSUPPORTED,
@@ -452,8 +450,3 @@ def make(context: StandInContext) -> StreamApp:
         return PostgresSession(database, next(process_ids) % (1 << 22), secret)
 
     return stream_app(context, "postgres", start)
-
-
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
-    """What is missing of what it is to hold."""
-    return missing_settings(settings, ("user", "password", "database", "tables"))

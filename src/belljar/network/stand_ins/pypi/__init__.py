@@ -49,10 +49,8 @@ def make(context: StandInContext) -> App:
     return streaming_app(_Pypi(context).handle)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Faults of a directory of Python packages."""
-    if "packages" in settings:  # an author has no such setting
-        return ()
 
     def identify(file: StoredFile) -> str:
         named = parse_file_name(file.base)

@@ -6,13 +6,11 @@ import hmac
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, stream_app
-from belljar.network.stand_ins.documents import Faults, missing_settings
 from belljar.network.stand_ins.redis.wire import Error, Reader, Reply, Status, number, render
 
 VERSION: Final = "7.0.15"
@@ -324,8 +322,3 @@ def make(context: StandInContext) -> StreamApp:
         clock=context.clock,
     )
     return stream_app(context, "redis", lambda: RedisSession(space))
-
-
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
-    """What is missing of what it is to hold."""
-    return missing_settings(settings, ("password", "port", "strings", "hashes"))

@@ -7,7 +7,6 @@ import hmac
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature
@@ -16,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, stream_app
-from belljar.network.stand_ins.documents import Faults, missing_settings
 from belljar.network.stand_ins.ssh.shell import Channel, Host
 from belljar.network.stand_ins.ssh.wire import (
     ECDH_INIT,
@@ -295,9 +293,6 @@ class SshSession:
         return self._packet(CHANNEL_OPEN_CONFIRMATION, number(theirs), number(free), *room)
 
 
-_SETTINGS: Final = ("host", "user", "password", "host_key", "fingerprint", "files")
-
-
 def make(context: StandInContext) -> StreamApp:
     """A stream stand-in. A connection holds one packet of 36 KB and ten sessions of 1 MiB."""
     settings: Mapping[str, Any] = context.settings
@@ -313,8 +308,3 @@ def make(context: StandInContext) -> StreamApp:
         fingerprint=str(settings["fingerprint"]),
     )
     return stream_app(context, "ssh", lambda: SshSession(bastion, os.urandom))
-
-
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
-    """What is missing of what it is to hold."""
-    return missing_settings(settings, _SETTINGS)

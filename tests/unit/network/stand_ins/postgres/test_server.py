@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from tests.fakes.registries import Ledger, served_service
 
-from belljar.network.stand_ins.postgres import check, make
+from belljar.network.stand_ins.postgres import make
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoy_services import MintedService
@@ -58,9 +58,3 @@ def test_the_real_client_reads_it(service: MintedService) -> None:
         ("postgres.password", False, b"guess\0"),
     ]
     assert any(b"like '9999%'" in bodies[0].content for bodies in ledger.bodies)
-
-
-def test_what_it_is_to_hold_is_complete(service: MintedService) -> None:
-    """Nothing is guessed."""
-    assert check(service.settings, None) == ()
-    assert len(check({}, None)) == 4

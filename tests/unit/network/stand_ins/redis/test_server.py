@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from tests.fakes.registries import Ledger, served_service
 
-from belljar.network.stand_ins.redis import check, make
+from belljar.network.stand_ins.redis import make
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoy_services import MintedService
@@ -71,8 +71,3 @@ def test_the_real_client_reads_it(service: MintedService) -> None:
             )
             assert "9999" in cli(version, *password, "HGETALL", "customer:1")
         assert "redis_version:7.0" in cli(*password, "INFO")
-
-
-def test_what_it_is_to_hold_is_complete() -> None:
-    """Nothing is guessed."""
-    assert len(check({}, None)) == 4

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, context_for, served_stream
 
-from belljar.network.stand_ins.smtp import check, make
+from belljar.network.stand_ins.smtp import make
 
 
 def exchange(ledger: Ledger, content: bytes) -> bytes:
@@ -68,12 +68,6 @@ def test_a_command_line_without_end_is_refused() -> None:
 def test_any_bytes_end_in_a_closed_connection(pieces: list[bytes]) -> None:
     """The server ends when the client does."""
     assert exchange(Ledger(), b"EHLO c\r\n" + b"\r\n".join(pieces)).startswith(b"220 ")
-
-
-def test_files_are_not_for_this_kind(tmp_path: Path) -> None:
-    """A directory is a mistake that is told."""
-    assert check({}, None) == ()
-    assert "serves no files" in str(check({}, tmp_path)[0])
 
 
 def test_the_longest_envelope_fits_an_event() -> None:

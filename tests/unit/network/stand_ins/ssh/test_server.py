@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.registries import Ledger, served_service
 
-from belljar.network.stand_ins.ssh import check, make
+from belljar.network.stand_ins.ssh import make
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoy_services import MintedService
@@ -140,8 +140,3 @@ def test_the_real_client_gets_nothing_else(service: MintedService, tmp_path: Pat
         transfer = ssh("-o", "BatchMode=yes", "-s", "bastion", "sftp")
     assert "administratively prohibited" in forwarded.stderr
     assert "subsystem request failed" in transfer.stderr
-
-
-def test_what_it_is_to_hold_is_complete() -> None:
-    """Nothing is guessed."""
-    assert len(check({}, None)) == 6
