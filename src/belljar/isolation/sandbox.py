@@ -67,9 +67,12 @@ class HostUsage:
 class Sandbox:
     """One jail with all that belongs to it; started inside `owned`, which destroys it.
 
-    An engine sets `client`. From `ready` on it is a cell, and its end is recorded.
+    An engine sets `client`, and `may_retry` where another sandbox may follow this one's failed
+    start.
 
     Args:
+        recorder: its end is on record there; None: nowhere. Of a failed start that is the proof
+            alone, or nothing if it is retried (`is_retried`).
         directories: removed with it.
         identity: held until the last look for survivors is over.
         part_of: as in `JournalEntry`.
@@ -79,6 +82,8 @@ class Sandbox:
 
     client: GuestClient
     emulated = False
+    may_retry = False
+    is_retried = False
 
     def __init__(
         self,
@@ -89,12 +94,13 @@ class Sandbox:
         controllers: tuple[str, ...],
         identity: AbstractContextManager[HeldIdentity],
         home: Path,
+        recorder: Recorder | None = None,
         directories: tuple[Path, ...] = (),
         part_of: str = "",
     ) -> None:
         self.cell_id, self.limits = cell_id, limits
         self.timings_ms: dict[str, float] = {}
-        self.recorder: Recorder | None = None
+        self._recorder, self._has_started = recorder, False
         self.jail: Jail | None = None
         self.destruction: Destruction | None = None
         self._kind, self._directories, self._part_of = kind, directories, part_of
@@ -184,10 +190,9 @@ class Sandbox:
         )
         self._refuse_if_forbidden()  # a kill before didn't know its processes
 
-    def ready(self, recorder: Recorder, owner: AsyncExitStack) -> None:
-        """From now on its end is recorded."""
-        self.recorder, self._owner, self._ready_s = recorder, owner, time.monotonic()
-        self._is_ready = True
+    def ready(self, owner: AsyncExitStack) -> None:
+        """It is a cell: `destroy` may end it before its owner does."""
+        self._owner, self._ready_s, self._is_ready = owner, time.monotonic(), True
 
     # ---- what the host sees of it
 
@@ -349,23 +354,36 @@ class Sandbox:
         """Kill, look for survivors, record. Again after an interrupt, else nothing."""
         if self.destruction is not None:
             return
-        recorder, order = self.recorder, None if self.recorder is None else self.killed()
+        order = self.killed() if self._has_started else None
+        may_retry, self.may_retry = self.may_retry, False  # an interrupt ends the attempts
         with anyio.CancelScope(shield=True):
             try:
-                if recorder is not None:
+                if self._has_started:
                     # Else it is on record since before it acted
                     if order is not None and not order.is_ours:
-                        recorder.record(kill_triggered(order, self.cell_id))
-                    data = {"reason": self._reason if order is None else str(order)}
-                    recorder.record(
-                        Event(kind=Kind.CELL_DESTROYING, cell_id=self.cell_id, data=data)
+                        self._record(kill_triggered(order, self.cell_id))
+                    reason = self._reason if order is None else str(order)
+                    self._record(
+                        Event(
+                            kind=Kind.CELL_DESTROYING,
+                            cell_id=self.cell_id,
+                            data={"reason": reason},
+                        )
                     )
             finally:
                 self.destruction = destruction = await self._unmake()
-            if recorder is not None:
-                record_destroyed(recorder, self.cell_id, destruction)
-                if order is not None:
-                    recorder.record(_completed(order, self.cell_id, destruction))
+            self.is_retried = may_retry and destruction.clean and self.killed() is None
+            if self.is_retried:
+                return
+            self._record(
+                Event(kind=Kind.CELL_DESTROYED, cell_id=self.cell_id, data=destruction.to_data())
+            )
+            if order is not None:
+                self._record(_completed(order, self.cell_id, destruction))
+
+    def _record(self, event: Event) -> None:
+        if self._recorder is not None:
+            self._recorder.record(event)
 
     async def _unmake(self) -> Destruction:
         started = time.monotonic()
@@ -433,6 +451,7 @@ async def owned(sandbox: SandboxT, owner: AsyncExitStack) -> AsyncIterator[Sandb
         for _ in range(2):
             starting.push_async_callback(sandbox._destroy)
         yield sandbox
+        sandbox._has_started = True
         owner.push_async_exit(starting.pop_all())
 
 
@@ -464,16 +483,11 @@ async def recorded_lifetime(
                 finally:
                     recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data=data))
                 raise
-            sandbox.ready(recorder, owner)
+            sandbox.ready(owner)
             try:
                 yield sandbox
             finally:
                 await sandbox.destroy()
-
-
-def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:
-    """The destruction's proof, on record."""
-    recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=destruction.to_data()))
 
 
 def kill_triggered(order: Order, cell_id: str | None = None, evidence: int | None = None) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 
 from belljar.errors import CellError
 from belljar.events import Kind, MemoryRecorder
+from belljar.isolation.hold import give_order, new_order
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.sandbox import Sandbox, owned, recorded_lifetime
@@ -91,7 +93,7 @@ def test_cause_of_death(end: JailEnd | None, cause: str) -> None:
 class Counted(Sandbox):
     """A sandbox without a jail that counts how often it is destroyed."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, recorder: MemoryRecorder | None = None) -> None:
         identity = JailIdentity(host_uid=1, host_gid=1, privileged=False)
         super().__init__(
             cell_id=new_cell_id(),
@@ -106,6 +108,7 @@ class Counted(Sandbox):
             controllers=(),
             identity=nullcontext(HeldIdentity(jail=identity, lock_fd=None)),
             home=home,
+            recorder=recorder,
         )
         self.destroyed = 0
 
@@ -163,8 +166,9 @@ async def live(sandbox: Counted, recorder: MemoryRecorder, end: str) -> None:
     ],
 )
 async def test_a_sandbox_is_destroyed_once(end: str, tmp_path: Path) -> None:
-    """By its owner, however it ends; and one that became a cell has its end on record once."""
-    sandbox, recorder = Counted(tmp_path), MemoryRecorder()
+    """By its owner, however it ends; its proof is on record once, and why only if it had started."""
+    recorder = MemoryRecorder()
+    sandbox = Counted(tmp_path, recorder)
     with anyio.move_on_after(0.05):
         if "fails" in end:
             with pytest.raises(CellError):
@@ -173,9 +177,14 @@ async def test_a_sandbox_is_destroyed_once(end: str, tmp_path: Path) -> None:
             await live(sandbox, recorder, end)
     assert sandbox.destroyed == 1
     assert sandbox.destruction is not None
+    has_started = not end.startswith("start")
     was_cell = end.startswith(("normal", "destroyed", "block"))
-    assert recorder.kinds().count(Kind.CELL_DESTROYED) == was_cell
-    assert recorder.kinds().count(Kind.CELL_FAILED) == (not was_cell)
+    assert recorder.kinds() == [
+        Kind.CELL_PLANNED,
+        *([Kind.CELL_DESTROYING] if has_started else []),
+        Kind.CELL_DESTROYED,
+        *([] if was_cell else [Kind.CELL_FAILED]),
+    ]
 
 
 class Interrupted(Counted):
@@ -199,12 +208,75 @@ class Interrupted(Counted):
 async def test_an_interrupted_destruction_is_finished(end: str, tmp_path: Path) -> None:
     """The sandbox is destroyed and on record all the same, and looked for once: its ids may be
     another's by then."""
-    sandbox, recorder = Interrupted(tmp_path), MemoryRecorder()
+    recorder = MemoryRecorder()
+    sandbox = Interrupted(tmp_path, recorder)
     with pytest.raises((OSError, CellError, ExceptionGroup)):
         await live(sandbox, recorder, end)
     assert (sandbox.destroyed, sandbox.looks) == (2, 1)
     assert sandbox.destruction is not None
-    assert recorder.kinds().count(Kind.CELL_DESTROYED) == (end != "start fails")
+    assert recorder.kinds().count(Kind.CELL_DESTROYED) == 1
+
+
+class Unclean(Counted):
+    """One that leaves something behind."""
+
+    async def _unmake(self) -> Destruction:
+        return replace(await super()._unmake(), survivors=("process 1",))
+
+
+@pytest.mark.anyio
+async def test_without_a_recorder_nothing_is_on_record(tmp_path: Path) -> None:
+    """Not the end of a template, a proof or a wire either."""
+    recorder = MemoryRecorder()
+    await live(Counted(tmp_path), recorder, "normal")
+    assert recorder.kinds() == [Kind.CELL_PLANNED]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("sandbox_type", "is_killed", "is_retried"),
+    [
+        (Counted, False, True),
+        (Counted, True, False),
+        (Unclean, False, False),
+        (Interrupted, False, False),
+    ],
+)
+async def test_a_start_that_is_retried_is_not_on_record(
+    sandbox_type: type[Counted], *, is_killed: bool, is_retried: bool, tmp_path: Path
+) -> None:
+    """One that was killed, left something or was interrupted is not retried: its proof is on
+    record."""
+    recorder = MemoryRecorder()
+    sandbox = sandbox_type(tmp_path, recorder)
+    if is_killed:
+        give_order(tmp_path, [sandbox.cell_id], new_order("cells", "stop"))
+    sandbox.may_retry = True
+    with pytest.raises((CellError, OSError)):
+        await live(sandbox, MemoryRecorder(), "start fails")
+    assert sandbox.is_retried == is_retried
+    assert recorder.kinds() == ([] if is_retried else [Kind.CELL_DESTROYED])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_kill_is_on_record_around_its_end(*, is_ours: bool, tmp_path: Path) -> None:
+    """An order of this process has been recorded before it acted."""
+    recorder = MemoryRecorder()
+    sandbox = Counted(tmp_path, recorder)
+    async with AsyncExitStack() as owner:
+        async with owned(sandbox, owner):
+            pass
+        order = new_order("cells", "stop")
+        order = order if is_ours else replace(order, by="somebody else")
+        give_order(tmp_path, [sandbox.cell_id], order)
+    assert recorder.kinds() == [
+        *([] if is_ours else [Kind.KILL_TRIGGERED]),
+        Kind.CELL_DESTROYING,
+        Kind.CELL_DESTROYED,
+        Kind.KILL_COMPLETED,
+    ]
+    assert "stop" in str(recorder.events[-3].data["reason"])
 
 
 @pytest.mark.anyio

@@ -36,7 +36,7 @@ from belljar.isolation.renewal import (
     now_ns,
     renewed_names,
 )
-from belljar.isolation.sandbox import elapsed_ms, owned, record_destroyed, recorded_lifetime
+from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
@@ -122,7 +122,7 @@ async def _clone(
         ),
         part_of="" if port is None else port.range_id,
     )
-    vmm = Vmm(spec, home)
+    vmm = Vmm(spec, home, recorder)
     try:
         async with owned(vmm, owner):
             await vmm.start()
@@ -146,8 +146,6 @@ async def _clone(
             }
             recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
     except BaseException as exc:
-        if vmm.destruction is not None:
-            record_destroyed(recorder, cell_id, vmm.destruction)
         vmm.raise_if_killed(exc)  # the template is not to blame
         # A port is attached once: no second try
         if vmm.wire is not None and isinstance(exc, RestoreError):

@@ -23,6 +23,7 @@ from belljar.capture import Capture
 from belljar.channel import GuestClient
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
+from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import VmmRoot
@@ -132,7 +133,7 @@ class Vmm(Sandbox):
         timings_ms: prepare, vmm_start; a clone's also restore, wire, renew, total.
     """
 
-    def __init__(self, spec: VmmSpec, home: Path) -> None:
+    def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec = spec
         self.emulated = spec.shape.accel == "tcg"
         self.memory_bounded_by = "address space" if spec.memory_by_rlimit else "control group"
@@ -146,6 +147,7 @@ class Vmm(Sandbox):
             controllers=spec.controllers,
             identity=hold_identity(home),
             home=home,
+            recorder=recorder,
             directories=spec.directories,
             part_of=spec.part_of,
         )

@@ -30,13 +30,7 @@ from belljar.isolation.oci.trees import Tree, inner_tmp
 from belljar.isolation.oci.watching import watch_container
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot
 from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Port, Renewal, judge, network_of, now_ns
-from belljar.isolation.sandbox import (
-    HostUsage,
-    Sandbox,
-    elapsed_ms,
-    owned,
-    record_destroyed,
-)
+from belljar.isolation.sandbox import HostUsage, Sandbox, elapsed_ms, owned
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
@@ -99,7 +93,7 @@ class ContainerSpec:
 class Container(Sandbox):
     """Made by `start_container`; `attempts`: how many starts."""
 
-    def __init__(self, spec: ContainerSpec, home: Path) -> None:
+    def __init__(self, spec: ContainerSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec = spec
         self.attempts = 1
         self._is_gvisor = spec.shape.runtime.kind == "runsc"
@@ -113,6 +107,7 @@ class Container(Sandbox):
             controllers=spec.controllers,
             identity=hold_range(is_nested=self._user_namespace is not None),
             home=home,
+            recorder=recorder,
             directories=(spec.directory,),
             part_of="" if spec.port is None else spec.port.range_id,
         )
@@ -376,23 +371,23 @@ async def start_container(
     """Start it; also what its guest agent reports renewed.
 
     If runc can't seal its copy yet, five attempts, each in a new jail after the last one's
-    destruction. Raises `HostError`, `CellError`; the destruction is recorded.
+    destruction. Raises `HostError`, `CellError`.
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
-        container, began = Container(spec, home), time.monotonic()
+        container, began = Container(spec, home, recorder), time.monotonic()
         container.attempts = attempt
         try:
             async with owned(container, owner):
-                await container.start()
-                renewed = await container.handshake(renewal)
+                try:
+                    await container.start()
+                    renewed = await container.handshake(renewal)
+                except CellError:
+                    is_busy = is_busy_sealing(container.diagnosis())
+                    container.may_retry = is_busy and attempt < _MAX_ATTEMPTS
+                    raise
         except BaseException as exc:
-            if (destruction := container.destruction) is not None:
-                is_busy = isinstance(exc, CellError) and is_busy_sealing(container.diagnosis())
-                may_retry = is_busy and destruction.clean and attempt < _MAX_ATTEMPTS
-                if may_retry and not container.killed():
-                    continue
-                if recorder is not None:
-                    record_destroyed(recorder, spec.cell_id, destruction)
+            if isinstance(exc, CellError) and container.is_retried:
+                continue
             container.raise_if_killed(exc)
             raise
         container.timings_ms["total"] = elapsed_ms(began)

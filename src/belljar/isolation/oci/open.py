@@ -83,7 +83,6 @@ async def _make(
     container, renewed = await start_container(
         spec, renewal, home=home, owner=owner, recorder=recorder
     )
-    container.recorder = recorder  # Its end is on record even if what follows can't be
     data = {
         "done": list(renewed_names(renewed)),
         "machine_id": renewal.machine_id,
