@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,7 @@ from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import BelljarError, CellError, ProtocolViolation
-from belljar.events import Actor, Event, JsonValue, Kind, Recorder
+from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import killed_error
 from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
@@ -128,6 +129,29 @@ class CellBase:
 
     def _user(self, user: str | None) -> str:
         return self.plan.user if user is None else user
+
+    @contextmanager
+    def _failure_recorded(
+        self,
+        operation: record.Operation,
+        kind: Kind,
+        *,
+        action: str = "",
+        bodies: Callable[[], Sequence[Body]] = tuple,
+        limits: Callable[[record.Operation, BaseException], Iterable[Event]] = lambda *_: (),
+    ) -> Iterator[None]:
+        """Record how the block failed, and the limits it ran into.
+
+        A dead cell's error is raised with the cause of death.
+        """
+        try:
+            yield
+        except BaseException as error:
+            failed = record.failed(operation, kind, error, action=action, bodies=bodies())
+            for event in (failed, *limits(operation, error)):
+                self._recorder.record(event)
+            self._end_if_dead(error)
+            raise
 
     def _end_if_dead(self, error: BaseException) -> None:
         """Raise a dead cell's error with the cause of death; it is recorded once and kept for every

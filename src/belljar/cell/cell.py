@@ -8,6 +8,7 @@ death; nothing is retried behind the caller's back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -17,7 +18,6 @@ from belljar.cell import record
 from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
 from belljar.cell.files import FileOperations
-from belljar.channel import FileTooLarge
 from belljar.errors import BelljarError, CellError
 from belljar.events import Kind
 from belljar.isolation.hold import killed_error
@@ -66,7 +66,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             record.write_started(operation, path, user=user, mode=mode, body=body)
         )
         began = anyio.current_time()
-        try:
+        with self._failure_recorded(operation, Kind.FILE_WRITE_FAILED, limits=record.write_limits):
             await self._live.client.write_file(
                 path,
                 contents,
@@ -76,12 +76,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
                 owner=owner,
                 timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
             )
-        except BaseException as error:
-            self._recorder.record(record.failed(operation, Kind.FILE_WRITE_FAILED, error))
-            for event in record.write_limits(operation, error):
-                self._recorder.record(event)
-            self._end_if_dead(error)
-            raise
         took_s = anyio.current_time() - began
         self._recorder.record(
             record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s)
@@ -98,7 +92,8 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         operation, user = self._operation(), self._user(user)
         self._recorder.record(record.read_started(operation, path, user=user, max_bytes=max_bytes))
         began = anyio.current_time()
-        try:
+        too_large = partial(record.too_large, limit="read_file", value=max_bytes)
+        with self._failure_recorded(operation, Kind.FILE_READ_FAILED, limits=too_large):
             contents = await self._live.client.read_file(
                 path,
                 user=user,
@@ -106,14 +101,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
                 max_bytes=max_bytes,
                 timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
             )
-        except BaseException as error:
-            self._recorder.record(record.failed(operation, Kind.FILE_READ_FAILED, error))
-            if isinstance(error, FileTooLarge):
-                self._recorder.record(
-                    operation.event(Kind.LIMIT_HIT, {"limit": "read_file", "value": max_bytes})
-                )
-            self._end_if_dead(error)
-            raise
         took_s, body = anyio.current_time() - began, body_of("content", contents)
         self._recorder.record(
             record.finished(operation, Kind.FILE_READ_COMPLETED, duration_s=took_s, body=body)

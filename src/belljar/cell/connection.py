@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from signal import SIGTERM
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 from anyio.abc import ByteStream
@@ -26,9 +26,6 @@ from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, JsonValue, Kind
 from belljar.units import format_duration, printable
-
-if TYPE_CHECKING:
-    pass
 
 CONNECT_TIMEOUT_S: Final = 10.0
 KEEP_STREAM_BYTES: Final = 1 << 20

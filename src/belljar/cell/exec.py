@@ -19,9 +19,43 @@ from belljar.cell.record import LimitWatch, Operation
 from belljar.channel import ExecRequest, PtySize, RunningExec, Stream
 from belljar.errors import CellError
 from belljar.events import Body, Kind, Recorder
+from belljar.isolation.sandbox import Sandbox
 
 Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
 Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
+
+
+class SeenStreams:
+    """What is recorded of a command: its streams as they go by, and the limits it runs into."""
+
+    def __init__(self, live: Sandbox) -> None:
+        self.stdin = Capture("stdin")
+        self.stdout, self.stderr = Capture("stdout"), Capture("stderr")
+        self.limits = LimitWatch(live)
+
+    def output(self, stream: Stream, chunk: bytes) -> None:
+        """What the command has written."""
+        (self.stdout if stream is Stream.STDOUT else self.stderr).feed(chunk)
+        self.limits.look()
+
+    def input(self, source: Pieces) -> Pieces:
+        """The command's input, seen as it is sent."""
+        if source is None:
+            return None
+        if isinstance(source, bytes):
+            self.stdin.feed(source)
+            return source
+        return self._pieces(source)
+
+    async def _pieces(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for chunk in source:
+            self.stdin.feed(chunk)
+            yield chunk
+
+    def bodies(self) -> list[Body]:
+        """What went by so far."""
+        captures = (self.stdin, self.stdout, self.stderr)
+        return [capture.body() for capture in captures if capture.total_bytes]
 
 
 class RunningCommand:
@@ -35,19 +69,17 @@ class RunningCommand:
         running: RunningExec,
         operation: Operation,
         recorder: Recorder,
-        watch: LimitWatch,
+        seen: SeenStreams,
         let_out: Callable[[bytes], bytes],
         *,
         user: str = "",
     ) -> None:
         self._running = running
         self._user = user
-        self._watch = watch
+        self._seen = seen
         self._let_out = let_out
         self._operation = operation
         self._recorder = recorder
-        self.stdin = Capture("stdin")
-        self.captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
         self.output: ExecOutput | None = None
 
     def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
@@ -55,14 +87,13 @@ class RunningCommand:
 
     async def __anext__(self) -> tuple[Stream, bytes]:
         stream, chunk = await anext(self._running)
-        self.captures[stream].feed(chunk)
-        self._watch.look()
+        self._seen.output(stream, chunk)
         return stream, self._let_out(chunk)
 
     async def send_stdin(self, chunk: bytes | str) -> None:
         """Send bytes, or text as UTF-8, to its standard input; waits while its window is full."""
         chunk = chunk.encode() if isinstance(chunk, str) else chunk
-        self.stdin.feed(chunk)
+        self._seen.stdin.feed(chunk)
         await self._running.send_stdin(chunk)
 
     async def close_stdin(self) -> None:
@@ -92,16 +123,8 @@ class RunningCommand:
     async def wait(self) -> ExecOutput:
         """Its outcome, when it has ended. `stdout` and `stderr` are empty: they were iterated."""
         outcome = await self._running.wait()
-        self.output = output_of(outcome, user=self._user, host_limits=self._watch.hit())
+        self.output = output_of(outcome, user=self._user, host_limits=self._seen.limits.hit())
         return self.output
-
-    def bodies(self) -> list[Body]:
-        """What went by so far."""
-        return [
-            capture.body()
-            for capture in (self.stdin, *self.captures.values())
-            if capture.total_bytes
-        ]
 
 
 def signal_number(number: int | str) -> Signals:
@@ -168,35 +191,25 @@ class ExecOperations(CellBase):
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
-        operation, request = self._begin(
+        operation, request, seen = self._begin(
             argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None
         )
-        stdin = Capture("stdin")
-        self._recorder.record(record.exec_started(operation, request))
-        captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
-        watch = LimitWatch(self._live)
 
         def see(stream: Stream, chunk: bytes) -> None:
-            captures[stream].feed(chunk)
-            watch.look()
+            seen.output(stream, chunk)
             if on_output is not None:
                 on_output(stream, self._let_out(chunk, "exec.output"))
 
-        try:
+        with self._failure_recorded(operation, Kind.EXEC_FAILED, bodies=seen.bodies):
             outcome = await self._live.client.exec(
                 request,
-                input=_captured(input, stdin),
+                input=seen.input(input),
                 keep=keep,
                 keep_bytes=max_output_bytes,
                 on_output=see,
             )
-        except BaseException as error:
-            bodies = [c.body() for c in (stdin, *captures.values()) if c.total_bytes]
-            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
-            self._end_if_dead(error)
-            raise
-        output = output_of(outcome, user=request.user, host_limits=watch.hit())
-        self._record_exec_finished(operation, output, request, stdin=stdin, captures=captures)
+        output = output_of(outcome, user=request.user, host_limits=seen.limits.hit())
+        self._record_exec_finished(operation, output, request, seen)
         return replace(
             output,
             stdout=await self._redacted(output.stdout, "exec.output"),
@@ -220,34 +233,23 @@ class ExecOperations(CellBase):
 
         Leaving the block before the command has ended kills its whole tree.
         """
-        operation, request = self._begin(
+        operation, request, seen = self._begin(
             argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s or 0, stdin=True, pty=pty
         )
-        self._recorder.record(record.exec_started(operation, request))
-        running: RunningCommand | None = None
-        watch = LimitWatch(self._live)
-        try:
+        with self._failure_recorded(operation, Kind.EXEC_FAILED, bodies=seen.bodies):
             async with self._live.client.open_exec(request) as channel:
                 let_out = partial(self._let_out, operation="exec.output")
                 running = RunningCommand(
-                    channel, operation, self._recorder, watch, let_out, user=request.user
+                    channel, operation, self._recorder, seen, let_out, user=request.user
                 )
                 yield running
-        except BaseException as error:
-            bodies = running.bodies() if running is not None else []
-            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
-            self._end_if_dead(error)
-            raise
         if running.output is None:
             unended = CellError("left before the command had ended; its tree was killed")
-            bodies = running.bodies()
             self._recorder.record(
-                record.failed(operation, Kind.EXEC_FAILED, unended, bodies=bodies)
+                record.failed(operation, Kind.EXEC_FAILED, unended, bodies=seen.bodies())
             )
         else:
-            self._record_exec_finished(
-                operation, running.output, request, stdin=running.stdin, captures=running.captures
-            )
+            self._record_exec_finished(operation, running.output, request, seen)
 
     async def run_probe_program(
         self,
@@ -269,7 +271,9 @@ class ExecOperations(CellBase):
         self._operation()
         request = ExecRequest(
             argv=list(argv),
-            user=_by_number(self._user(user)),
+            # Root needs no word of the cell's own account files, which hostile root may have
+            # rewritten: then somebody with fewer rights would be probed.
+            user="0:0" if (who := self._user(user)) in {"", "0", "root"} else who,
             cwd="/",
             timeout_s=timeout_s,
             max_stdout_bytes=1 << 20,
@@ -319,7 +323,7 @@ class ExecOperations(CellBase):
         timeout_s: float | None,
         stdin: bool,
         pty: PtySize | None = None,
-    ) -> tuple[record.Operation, ExecRequest]:
+    ) -> tuple[record.Operation, ExecRequest, SeenStreams]:
         check_argv(argv)
         limits, workdir = self.plan.limits, self.plan.workdir
         request = ExecRequest(
@@ -333,51 +337,26 @@ class ExecOperations(CellBase):
             pty=pty,
             stdin=stdin,
         )
-        return self._operation(), request
+        operation = self._operation()
+        self._recorder.record(record.exec_started(operation, request))
+        return operation, request, SeenStreams(self._live)
 
     def _record_exec_finished(
         self,
         operation: record.Operation,
         output: ExecOutput,
         request: ExecRequest,
-        *,
-        stdin: Capture,
-        captures: Mapping[Stream, Capture],
+        seen: SeenStreams,
     ) -> None:
-        stdout, stderr = captures[Stream.STDOUT].body(), captures[Stream.STDERR].body()
         for event in record.limits_hit(operation, output, timeout_s=request.timeout_s):
             self._recorder.record(event)
-        seen_stdin = stdin.body() if stdin.total_bytes else None
         self._recorder.record(
             record.exec_finished(
                 operation,
                 output,
                 timeout_s=request.timeout_s,
-                stdout=stdout,
-                stderr=stderr,
-                stdin=seen_stdin,
+                stdout=seen.stdout.body(),
+                stderr=seen.stderr.body(),
+                stdin=seen.stdin.body() if seen.stdin.total_bytes else None,
             )
         )
-
-
-def _by_number(user: str) -> str:
-    """Root needs no word of the cell's own account files, which hostile root may have rewritten:
-    then somebody with fewer rights would be probed.
-    """
-    return "0:0" if user in {"", "0", "root"} else user
-
-
-def _captured(source: Pieces, capture: Capture) -> Pieces:
-    """The input, seen by the record as it goes by."""
-    if source is None:
-        return None
-    if isinstance(source, bytes):
-        capture.feed(source)
-        return source
-    return _captured_pieces(source, capture)
-
-
-async def _captured_pieces(source: AsyncIterator[bytes], capture: Capture) -> AsyncIterator[bytes]:
-    async for chunk in source:
-        capture.feed(chunk)
-        yield chunk

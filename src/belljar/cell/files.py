@@ -10,10 +10,10 @@ import os
 import posixpath
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import anyio
 import anyio.to_thread
@@ -26,20 +26,18 @@ from belljar.cell.local_tree import (
     Destination,
     Manifest,
     Transfer,
+    destination,
     in_pieces,
     list_source,
     records_of,
     root_mode,
 )
-from belljar.channel import FileTooLarge, trees
+from belljar.channel import trees
 from belljar.channel.trees import MAX_DEPTH, Record, RecordKind
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
-from belljar.events import Event, JsonValue, Kind
+from belljar.events import Body, Event, JsonValue, Kind
 from belljar.signals.observe import output_part
-
-if TYPE_CHECKING:
-    pass
 
 MAX_TRANSFER_BYTES: Final = 256 << 20
 MAX_TRANSFER_FILES: Final = 10_000
@@ -152,30 +150,27 @@ class FileOperations(CellBase):
         `trees.put_body`. Raises as `upload`."""
         staging, who = f".{secrets.token_hex(8)}", self._user(user)
         data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
-        operation = self._files_started("upload", target, who, **data)
-        began = anyio.current_time()
-        try:
-            await trees.put(
-                self._live.client,
-                directory or ".",
-                _fed(in_pieces(records)),
-                user=who,
-                cwd=self.plan.workdir,
-                replace=overwrite,
-                mode=mode,
-                staging=staging,
-                times=times,
-                owner=owner,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
-        except BaseException as error:
-            await self._clean_up(posixpath.join(directory, staging), who, error)
-            self._files_failed(operation, "upload", error, manifest)
-            raise
-        transfer = manifest.transfer()
-        self._files_completed(
-            operation, "upload", began, transfer=transfer, content=manifest.content()
-        )
+        with self._files_recorded("upload", target, who, manifest, **data) as result:
+            try:
+                await trees.put(
+                    self._live.client,
+                    directory or ".",
+                    _fed(in_pieces(records)),
+                    user=who,
+                    cwd=self.plan.workdir,
+                    replace=overwrite,
+                    mode=mode,
+                    staging=staging,
+                    times=times,
+                    owner=owner,
+                    timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+                )
+            except BaseException as error:
+                if not isinstance(error, CellError):
+                    await self._clean_up(posixpath.join(directory, staging), who)
+                raise
+            transfer = manifest.transfer()
+            result |= _counted(transfer)
         return transfer
 
     async def download(
@@ -208,21 +203,15 @@ class FileOperations(CellBase):
             OSError: `E2BIG` for more than `max_files`; others as `read_file`. `TimeoutError`,
                 `CellError`: as `read_file`.
         """
-        who = self._user(user)
-        making = partial(
-            Destination, Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe
-        )
-        destination = await anyio.to_thread.run_sync(making)
+        who, bounds = self._user(user), {"max_files": max_files, "max_bytes": max_bytes}
+        async with destination(
+            Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe
+        ) as copy:
 
-        async def take(items: Iterator[Record | bytes]) -> None:
-            await anyio.to_thread.run_sync(destination.take, items)
+            async def take(items: Iterator[Record | bytes]) -> None:
+                await anyio.to_thread.run_sync(copy.take, items)
 
-        try:
-            operation = self._files_started(
-                "download", path, who, max_files=max_files, max_bytes=max_bytes
-            )
-            began = anyio.current_time()
-            try:
+            with self._files_recorded("download", path, who, copy.manifest, **bounds) as result:
                 await trees.walk(
                     self._live.client,
                     path,
@@ -235,27 +224,19 @@ class FileOperations(CellBase):
                     max_bytes=max_bytes,
                     timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
                 )
-                await anyio.to_thread.run_sync(self._let_out_files, destination)
-                await anyio.to_thread.run_sync(destination.place)
-            except BaseException as error:
-                self._files_failed(operation, "download", error, destination.manifest)
-                raise
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(destination.discard)
-        manifest = destination.manifest
-        transfer = manifest.transfer()
-        content = manifest.content()
-        self._files_completed(operation, "download", began, transfer=transfer, content=content)
+                await anyio.to_thread.run_sync(self._let_out_files, copy)
+                await anyio.to_thread.run_sync(copy.place)
+                transfer = copy.manifest.transfer()
+                result |= _counted(transfer)
         return transfer
 
-    def _let_out_files(self, destination: Destination) -> None:
+    def _let_out_files(self, copy: Destination) -> None:
         """Have the guard look at what was copied, before it is in its place. A file that it changes
         is what its policy leaves of it; the record has the digest of what the cell sent."""
         guard = self.guard
         if guard is None:
             return
-        for path in destination.files():
+        for path in copy.files():
             with path.open("rb") as file:
                 content = file.read(MAX_SCANNED_FILE_BYTES)
             missing_bytes = path.stat().st_size - len(content)
@@ -323,10 +304,8 @@ class FileOperations(CellBase):
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
         who = self._user(user)
-        operation = self._files_started("remove", path, who, recursive=recursive)
-        began = anyio.current_time()
-        try:
-            removed = await trees.remove(
+        with self._files_recorded("remove", path, who, recursive=recursive) as result:
+            result["entries"] = await trees.remove(
                 self._live.client,
                 path.rstrip("/"),
                 user=who,
@@ -334,10 +313,6 @@ class FileOperations(CellBase):
                 recursive=recursive,
                 timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
             )
-        except BaseException as error:
-            self._files_failed(operation, "remove", error)
-            raise
-        self._files_completed(operation, "remove", began, entries=removed)
 
     async def metrics(self) -> Metrics:
         """What the cell uses now, and may use. Raises `CellError`."""
@@ -368,10 +343,8 @@ class FileOperations(CellBase):
             wanted = (item for item in items if isinstance(item, Record))
             found.extend(item for item in wanted if item.kind is not RecordKind.LEAVE)
 
-        who = self._user(user)
-        operation = self._files_started(action, path, who)
-        began = anyio.current_time()
-        try:
+        who, manifest = self._user(user), Manifest()
+        with self._files_recorded(action, path, who, manifest) as result:
             await trees.walk(
                 self._live.client,
                 path,
@@ -383,20 +356,13 @@ class FileOperations(CellBase):
                 max_entries=max_entries,
                 timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
             )
-        except BaseException as error:
-            self._files_failed(operation, action, error)
-            raise
-        manifest = Manifest()
-        for item in found:
-            manifest.add(item)
-        content = manifest.content()
-        self._files_completed(operation, action, began, entries=len(found), content=content)
+            for item in found:
+                manifest.add(item)
+            result["entries"] = len(found)
         return found
 
-    async def _clean_up(self, staging: str, user: str, error: BaseException) -> None:
+    async def _clean_up(self, staging: str, user: str) -> None:
         """A put that was ended from outside leaves what it had made."""
-        if isinstance(error, CellError):
-            return
         with (
             suppress(OSError, CellError, TimeoutError),
             anyio.move_on_after(_CLEAN_UP_S, shield=True),
@@ -410,54 +376,50 @@ class FileOperations(CellBase):
                 timeout_s=_CLEAN_UP_S,
             )
 
-    # ---- the record
-
-    def _files_started(
-        self, action: str, path: str, user: str, **more: JsonValue
-    ) -> record.Operation:
-        operation = self._operation()
-        data = {"action": action, "path": record.text(path), "user": user, **more}
-        self._recorder.record(operation.event(Kind.FILES_STARTED, data))
-        return operation
-
-    def _files_failed(
+    @contextmanager
+    def _files_recorded(
         self,
-        operation: record.Operation,
         action: str,
-        error: BaseException,
+        path: str,
+        user: str,
         manifest: Manifest | None = None,
-    ) -> None:
-        """What had passed of a copy may have been read meanwhile, so it is on the list."""
-        content = b"" if manifest is None else manifest.content()
-        bodies = [body_of("entries", content)] if content else []
-        failed = record.failed(operation, Kind.FILES_FAILED, error, action=action, bodies=bodies)
-        self._recorder.record(failed)
-        if isinstance(error, FileTooLarge):
-            data = {"limit": "max_bytes", "value": None}
-            self._recorder.record(operation.event(Kind.LIMIT_HIT, data))
-        for event in record.write_limits(operation, error) if action == "upload" else ():
-            self._recorder.record(event)
-        self._end_if_dead(error)
+        **more: JsonValue,
+    ) -> Iterator[dict[str, JsonValue]]:
+        """Record the operation's start, and what came of it: the block fills that in.
 
-    def _files_completed(
-        self,
-        operation: record.Operation,
-        action: str,
-        began: float,
-        *,
-        entries: int = 0,
-        transfer: Transfer | None = None,
-        content: bytes | None = None,
-    ) -> None:
-        took_ms = round((anyio.current_time() - began) * 1000, 3)
-        data: dict[str, JsonValue] = {"action": action, "entries": entries, "duration_ms": took_ms}
-        if transfer is not None:
-            data["entries"] = transfer.files + transfer.directories + transfer.links
-            data |= {"files": transfer.files, "bytes": transfer.total_bytes}
-            data |= {"sha256": transfer.sha256, "skipped": len(transfer.skipped)}
-        bodies = [] if content is None else [body_of("entries", content)]
-        event: Event = operation.event(Kind.FILES_COMPLETED, data, bodies=bodies)
-        self._recorder.record(event)
+        A failed copy has a list too: what had passed of it may have been read meanwhile.
+        """
+        operation = self._operation()
+        started = {"action": action, "path": record.text(path), "user": user, **more}
+        self._recorder.record(operation.event(Kind.FILES_STARTED, started))
+        began = anyio.current_time()
+        result: dict[str, JsonValue] = {"action": action}
+
+        def entries() -> list[Body]:
+            content = b"" if manifest is None else manifest.content()
+            return [body_of("entries", content)] if content else []
+
+        def limits(operation: record.Operation, error: BaseException) -> list[Event]:
+            is_full = record.write_limits(operation, error) if action == "upload" else []
+            return [*record.too_large(operation, error, limit="max_bytes", value=None), *is_full]
+
+        with self._failure_recorded(
+            operation, Kind.FILES_FAILED, action=action, bodies=entries, limits=limits
+        ):
+            yield result
+        result["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
+        bodies = [] if manifest is None else [body_of("entries", manifest.content())]
+        self._recorder.record(operation.event(Kind.FILES_COMPLETED, result, bodies=bodies))
+
+
+def _counted(transfer: Transfer) -> dict[str, JsonValue]:
+    return {
+        "entries": transfer.files + transfer.directories + transfer.links,
+        "files": transfer.files,
+        "bytes": transfer.total_bytes,
+        "sha256": transfer.sha256,
+        "skipped": len(transfer.skipped),
+    }
 
 
 def _info(found: Record, name: str = "") -> FileInfo:

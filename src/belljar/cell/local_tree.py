@@ -15,10 +15,14 @@ import posixpath
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+import anyio
+import anyio.to_thread
 
 from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
@@ -203,6 +207,20 @@ def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 # ---- out of a cell
+
+
+@asynccontextmanager
+async def destination(
+    target: Path, *, overwrite: bool, skip_unsafe: bool
+) -> AsyncIterator[Destination]:
+    """As `Destination`; what is not in its place by the end of the block is discarded."""
+    making = partial(Destination, target, overwrite=overwrite, skip_unsafe=skip_unsafe)
+    made = await anyio.to_thread.run_sync(making)
+    try:
+        yield made
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(made.discard)
 
 
 class Destination:

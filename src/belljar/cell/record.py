@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from belljar.cell.output import ExecOutput
-from belljar.channel import ExecRequest
+from belljar.channel import ExecRequest, FileTooLarge
 from belljar.dataclass import dataclass
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 from belljar.isolation.sandbox import Sandbox
@@ -129,17 +129,17 @@ def limits_hit(operation: Operation, output: ExecOutput, *, timeout_s: float | N
 
 def write_limits(operation: Operation, error: BaseException) -> list[Event]:
     """The limit that a write ran into, by the guest's error."""
-    number = error.errno if isinstance(error, OSError) else None
-    name = _LIMIT_OF_ERROR.get(number or 0)
-    return (
-        [
-            operation.event(
-                Kind.LIMIT_HIT, {"limit": name, "value": None}, trust=Trust.GUEST_REPORTED
-            )
-        ]
-        if name
-        else []
-    )
+    name = _LIMIT_OF_ERROR.get(error.errno or 0) if isinstance(error, OSError) else None
+    data: dict[str, JsonValue] = {"limit": name, "value": None}
+    return [operation.event(Kind.LIMIT_HIT, data, trust=Trust.GUEST_REPORTED)] if name else []
+
+
+def too_large(
+    operation: Operation, error: BaseException, *, limit: str, value: int | None
+) -> list[Event]:
+    """The limit that a copy out of the cell ran into, by the host's count."""
+    data: dict[str, JsonValue] = {"limit": limit, "value": value}
+    return [operation.event(Kind.LIMIT_HIT, data)] if isinstance(error, FileTooLarge) else []
 
 
 def failed(
