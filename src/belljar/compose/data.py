@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from belljar.compose.document import TaskFiles, files_named_by, read_services
 from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv, read_raw
 from belljar.compose.keys import STAND_INS, Converted
@@ -28,8 +26,8 @@ from belljar.compose.model import (
     Mount,
     Service,
     Volume,
-    faults,
     parse,
+    read_part,
     reasons_of,
 )
 from belljar.compose.values import (
@@ -232,10 +230,7 @@ def _granted(
 ) -> tuple[TaskFile, Tree]:
     if grant.source not in declared:
         raise ValueError("it is not declared in the file")
-    try:
-        source = Granted.model_validate(declared[grant.source])
-    except ValidationError as error:
-        raise ValueError("; ".join(why for _, why, _ in faults(error))) from None
+    source = read_part(Granted, declared[grant.source])
     target = grant.target or grant.source
     file = TaskFile(
         key=key,
@@ -328,16 +323,12 @@ def read_build(
     files, written = files_named_by(document), service.get("build")
     if written is None or files is None:
         return None
-    where = f"service {name}"
+    context = ""
     try:
-        build = Build.model_validate({"context": written} if isinstance(written, str) else written)
-    except ValidationError as error:
-        why = "; ".join(f"{'.'.join(map(str, place))}: {why}" for place, why, _ in faults(error))
-        raise refusal(where, "build", why) from None
-    context = build.context or "."
-    if "://" in context or context.startswith(("git@", "github.com/")):
-        raise refusal(where, "build", f"{context}: a build's context is a directory of the task")
-    try:
+        build = read_part(Build, {"context": written} if isinstance(written, str) else written)
+        context = build.context or "."
+        if "://" in context or context.startswith(("git@", "github.com/")):
+            raise ValueError("a build's context is a directory of the task")
         return ServiceBuild(
             image=image,
             root=str(files.root),
@@ -347,7 +338,8 @@ def read_build(
             target=build.target,
         )
     except ValueError as error:
-        raise refusal(where, "build", f"{context}: {error}") from None
+        why = f"{context}: {error}" if context else str(error)
+        raise refusal(f"service {name}", "build", why) from None
 
 
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:

@@ -236,7 +236,7 @@ _ULIMITS: Final[Mapping[str, str]] = {
 }
 
 
-def _ulimits(limits: dict[str, object], converted: Converted) -> None:
+def _ulimits(limits: dict[str, str], converted: Converted) -> None:
     for name, soft in limits.items():
         if (name, soft) != ("core", "0"):
             usual = "a program has the limit that the cell's kernel begins with"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from ipaddress import IPv4Network
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -26,25 +26,16 @@ from belljar.compose.values import (
     OutsideTaskError,
     Refusals,
     arguments,
-    count,
     each,
-    file_mode,
     health_test,
-    host_options,
     hosts,
-    items,
     names_in,
-    number,
-    only_one,
-    owner_id,
     pairs,
     place_of,
     seconds,
     size,
-    soft_limits,
     switch,
     text,
-    texts,
     words,
 )
 from belljar.units import printable
@@ -103,24 +94,35 @@ Switch = Annotated[bool, BeforeValidator(switch)]
 Off = Annotated[Any, _one_of((False, "false"))]
 OffOrEmpty = Annotated[Any, _one_of((False, "false", {}))]
 Empty = Annotated[Any, _one_of(([], {}, "", False, 0))]
-One = Annotated[int, BeforeValidator(only_one)]
-Whole = Annotated[int, BeforeValidator(lambda value: int(text(value)))]
-Number = Annotated[float, BeforeValidator(number)]
+One = Annotated[int, Field(strict=False, ge=1, le=1), BeforeValidator(text)]
+Whole = Annotated[int, Field(strict=False), BeforeValidator(text)]
+Number = Annotated[float, Field(strict=False, allow_inf_nan=False), BeforeValidator(text)]
 Size = Annotated[str, BeforeValidator(size)]
-Count = Annotated[int, BeforeValidator(count)]
+# Docker's -1 and 0 mean no limit, which no cell has
+Count = Annotated[int, Field(strict=False, ge=1), BeforeValidator(text)]
 Names = Annotated[list[str], BeforeValidator(names_in)]
-Listed = Annotated[list[str], BeforeValidator(texts)]
-Items = Annotated[list[Any], BeforeValidator(items)]
 Command = Annotated[list[str], BeforeValidator(words)]
-Id = Annotated[int, BeforeValidator(owner_id)]
+Id = Annotated[
+    int, Field(strict=False, ge=0, le=65_535), BeforeValidator(lambda value: text(value or 0))
+]
+# Octal digits: YAML 1.2 reads a bare `0440` as 440
+Mode = Annotated[int, Field(ge=0, le=0o777), BeforeValidator(lambda value: int(text(value), 8))]
 InCell = Annotated[str, BeforeValidator(lambda value: place_of(text(value)))]
 Tmpfs = Annotated[
-    list[str],
-    BeforeValidator(
-        lambda value: [place_of(text(i).partition(":")[0]) for i in items(each(value))]
-    ),
+    list[Annotated[str, BeforeValidator(lambda value: place_of(text(value).partition(":")[0]))]],
+    BeforeValidator(each),
 ]
 Time = Annotated[float, BeforeValidator(lambda value: seconds(value) if value else 0.0)]
+SoftLimit = Annotated[
+    Text,
+    BeforeValidator(lambda value: value.get("soft") if isinstance(value, Mapping) else value),
+]
+_Bridge = Literal[
+    "com.docker.network.bridge.name",
+    "com.docker.network.bridge.enable_ip_masquerade",
+    "com.docker.network.bridge.host_binding_ipv4",
+    "com.docker.network.driver.mtu",
+]
 
 
 # ---- parts
@@ -186,7 +188,7 @@ class Healthcheck(Part):
     timeout: Time = 0.0
     start_period: Time = 0.0
     start_interval: Time = 0.0
-    retries: Annotated[int, BeforeValidator(lambda value: count(value) if value else 0)] = 0
+    retries: Annotated[Count | None, BeforeValidator(lambda value: value or None)] = None
     disable: Switch = False
 
     @model_validator(mode="after")
@@ -216,7 +218,7 @@ class Place(Part):
     """A service's place in a network."""
 
     aliases: Names = Field([], description="")
-    interface_name: Annotated[Any, _one_of(("eth0",))] = Field(None, description="only `eth0`")
+    interface_name: Literal["eth0"] | None = Field(None, description="only `eth0`")
     ipv4_address: Empty = Field(None, description=_DRAWN)
     ipv6_address: Empty = Field(None, description="it has no IPv6")
     link_local_ips: Empty = Field(None, description=_DRAWN)
@@ -239,7 +241,7 @@ class Subnet(Part):
 class Ipam(Part):
     """A network's subnets."""
 
-    driver: Annotated[Any, _one_of(("default",))] = None
+    driver: Literal["default"] | None = None
     config: list[Subnet] = []
 
 
@@ -247,10 +249,8 @@ class Network(Part):
     """A declared network."""
 
     name: Any = Field(None, description="")
-    driver: Annotated[Any, _one_of(("bridge", "default"))] = Field(
-        None, description="only `bridge`"
-    )
-    driver_opts: Annotated[dict[str, Any], BeforeValidator(host_options)] = Field(
+    driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
+    driver_opts: dict[_Bridge, Any] = Field(
         {}, description="only those of a host's side of a bridge"
     )
     ipam: Ipam = Field(Ipam(), description=f"only subnets and gateways: {_DRAWN}")
@@ -267,7 +267,7 @@ class Volume(Part):
 
     name: Any = Field(None, description="")
     labels: Any = Field(None, description="")
-    driver: Annotated[Any, _one_of(("local",))] = Field(None, description=_FOR_HOST)
+    driver: Literal["local"] | None = Field(None, description=_FOR_HOST)
     external: OffOrEmpty = Field(None, description=_FOR_HOST)
     driver_opts: OffOrEmpty = Field(None, description=_FOR_HOST)
 
@@ -289,7 +289,7 @@ class VolumeOptions(Part):
 class Mount(Part):
     """One of a service's `volumes`. `source` "": a nameless volume."""
 
-    type: Annotated[str, _one_of(("volume", "bind", "tmpfs"))]
+    type: Literal["volume", "bind", "tmpfs"]
     source: Text = ""
     target: InCell
     read_only: Switch = False
@@ -316,7 +316,7 @@ class EnvFile(Part):
 
     path: Text
     required: Switch = True
-    format: Annotated[Any, _one_of(("raw",))] = None
+    format: Literal["raw"] | None = None
 
 
 class Grant(Part):
@@ -326,7 +326,7 @@ class Grant(Part):
     target: Text = ""
     uid: Id = 0
     gid: Id = 0
-    mode: Annotated[int, BeforeValidator(file_mode)] = 0o444
+    mode: Mode = 0o444
 
 
 class Granted(Part):
@@ -385,11 +385,11 @@ class Service(Part):
     mem_limit: Size | None = None
     pids_limit: Count | None = None
     deploy: Deploy = Deploy()
-    security_opt: Listed = []
-    cap_drop: Listed = []
-    cap_add: Listed = []
+    security_opt: list[Text] = []
+    cap_drop: list[Text] = []
+    cap_add: list[Text] = []
     privileged: Switch = False
-    ports: Items = []
+    ports: list[Any] = []
     restart: Any = None
     platform: Text = ""
     hostname: Text = ""
@@ -398,7 +398,7 @@ class Service(Part):
     read_only: Switch = False
     tmpfs: Tmpfs = []
     shm_size: Size | None = None
-    ulimits: Annotated[dict[str, Any], BeforeValidator(soft_limits)] = {}
+    ulimits: dict[str, SoftLimit] = {}
     runtime: Annotated[Any, _one_of(RUNTIMES)] = None
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
@@ -409,12 +409,12 @@ class Service(Part):
     configs: Annotated[list[Annotated[Grant, _short("source")]], BeforeValidator(each)] = []
     profiles: Names = []
     init: Switch = False
-    expose: Items = []
-    network_mode: Annotated[Any, _one_of(("none",))] = None
+    expose: list[Any] = []
+    network_mode: Literal["none"] | None = None
     use_api_socket: Off = None
     scale: One = 1
-    ipc: Annotated[Any, _one_of(("private", "shareable", "none"))] = None
-    cgroup: Annotated[Any, _one_of(("private",))] = None
+    ipc: Literal["private", "shareable", "none"] | None = None
+    cgroup: Literal["private"] | None = None
     devices: Annotated[Any, _one_of(([], {}, ""))] = None
 
 
@@ -446,7 +446,7 @@ def parse(
             return model.model_validate(kept)
         except ValidationError as error:
             bad = set()
-            for place, why, hint in faults(error):
+            for place, why, hint in _faults(error):
                 key = str(place[0]) if place else ""
                 detail = reasons.get(key) or _detail(kept.get(key), place[1:], why)
                 if model is Service and key == "networks" and len(place) > 2:
@@ -461,11 +461,20 @@ def parse(
             kept = {key: value for key, value in kept.items() if key not in bad}
 
 
-def faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str, str]]:
+def read_part(model: type[_P], written: object) -> _P:
+    """The model of a value. Raises `ValueError` with all its faults."""
+    try:
+        return model.model_validate(written)
+    except ValidationError as error:
+        found = ((".".join(map(str, place)), why) for place, why, _ in _faults(error))
+        raise ValueError("; ".join(f"{key}: {why}" if key else why for key, why in found)) from None
+
+
+def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str, str]]:
     """Each fault's place, reason and hint."""
     for fault in error.errors(include_url=False, include_input=False):
         cause = fault.get("ctx", {}).get("error")
-        why = UNKNOWN if fault["type"] == "extra_forbidden" else NO_VALUE
+        why = UNKNOWN if fault["type"] == "extra_forbidden" else fault["msg"]
         hint = cause.hint if isinstance(cause, OutsideTaskError) else ""
         yield fault["loc"], str(cause) if isinstance(cause, ValueError) else why, hint
 

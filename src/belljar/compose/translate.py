@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from belljar.compose.data import Mounts, Wait, add_env_files, add_granted, mounts_of
 from belljar.compose.document import TaskFiles, read_services
 from belljar.compose.keys import Converted, read_service
@@ -26,8 +24,8 @@ from belljar.compose.model import (
     Healthcheck,
     Network,
     Service,
-    faults,
     parse,
+    read_part,
     reasons_of,
 )
 from belljar.compose.values import (
@@ -251,10 +249,9 @@ def read_health(check: object) -> dict[str, Any] | None:
     if check is None:
         return None
     try:
-        return _health(Healthcheck.model_validate(check))
-    except ValidationError as error:
-        why = "; ".join(f"{'.'.join(map(str, place))}: {why}" for place, why, _ in faults(error))
-        raise refusal("", "healthcheck", why) from None
+        return _health(read_part(Healthcheck, check))
+    except ValueError as error:
+        raise refusal("", "healthcheck", str(error)) from None
 
 
 def _health(check: Healthcheck) -> dict[str, Any]:

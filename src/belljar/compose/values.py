@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
-from math import isfinite
 from typing import Any, Final
 
 from belljar.differences import Difference, Kind, sentences
@@ -41,12 +40,6 @@ GATEWAY: Final = "host-gateway"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
-_MAX_ID: Final = 65_535
-_BRIDGE: Final = "com.docker.network.bridge."
-_HOSTS_OPTIONS: Final = {
-    *(f"{_BRIDGE}{name}" for name in ("name", "enable_ip_masquerade", "host_binding_ipv4")),
-    "com.docker.network.driver.mtu",
-}
 
 
 class CannotKeepError(ValueError):
@@ -178,14 +171,6 @@ def size(value: object) -> str:
     return f"{int(float(found[1]) * 1024 ** _UNITS.index(found[2].lower()))}B"
 
 
-def count(value: object) -> int:
-    """Above 0: Docker's -1 and 0 ("no limit") are refused."""
-    number = int(text(value))
-    if number < 1:
-        raise ValueError("not above 0")
-    return number
-
-
 def seconds(value: object) -> float:
     """A time as Go writes it: `1m30s`, `1.5h`, `200ms`."""
     written = "".join(str(value).split())
@@ -196,38 +181,9 @@ def seconds(value: object) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in _TIME.findall(written))
 
 
-def texts(value: object) -> list[str]:
-    """A list of scalars as text."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError("no list")
-    return [text(item) for item in value]
-
-
 def each(value: object) -> list[Any]:
     """A list, or one value as a list."""
     return value if isinstance(value, list) else [value]
-
-
-def number(value: object) -> float:
-    """A finite number."""
-    number = float(text(value))
-    if not isfinite(number):
-        raise ValueError("no number")
-    return number
-
-
-def only_one(value: object) -> int:
-    """The number 1."""
-    if text(value) != "1":
-        raise ValueError("only one")
-    return 1
-
-
-def items(value: object) -> list[Any]:
-    """A list of anything."""
-    if not isinstance(value, Sequence):
-        raise ValueError("no list")
-    return list(value)
 
 
 def pairs(value: object) -> dict[str, str | None]:
@@ -269,40 +225,6 @@ def hosts(value: object) -> list[tuple[str, str]]:
     if len(found) > _MAX_HOSTS:
         raise ValueError(f"at most {_MAX_HOSTS} names")
     return found
-
-
-def soft_limits(value: object) -> dict[str, object]:
-    """The soft limits of `ulimits`."""
-    if not isinstance(value, Mapping):
-        raise ValueError("no mapping")
-    found = {
-        str(name): limit.get("soft") if isinstance(limit, Mapping) else limit
-        for name, limit in value.items()
-    }
-    return found | ({"core": text(found["core"])} if "core" in found else {})
-
-
-def host_options(value: object) -> object:
-    """Driver options that only concern a host's side of a bridge."""
-    if not isinstance(value, Mapping) or set(value) - _HOSTS_OPTIONS:
-        raise ValueError("it has other options")
-    return dict(value)
-
-
-def file_mode(value: object) -> int:
-    """Octal digits; YAML 1.2 reads a bare `0440` as 440."""
-    mode = int(text(value), 8)
-    if not 0 <= mode <= 0o777:
-        raise ValueError("a mode from 0000 to 0777 is needed")
-    return mode
-
-
-def owner_id(value: object) -> int:
-    """A user or group id from 0 to 65,535."""
-    number = int(text(value or 0))
-    if not 0 <= number <= _MAX_ID:
-        raise ValueError(f"an id from 0 to {_MAX_ID} is needed")
-    return number
 
 
 def health_test(value: object) -> list[str] | None:

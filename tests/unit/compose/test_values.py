@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import parse_duration
 
+from belljar.compose.model import Limits
 from belljar.compose.values import (
     MAX_COMMAND_CHARS,
-    count,
     is_idle,
     mapping,
     seconds,
@@ -61,13 +61,13 @@ def test_switches_and_numbers() -> None:
     """Text too: what was put in for a `$` is text. No limit is none that a cell can have."""
     assert switch("True") is switch(True) is True
     assert switch("false") is False
-    assert count("90") == 90
+    assert Limits.model_validate({"pids": "90"}).pids == 90
     for value in ("yes", 1, None):
         with pytest.raises(ValueError, match="neither"):
             switch(value)
     for value in (0, -1, "-1"):
-        with pytest.raises(ValueError, match="not above"):
-            count(value)
+        with pytest.raises(ValueError, match="greater than or equal to 1"):
+            Limits.model_validate({"pids": value})
 
 
 def test_text_and_words() -> None:
@@ -112,7 +112,7 @@ def test_a_command_is_bounded(unit: str) -> None:
 )
 def test_whatever_is_read(value: object) -> None:
     """A value, or `ValueError` (an overflow is told apart by the caller)."""
-    for read in (switch, text, words, size, count, seconds, lambda it: mapping(it, "x")):
+    for read in (switch, text, words, size, seconds, lambda it: mapping(it, "x")):
         with suppress(ValueError, OverflowError):
             read(value)
 
