@@ -12,10 +12,10 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from belljar.compose.document import TaskFiles, files_named_by, read_services
+from belljar.compose.document import TaskFiles, files_named_by, running_services
 from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv, read_raw
 from belljar.compose.keys import STAND_INS, Converted
 from belljar.compose.model import (
@@ -24,7 +24,6 @@ from belljar.compose.model import (
     Grant,
     Granted,
     Mount,
-    Service,
     Volume,
     parse,
     read_part,
@@ -34,17 +33,14 @@ from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
     Refusals,
-    changed,
     mapping,
-    names_in,
     place_of,
     refusal,
     text,
 )
-from belljar.differences import Difference
 from belljar.policy.files import Entry, EntryKind, Tree, reason
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
+from belljar.policy.task_data import TakenVolume, TaskFile
 from belljar.units import format_size, printable
 
 _NO_DIRECTORY: Final = (
@@ -53,32 +49,6 @@ _NO_DIRECTORY: Final = (
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
 _NOT_WRITTEN: Final = "its service can't write to it, so it stays empty"
 _PLACES: Final[Mapping[str, str]] = {"secrets": "/run/secrets/", "configs": "/"}
-
-
-@dataclass(slots=True)
-class Mounts:
-    """One service's directories and copies in its cell, and what differs."""
-
-    service: str
-    directories: list[str] = field(default_factory=list)
-    files: list[TaskFile] = field(default_factory=list)
-    volumes: list[TakenVolume] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-    entries: int = 0
-    total_bytes: int = 0
-
-    def add(self, file: TaskFile, tree: Tree) -> None:
-        """Add one copy. Raises `ValueError` for too many files or bytes."""
-        self.entries += len(tree.entries)
-        self.total_bytes += tree.total_bytes
-        if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
-            most = f"{MAX_ENTRIES:,} files and {format_size(MAX_BYTES)}"
-            raise ValueError(f"a cell is given at most {most} of its task's directory")
-        self.files.append(file)
-
-    def changed(self, detail: str) -> None:
-        """Note a volume that is kept in another form."""
-        self.differences.append(changed(f"service {self.service}", "volumes", detail))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +64,7 @@ class Wait:
 class _Use:
     """One service's place for a named volume."""
 
-    mounts: Mounts
+    cell: Converted
     place: str
     read_only: bool
 
@@ -102,16 +72,16 @@ class _Use:
 # ---- volumes
 
 
-def mounts_of(
-    services: Mapping[str, Service],
+def add_volumes(
+    converted: Mapping[str, Converted],
     volumes: object,
     files: TaskFiles | None,
     refused: Refusals,
     *,
     waits: Sequence[Wait] = (),
     default: str = "",
-) -> dict[str, Mounts]:
-    """Each service's volumes in its cell; what cells can't keep goes to `refused`.
+) -> None:
+    """Add each service's volumes; what cells can't keep goes to `refused`.
 
     `default`: the service that starts last.
     """
@@ -120,34 +90,32 @@ def mounts_of(
         where = f"volume {name}"
         with refused.collected():
             parse(Volume, mapping(settings, where), where, refused, reasons_of(Volume))
-    found = {name: Mounts(name) for name in services}
     used: dict[str, list[_Use]] = {}
-    for name, service in services.items():
-        for mount in service.volumes:
-            mounts, place = found[name], mount.target
-            with _refused_item(refused, name, "volumes", mount.source or place):
+    for cell in converted.values():
+        for mount in cell.model.volumes:
+            place = mount.target
+            with _refused_item(refused, cell, "volumes", mount.source or place):
                 if mount.type == "bind":
-                    _copy(mounts, mount, files)
+                    _copy(cell, mount, files)
                     continue
                 # A directory of the cell
                 if not mount.source and mount.read_only:
                     raise ValueError(_NOT_WRITTEN)
                 if mount.source and mount.source not in declared:
                     raise ValueError(f"there is no volume {mount.source} in the file")
-                mounts.directories.append(place)
+                cell.directories.append(place)
                 if mount.type == "tmpfs":
                     why = "is a directory of the cell; the options of a tmpfs are not kept"
-                    mounts.changed(f"{place} {why}")
+                    cell.changed("volumes", f"{place} {why}")
                 if mount.source:
-                    used.setdefault(mount.source, []).append(_Use(mounts, place, mount.read_only))
+                    used.setdefault(mount.source, []).append(_Use(cell, place, mount.read_only))
     for name, uses in used.items():
         with refused.collected():
             _share(name, uses, waits, default)
-    return found
 
 
 @contextmanager
-def _refused_item(refused: Refusals, service: str, key: str, shown: str) -> Iterator[None]:
+def _refused_item(refused: Refusals, cell: Converted, key: str, shown: str) -> Iterator[None]:
     """A fault in the block refuses this item of the service's key."""
     try:
         yield
@@ -155,10 +123,10 @@ def _refused_item(refused: Refusals, service: str, key: str, shown: str) -> Iter
         why = reason(error) if isinstance(error, OSError) else str(error)
         hint = error.hint if isinstance(error, OutsideTaskError) else ""
         detail = f"{printable(shown, max_chars=100)}: {printable(why)}"
-        refused.add(f"service {service}", key, detail, hint=hint)
+        refused.add(cell.where, key, detail, hint=hint)
 
 
-def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:
+def _copy(cell: Converted, mount: Mount, files: TaskFiles | None) -> None:
     if files is None:
         raise ValueError(_NO_DIRECTORY)
     target, path = mount.target, files.path(mount.source)
@@ -167,17 +135,17 @@ def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:
     except FileNotFoundError:
         if mount.read_only or (mount.bind is not None and not mount.bind.create_host_path):
             raise
-        mounts.directories.append(target)
-        mounts.changed(f"{mount.source} does not exist: {target} is an empty directory")
+        cell.directories.append(target)
+        cell.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")
         return
-    mounts.add(TaskFile(key="volumes", target=target, source=path), tree)
+    cell.add_file(TaskFile(key="volumes", target=target, source=path), tree)
     later = (
         "root of the cell could change the copy"
         if mount.read_only
         else "what is written there ends with the cell and does not reach this host"
     )
     size = format_size(tree.total_bytes)
-    mounts.changed(f"{mount.source} is copied to {target} ({size}): {later}")
+    cell.changed("volumes", f"{mount.source} is copied to {target} ({size}): {later}")
 
 
 def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str) -> None:
@@ -187,19 +155,21 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
     ends = [(wait.who, wait.what) for wait in waits if wait.condition is Condition.COMPLETED]
     for first in used:
         others = [use for use in used if use is not first]
-        writer = first.mounts.service
+        writer = first.cell.service
         ended = not first.read_only and any(what == writer for _, what in ends)
         later = {*(who for who, what in ends if what == writer), default}
         is_seen = len(others) == 1 or all(use.read_only for use in others)
-        if ended and is_seen and all(use.mounts.service in later - {writer} for use in others):
+        if ended and is_seen and all(use.cell.service in later - {writer} for use in others):
             for use in others:
                 taken = TakenVolume(name=name, writer=writer, source=first.place, target=use.place)
-                use.mounts.volumes.append(taken)
-                use.mounts.changed(f"{use.place} is a copy of {name} as {writer} leaves it")
+                use.cell.volumes.append(taken)
+                use.cell.changed(
+                    "volumes", f"{use.place} is a copy of {name} as {writer} leaves it"
+                )
             return
-    where, hint, why = f"service {used[-1].mounts.service}", "", _NOT_WRITTEN
+    where, hint, why = used[-1].cell.where, "", _NOT_WRITTEN
     if len(used) > 1:
-        names = ", ".join(dict.fromkeys(use.mounts.service for use in used))
+        names = ", ".join(dict.fromkeys(use.cell.service for use in used))
         why = f"{names} have it: {_SHARED}"
         hint = (
             f"let one service fill it and end (`{Condition.COMPLETED.value}`) before the others "
@@ -212,16 +182,14 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
 # ---- secrets and configs
 
 
-def add_granted(
-    mounts: Mounts, service: Service, document: Mapping[str, Any], files: TaskFiles | None
-) -> None:
+def add_granted(cell: Converted, document: Mapping[str, Any], files: TaskFiles | None) -> None:
     """Add a service's secrets and configs. Raises `CannotKeepError`."""
     refused = Refusals()
-    for key, grants in (("secrets", service.secrets), ("configs", service.configs)):
+    for key, grants in (("secrets", cell.model.secrets), ("configs", cell.model.configs)):
         declared = mapping(document.get(key), key)
         for grant in grants:
-            with _refused_item(refused, mounts.service, key, grant.source):
-                mounts.add(*_granted(key, grant, declared, files))
+            with _refused_item(refused, cell, key, grant.source):
+                cell.add_file(*_granted(key, grant, declared, files))
     refused.raise_all()
 
 
@@ -345,9 +313,8 @@ def read_build(
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
     """The builds of the services that run. Raises `CannotKeepError`."""
     found = []
-    for name, service in read_services(document).items():
-        image = text(service.get("image") or "")
-        if image and not names_in(service.get("profiles")):
+    for name, service in running_services(document).items():
+        if image := text(service.get("image") or ""):
             found.append(read_build(name, service, document, parse_reference(image).familiar))
     return tuple(build for build in found if build is not None)
 
@@ -355,14 +322,13 @@ def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
 def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
     """Each running service's image. Raises `CannotKeepError`."""
     try:
-        services = read_services(document)
-        running = [name for name, each in services.items() if not names_in(each.get("profiles"))]
+        running = running_services(document)
+    except CannotKeepError:
+        raise
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         why = printable(str(error), max_chars=200)
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
-    if not running:
-        raise CannotKeepError("its compose file has no services")
-    return tuple(_image(name, services[name], document) for name in running)
+    return tuple(_image(name, service, document) for name, service in running.items())
 
 
 def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -> ServiceImage:

@@ -353,54 +353,46 @@ def _read(
         raise
     except (OSError, ValueError) as error:
         raise refusal(where, key, f"{printable(path)}: {printable(reason(error))}") from error
-    return _moved(whole, home)
+    return whole if posixpath.normpath(home) == "." else _moved(whole, home)
 
 
-def _moved(document: Mapping[str, Any], home: str) -> dict[str, Any]:
+# Where a file has paths: "*" is any service, secret, config or item
+_PATHS: Final = frozenset(
+    {
+        ("secrets", "*", "file"),
+        ("configs", "*", "file"),
+        ("services", "*", "build"),
+        ("services", "*", "build", "context"),
+        ("services", "*", "env_file"),
+        ("services", "*", "env_file", "*"),
+        ("services", "*", "env_file", "*", "path"),
+        ("services", "*", "volumes", "*", "source"),
+    }
+)
+_MOUNT: Final = ("services", "*", "volumes", "*")
+_BUILD: Final = ("services", "*", "build")
+
+
+def _moved(value: Any, home: str, place: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - YAML
     """Prefix the relative paths of an included file with its directory."""
-    whole = dict(document)
-    if posixpath.normpath(home) == ".":
-        return whole
-    for section in ("secrets", "configs", "services"):
-        if isinstance(parts := whole.get(section), Mapping):
-            whole[section] = moved = dict(parts)
-            for name, part in parts.items():
-                if isinstance(part, Mapping) and section == "services":
-                    moved[name] = _moved_service(dict(part), home)
-                elif isinstance(part, Mapping) and "file" in part:
-                    moved[name] = {**part, "file": _path(part["file"], home)}
-    return whole
-
-
-def _path(written: Any, home: str) -> Any:  # noqa: ANN401 - YAML
-    if not isinstance(written, str) or written.startswith(("/", "~", "\\")) or "://" in written:
-        return written
-    joined = f"{home}/{written}"
+    if isinstance(value, list):
+        return [_moved(item, home, (*place, "*")) for item in value]
+    if isinstance(value, Mapping):
+        if place == _MOUNT and value.get("type") != "bind":
+            return value
+        fields = {"context": ".", **value} if place == _BUILD else value
+        is_named = len(place) == 1
+        return {
+            key: _moved(item, home, (*place, "*" if is_named else key))
+            for key, item in fields.items()
+        }
+    is_path = place in _PATHS or (place == _MOUNT and str(value).startswith("."))
+    if not is_path or not isinstance(value, str):
+        return value
+    if value.startswith(("/", "~", "\\")) or "://" in value:
+        return value
+    joined = f"{home}/{value}"
     return f"./{joined if '$' in joined else posixpath.normpath(joined)}"
-
-
-def _moved_service(service: dict[str, Any], home: str) -> dict[str, Any]:
-    build = service.get("build")
-    if isinstance(build, str):
-        service["build"] = _path(build, home)
-    elif isinstance(build, Mapping):
-        service["build"] = {**build, "context": _path(build.get("context", "."), home)}
-    if service.get("env_file") is not None:
-        service["env_file"] = [
-            {**item, "path": _path(item.get("path"), home)}
-            if isinstance(item, Mapping)
-            else _path(item, home)
-            for item in each(service["env_file"])
-        ]
-    if isinstance(mounts := service.get("volumes"), list):
-        service["volumes"] = moved = list(mounts)
-        for index, mount in enumerate(mounts):
-            if isinstance(mount, Mapping) and mount.get("type") == "bind":
-                moved[index] = {**mount, "source": _path(mount.get("source"), home)}
-            elif isinstance(mount, str) and mount.startswith(".") and ":" in mount:
-                source, _, rest = mount.partition(":")
-                moved[index] = f"{_path(source, home)}:{rest}"
-    return service
 
 
 # ---- `extends`
@@ -410,6 +402,15 @@ def read_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """All services, each with what it extends. Raises `CannotKeepError`."""
     written = mapping(document.get("services"), "services")
     return with_extended({name: mapping(of, f"service {name}") for name, of in written.items()})
+
+
+def running_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The services without a profile; no profile is active. Raises `CannotKeepError`."""
+    services = read_services(document)
+    running = {name: of for name, of in services.items() if not names_in(of.get("profiles"))}
+    if not running:
+        raise CannotKeepError("its compose file has no services")
+    return running
 
 
 def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -447,6 +448,8 @@ def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key in _MERGED_AS_MAPPINGS and not (isinstance(ours, list) and isinstance(theirs, list)):
             ours, theirs = _as_mapping(key, ours), _as_mapping(key, theirs)
+        elif key == "env_file":
+            ours, theirs = each(ours), each(theirs)
         if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
             whole[key] = merged(theirs, ours)
         elif isinstance(ours, list) and isinstance(theirs, list):

@@ -224,10 +224,19 @@ def _unknown(written: str) -> CannotKeepError:
 # ---- files of variables
 
 
-_START: Final = re.compile(r"[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.\-]*)[ \t]*", re.ASCII)
 _BLANK: Final = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
-_SINGLE: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
-_DOUBLE: Final = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_VARIABLE: Final = re.compile(
+    r"""
+    [ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_.\-]*)[ \t]*
+    (?:[=:][ \t]*+(?:
+        '(?P<single>(?:[^'\\]|\\.)*)'[ \t]*
+        |"(?P<double>(?:[^"\\]|\\.)*)"[ \t]*
+        |(?P<plain>(?!['"])[^\n]*)
+    ))?
+    (?:\#[^\n]*)?(?:\n|\Z)
+    """,
+    re.ASCII | re.DOTALL | re.VERBOSE,
+)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _CONTROL: Final[Mapping[str, str]] = {"n": "\n", "r": "\r", "t": "\t", "$": "$$"}
 _COMMENT: Final = re.compile(r"(?:^|[ \t])#.*")
@@ -246,12 +255,23 @@ def read_dotenv(text: str, defined: Mapping[str, str]) -> dict[str, str | None]:
         if blank := _BLANK.match(text, at):
             at = blank.end()
             continue
-        name = _START.match(text, at)
-        if name is None:
-            raise ValueError(f"line {_line(text, at)} is no `NAME=VALUE`")
-        known = {name: value for name, value in found.items() if value is not None}
-        value, at = _value(text, name.end(), _Reading({}, {**defined, **known}))
-        found[name[1]] = value
+        variable = _VARIABLE.match(text, at)
+        if variable is None:
+            line = text.count("\n", 0, at) + 1
+            raise ValueError(f"line {line} is no `NAME=VALUE`, or has an open quote")
+        at, name, value = variable.end(), variable["name"], variable["single"]
+        if value is not None:
+            value = value.replace("\\'", "'")
+        else:
+            if variable["double"] is not None:
+                escaped = variable["double"]
+                value = _ESCAPE.sub(lambda found: _CONTROL.get(found[1], found[1]), escaped)
+            elif variable["plain"] is not None:
+                value = _COMMENT.sub("", variable["plain"]).strip()
+            if value is not None:
+                known = {name: value for name, value in found.items() if value is not None}
+                value = expand(value, _Reading({}, {**defined, **known}))
+        found[name] = value
         total += len(value or "")
         if len(found) > MAX_VARIABLES or total > MAX_CHARACTERS:
             raise ValueError(
@@ -273,38 +293,3 @@ def read_raw(text: str) -> dict[str, str | None]:
         if len(found) > MAX_VARIABLES:
             raise ValueError(f"more than {MAX_VARIABLES:,} variables")
     return found
-
-
-def _value(text: str, at: int, reading: _Reading) -> tuple[str | None, int]:
-    """The value after a name, and where the next line begins."""
-    if text[at : at + 1] in ("", "\n", "#"):
-        return None, _end_of_line(text, at)
-    if text[at] not in "=:":
-        raise ValueError(f"line {_line(text, at)} is no `NAME=VALUE`")
-    at += 1
-    while text[at : at + 1] in (" ", "\t"):
-        at += 1
-    quote = text[at : at + 1]
-    if quote not in ("'", '"'):
-        end = _end_of_line(text, at)
-        plain = _COMMENT.sub("", text[at:end].removesuffix("\n")).strip()
-        return expand(plain, reading), end
-    whole = (_SINGLE if quote == "'" else _DOUBLE).match(text, at)
-    rest = _BLANK.match(text, whole.end()) if whole else None
-    if whole is None or rest is None:
-        raise ValueError(
-            f"line {_line(text, at)} has an open quote, or something behind a closed one"
-        )
-    if quote == "'":
-        return whole[1].replace("\\'", "'"), rest.end()
-    inner = _ESCAPE.sub(lambda found: _CONTROL.get(found[1], found[1]), whole[1])
-    return expand(inner, reading), rest.end()
-
-
-def _end_of_line(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    return len(text) if end < 0 else end + 1
-
-
-def _line(text: str, at: int) -> int:
-    return text.count("\n", 0, at) + 1

@@ -16,8 +16,11 @@ from typing import Any, Final
 from belljar.compose.model import UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
+from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
+from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
+from belljar.units import format_size
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
 """Images that stand for the default image."""
@@ -68,13 +71,20 @@ class Why(Enum):
 
 @dataclass
 class Converted:
-    """One service, its policy fields, its hosts file, and what differs."""
+    """One service as a cell: policy fields, program, what its files hold, what differs."""
 
     service: str
     model: Service = field(default_factory=Service)
     words: dict[str, Any] = field(default_factory=dict)
+    program: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, Any] | None = None
     hosts: list[tuple[str, str]] = field(default_factory=list)
+    directories: list[str] = field(default_factory=list)
+    files: list[TaskFile] = field(default_factory=list)
+    volumes: list[TakenVolume] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    entries: int = 0
+    total_bytes: int = 0
 
     @property
     def where(self) -> str:
@@ -98,6 +108,15 @@ class Converted:
     def add(self, section: str, **fields: object) -> None:
         """Set fields of a section of the policy."""
         self.words[section] = {**self.words.get(section, {}), **fields}
+
+    def add_file(self, file: TaskFile, tree: Tree) -> None:
+        """Add one copy. Raises `ValueError` for too many files or bytes."""
+        self.entries += len(tree.entries)
+        self.total_bytes += tree.total_bytes
+        if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
+            most = f"{MAX_ENTRIES:,} files and {format_size(MAX_BYTES)}"
+            raise ValueError(f"a cell is given at most {most} of its task's directory")
+        self.files.append(file)
 
 
 Convert = Callable[[Any, Converted], None]

@@ -217,15 +217,15 @@ class Dependency(Part):
 class Place(Part):
     """A service's place in a network."""
 
-    aliases: Names = Field([], description="")
+    aliases: Names = []
     interface_name: Literal["eth0"] | None = Field(None, description="only `eth0`")
     ipv4_address: Empty = Field(None, description=_DRAWN)
     ipv6_address: Empty = Field(None, description="it has no IPv6")
     link_local_ips: Empty = Field(None, description=_DRAWN)
-    mac_address: Any = Field(None, description="")
+    mac_address: Any = None
     driver_opts: Empty = Field(None, description="none")
-    priority: Any = Field(None, description="")
-    gw_priority: Any = Field(None, description="")
+    priority: Any = None
+    gw_priority: Any = None
 
 
 class Subnet(Part):
@@ -248,25 +248,25 @@ class Ipam(Part):
 class Network(Part):
     """A declared network."""
 
-    name: Any = Field(None, description="")
+    name: Any = None
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
     driver_opts: dict[_Bridge, Any] = Field(
         {}, description="only those of a host's side of a bridge"
     )
     ipam: Ipam = Field(Ipam(), description=f"only subnets and gateways: {_DRAWN}")
     external: Off = Field(None, description="a range never joins a network of others")
-    internal: Any = Field(None, description="")
+    internal: Any = None
     enable_ipv4: Annotated[Any, _one_of((True, "true"))] = Field(None, description="it has IPv4")
     enable_ipv6: Off = Field(None, description="it has no IPv6")
-    attachable: Any = Field(None, description="")
-    labels: Any = Field(None, description="")
+    attachable: Any = None
+    labels: Any = None
 
 
 class Volume(Part):
     """A declared volume: a directory of a cell."""
 
-    name: Any = Field(None, description="")
-    labels: Any = Field(None, description="")
+    name: Any = None
+    labels: Any = None
     driver: Literal["local"] | None = Field(None, description=_FOR_HOST)
     external: OffOrEmpty = Field(None, description=_FOR_HOST)
     driver_opts: OffOrEmpty = Field(None, description=_FOR_HOST)

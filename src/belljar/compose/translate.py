@@ -11,13 +11,13 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from ipaddress import IPv4Address
 from typing import Any, Final
 
-from belljar.compose.data import Mounts, Wait, add_env_files, add_granted, mounts_of
-from belljar.compose.document import TaskFiles, read_services
+from belljar.compose.data import Wait, add_env_files, add_granted, add_volumes
+from belljar.compose.document import TaskFiles, read_services, running_services
 from belljar.compose.keys import Converted, read_service
 from belljar.compose.model import (
     Condition,
@@ -35,7 +35,6 @@ from belljar.compose.values import (
     dropped,
     is_idle,
     mapping,
-    names_in,
     refusal,
     switch,
 )
@@ -57,7 +56,8 @@ _MAX_TRIES: Final = 1000
 _CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
 """The implicit network, and the sample's own cell in a range."""
-_ADDRESS: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", re.ASCII)
+_OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_ADDRESS: Final = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])", re.ASCII)
 _DRAWN: Final = "addresses are drawn for each range"
 
 
@@ -126,7 +126,13 @@ def _read(
     compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]
 ) -> Composed:
     check_services(compose)
-    written = _running(compose, differences)  # first: of a file that has none, no key is shown
+    written = running_services(compose)  # first: of a file that has none, no key is shown
+    why = "no profile is active: the service does not run"
+    differences += [
+        dropped(f"service {name}", "profiles", why)
+        for name in read_services(compose)
+        if name not in written
+    ]
     refused = Refusals()
     for key in sorted(map(str, compose)):
         if key not in SECTIONS and not key.startswith("x-"):
@@ -136,18 +142,16 @@ def _read(
     services = {name: each.model for name, each in converted.items()}
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    volumes = compose.get("volumes")
-    mounts = mounts_of(services, volumes, files, refused, waits=waits, default=default)
-    for name, each in converted.items():
+    add_volumes(converted, compose.get("volumes"), files, refused, waits=waits, default=default)
+    for each in converted.values():
         with refused.collected():
             add_env_files(each, files)
         with refused.collected():
-            add_granted(mounts[name], each.model, compose, files)
+            add_granted(each, compose, files)
     with refused.collected():
         joined, of_networks = read_networks(services, compose.get("networks"), written)
         differences += of_networks
     differences += [fact for each in converted.values() for fact in each.differences]
-    differences += [fact for each in mounts.values() for fact in each.differences]
     refused.raise_all()
     why = "no service is started again with another"
     differences += [
@@ -155,12 +159,14 @@ def _read(
         for name, service in sorted(services.items())
         if any(needed.restart for needed in service.depends_on.values())
     ]
-    read = {name: _Cell.of(converted[name], mounts[name].directories) for name in order}
-    check_waits(waits, read, default=default)
-    own = read[default]
+    for each in converted.values():
+        add_program(each)
+    check_waits(waits, converted, default=default)
+    own = converted[default]
     network = None
     if len(order) > 1:
-        network = _network(read, names_of(services, default), joined, waits, own=default)
+        cells = {name: converted[name] for name in order}
+        network = _network(cells, names_of(services, default), joined, waits, own=default)
     env = {"env": tuple(own.words["env"].items())} if "env" in own.words else {}
     return Composed(
         service=default,
@@ -168,41 +174,21 @@ def _read(
         program={**own.program, **({"health": own.health} if own.health else {})},
         network=network,
         is_apart=services[default].network_mode == "none",
-        data=_data(converted, mounts, files, own=default),
+        data=_data(converted, files, own=default),
         differences=tuple(dict.fromkeys(differences)),
     )
 
 
-def _running(
-    compose: Mapping[str, Any], differences: list[Difference]
-) -> dict[str, Mapping[str, Any]]:
-    """The services that run."""
-    services = {}
-    why = "no profile is active: the service does not run"
-    for name, service in read_services(compose).items():
-        if names_in(service.get("profiles")):
-            differences.append(dropped(f"service {name}", "profiles", why))
-        else:
-            services[name] = service
-    if not services:
-        raise CannotKeepError("its compose file has no services")
-    return services
-
-
 def _data(
-    converted: Mapping[str, Converted],
-    mounts: Mapping[str, Mounts],
-    files: TaskFiles | None,
-    *,
-    own: str,
+    converted: Mapping[str, Converted], files: TaskFiles | None, *, own: str
 ) -> TaskData | None:
     held = {
         OWN_CELL if name == own else name: CellData(
-            files=tuple(sorted(mounts[name].files, key=lambda file: file.target)),
-            volumes=tuple(mounts[name].volumes),
-            hosts=tuple(dict.fromkeys(converted[name].hosts)),
+            files=tuple(sorted(cell.files, key=lambda file: file.target)),
+            volumes=tuple(cell.volumes),
+            hosts=tuple(dict.fromkeys(cell.hosts)),
         )
-        for name in converted
+        for name, cell in converted.items()
     }
     cells = {name: data for name, data in held.items() if data != CellData()}
     return TaskData(cells=cells, root=str(files.root) if files else "") if cells else None
@@ -211,23 +197,14 @@ def _data(
 # ---- programs and health
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """One service's policy fields, program and health check."""
-
-    words: Mapping[str, Any]
-    program: Mapping[str, Any]
-    health: Mapping[str, Any] | None
-
-    @classmethod
-    def of(cls, converted: Converted, directories: list[str]) -> _Cell:
-        service, words = converted.model, converted.words
-        made = [*directories, *service.tmpfs]
-        if "workdir" in words:  # Docker makes it too
-            made = [words["workdir"], *made]
-        program = program_of(converted.service, service) | ({"directories": made} if made else {})
-        check = service.healthcheck
-        return cls(words, program, None if check is None else _health(check))
+def add_program(cell: Converted) -> None:
+    """Add its program, directories and health check. Raises `CannotKeepError`."""
+    made = [*cell.directories, *cell.model.tmpfs]
+    if "workdir" in cell.words:  # Docker makes it too
+        made = [cell.words["workdir"], *made]
+    cell.program = program_of(cell.service, cell.model) | ({"directories": made} if made else {})
+    if cell.model.healthcheck is not None:
+        cell.health = _health(cell.model.healthcheck)
 
 
 def program_of(name: str, service: Service) -> dict[str, Any]:
@@ -303,7 +280,7 @@ def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
     return frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
 
 
-def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, _Cell], *, default: str) -> None:
+def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, default: str) -> None:
     """Raises `CannotKeepError` for a wait without end: `default` starts last."""
     completed = completed_of(waits)
     program = cells[default].program
@@ -320,20 +297,16 @@ def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, _Cell], *, default:
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
     """Services after those they wait for, `default` last. Raises `CannotKeepError`."""
-    needs: dict[str, set[str]] = {name: set() for name in services}
+    needs: dict[str, dict[str, None]] = {name: {} for name in services if name != default}
     for wait in waits:
-        needs[wait.who] |= {wait.what} - {default}
-    done: dict[str, None] = {}
-    waiting = [name for name in services if name != default]
-    while waiting:
-        ready = next((name for name in waiting if needs[name] <= done.keys()), None)
-        if ready is None:
-            circle = printable(", ".join(waiting))
-            why = f"its compose file's services depend on each other in a circle: {circle}"
-            raise CannotKeepError(why)
-        done[ready] = None
-        waiting.remove(ready)
-    return [*done, default]
+        if default not in (wait.who, wait.what):
+            needs[wait.who][wait.what] = None
+    try:
+        return [*TopologicalSorter(needs).static_order(), default]
+    except CycleError as error:
+        circle = printable(", ".join(error.args[1][:-1]))
+        why = f"its compose file's services depend on each other in a circle: {circle}"
+        raise CannotKeepError(why) from None
 
 
 # ---- networks
@@ -350,7 +323,7 @@ def read_networks(
     refused = Refusals()
     found = []
     declared = {}
-    addresses = _addresses(str(written))
+    addresses = sorted(map(IPv4Address, set(_ADDRESS.findall(str(written)))))
     for name, settings in mapping(networks, "networks").items():
         where = f"network {name}"
         fields = mapping(settings, where)
@@ -388,14 +361,6 @@ def read_networks(
     return {} if is_shared else joined, found
 
 
-def _addresses(written: str) -> list[IPv4Address]:
-    found = []
-    for text in set(_ADDRESS.findall(written)):
-        with suppress(ValueError):
-            found.append(IPv4Address(text))
-    return sorted(found)
-
-
 def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
     """Each service's names. Raises `CannotKeepError` for shared and impossible ones."""
     linked: dict[str, list[str]] = {name: [] for name in services}
@@ -426,7 +391,7 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
 
 
 def _network(
-    read: Mapping[str, _Cell],
+    cells: Mapping[str, Converted],
     names: Mapping[str, list[str]],
     joined: Mapping[str, list[str]],
     waits: tuple[Wait, ...],
@@ -442,7 +407,7 @@ def _network(
     completed = completed_of(waits)
     healthy = [wait for wait in waits if wait.condition is Condition.HEALTHY]
     stand_ins = {}
-    for name, cell in read.items():
+    for name, cell in cells.items():
         if name == own:
             continue
         # A service whose health is waited for, without a check in the file, has its image's.

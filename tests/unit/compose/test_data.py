@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import two
 
-from belljar.compose import data
-from belljar.compose.data import Mounts, mounts_of
+from belljar.compose import keys
+from belljar.compose.data import add_volumes
 from belljar.compose.document import TaskFiles
+from belljar.compose.keys import Converted
 from belljar.compose.model import Service
 from belljar.compose.translate import Composed, read_compose, waits_of
 from belljar.compose.values import CannotKeepError, Refusals
@@ -85,11 +86,12 @@ def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
 
 def mounts(
     services: dict[str, Any], volumes: dict[str, Any], default: str = ""
-) -> dict[str, Mounts]:
+) -> dict[str, Converted]:
     """What becomes of the services' volumes. Raises `CannotKeepError`."""
     models = {name: Service.model_validate(service) for name, service in services.items()}
+    found = {name: Converted(name, model) for name, model in models.items()}
     refused = Refusals()
-    found = mounts_of(models, volumes, None, refused, waits=waits_of(models), default=default)
+    add_volumes(found, volumes, None, refused, waits=waits_of(models), default=default)
     refused.raise_all()
     return found
 
@@ -104,7 +106,7 @@ def test_two_services_share_no_directory() -> None:
             mounts(services, {"v": None})
 
 
-def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Mounts]:
+def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Converted]:
     """What becomes of a volume that `fill` has, and readers of it; `waits`: what each reader waits
     for in it."""
     needs = {
@@ -238,10 +240,10 @@ def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles, sourc
 
 def test_a_cell_takes_so_much(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all its mounts together."""
-    monkeypatch.setattr(data, "MAX_BYTES", 6)
+    monkeypatch.setattr(keys, "MAX_BYTES", 6)
     assert data_of(files, "./app:/a").data
     with pytest.raises(CannotKeepError, match="at most"):
         data_of(files, "./app:/a", "./app:/b")
-    monkeypatch.setattr(data, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(keys, "MAX_ENTRIES", 2)
     with pytest.raises(CannotKeepError, match="at most"):
         data_of(files, "./app:/a")

@@ -74,7 +74,7 @@ def test_a_service_of_another_file_is_extended(task: Path) -> None:
     base = "{file: ../shared/compose.yaml, service: db}"
     document = read(task, f"services: {{default: {{extends: {base}, image: mine, configs: []}}}}")
     own = document["services"]["default"]
-    assert (own["image"], own["env_file"]) == ("mine", ["./../shared/db.env"])
+    assert (own["image"], own["env_file"]) == ("mine", "./../shared/db.env")
     assert "extends" not in own
     with pytest.raises(PolicyError, match="no service nobody"):
         read(task, f"services: {{d: {{extends: {base.replace('db', 'nobody')}}}}}")
