@@ -245,7 +245,7 @@ def compose_page() -> str:
         see = "see [compose files](compose.md#keys-of-a-service)"
         for key, fate in sorted(KEYS.items()):
             is_applied = fate.outcome is Outcome.APPLIED
-            yield f"`{key}`", fate.outcome.value, see if is_applied else fate.why.value
+            yield f"`{key}`", fate.outcome.value, see if is_applied else fate.why
 
     def of_networks(keys: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         return ((f"`{key}`", why or "kept or without effect") for key, why in keys.items())

@@ -48,7 +48,7 @@ MAX_FILES: Final = 32
 MAX_INCLUDES: Final = 8
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
-_SERVICES: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
+_SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
 _read_here: Final[set[str]] = set()
 """Directories and roots of the files read so far."""
 _MAX_ABOVE: Final = 8
@@ -75,11 +75,11 @@ class TaskFiles:
             raise OutsideTaskError
         return found
 
-    def read_text(self, path: str) -> str:
-        """A text of at most `MAX_TEXT_BYTES`. Raises `OSError`, `ValueError`."""
-        content = read_regular(self.root, path, MAX_TEXT_BYTES + 1)
-        if len(content) > MAX_TEXT_BYTES:
-            raise ValueError(f"it is larger than {format_size(MAX_TEXT_BYTES)}")
+    def read_text(self, path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+        """A text of at most `max_bytes`. Raises `OSError`, `ValueError`."""
+        content = read_regular(self.root, path, max_bytes + 1)
+        if len(content) > max_bytes:
+            raise ValueError(f"it is larger than {format_size(max_bytes)}")
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -182,11 +182,8 @@ def read_document(path: Path) -> dict[str, Any]:
     """
     where = printable(str(path))
     try:
-        content = read_regular(path.parent, path.name, MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            most = format_size(MAX_BYTES)
-            raise _refused(f"is larger than {most}, the most that a compose file may have", where)
-        parsed = read_yaml(content.decode("utf-8-sig"))
+        content = TaskFiles(path.parent).read_text(path.name, MAX_BYTES)
+        parsed = read_yaml(content)
         if isinstance(parsed, dict):
             files = files_of(path.parent)
             own = posixpath.join(files.directory, path.name)
@@ -195,17 +192,14 @@ def read_document(path: Path) -> dict[str, Any]:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"
         raise _refused(f"can't be read: {why}", f"{where}:{error.line}") from error
-    except UnicodeDecodeError as error:
-        raise _refused("can't be read: it is not UTF-8", where) from error
     except FileNotFoundError as error:
         why = "a task's compose file is meant from the directory of the task's file"
         raise PolicyError(
             "can't be read: no such file or directory", where=where, hint=why
         ) from error
-    except OSError as error:
-        raise _refused(f"can't be read: {reason(error)}", where) from error
-    except ValueError as error:
-        raise _refused(f"can't be read: {printable(str(error), max_chars=300)}", where) from error
+    except (OSError, ValueError) as error:
+        why = printable(reason(error), max_chars=300)
+        raise _refused(f"can't be read: {why}", where) from error
     if not isinstance(parsed, dict):
         raise _refused("is not a compose file", where)
     return name_built(parsed, path.resolve().parent.name)
@@ -327,13 +321,12 @@ def _with_base(name: str, service: Any, files: TaskFiles, chain: _Chain) -> Any:
         raise refusal(f"service {name}", "extends", "only `file` and `service` are read")
     home = posixpath.dirname(path) or "."
     whole = _read(path, home, files, chain, key="extends", where=f"service {name}")
-    services = mapping(whole.get("services"), "services")
+    services = read_services(whole)
     if base not in services:
         why = f"{printable(path)} has no service {printable(base)}"
         raise refusal(f"service {name}", "extends", why)
-    named = {other: mapping(of, f"service {other}") for other, of in services.items()}
     own = {key: value for key, value in service.items() if key != "extends"}
-    return merged(with_extended(named)[base], own)
+    return merged(services[base], own)
 
 
 def _read(
@@ -401,7 +394,8 @@ def _moved(value: Any, home: str, place: tuple[str, ...] = ()) -> Any:  # noqa: 
 def read_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """All services, each with what it extends. Raises `CannotKeepError`."""
     written = mapping(document.get("services"), "services")
-    return with_extended({name: mapping(of, f"service {name}") for name, of in written.items()})
+    services = {name: mapping(of, f"service {name}") for name, of in written.items()}
+    return {name: _extended(name, services, ()) for name in services}
 
 
 def running_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -411,11 +405,6 @@ def running_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
     if not running:
         raise CannotKeepError("its compose file has no services")
     return running
-
-
-def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Each service with what it extends, of this file alone. Raises `CannotKeepError`."""
-    return {name: _extended(name, services, ()) for name in services}
 
 
 def _extended(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from belljar.compose.model import UNKNOWN, Deploy, Service, parse
+from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
@@ -41,32 +41,6 @@ class Outcome(Enum):
     """Only values that are true of every cell are kept."""
     DROPPED = "dropped"
     REFUSED = "refused"
-
-
-class Why(Enum):
-    """Why a key or value is dropped or refused."""
-
-    NONE = ""
-    NO_USE = "nothing in a cell depends on it"
-    NO_INPUT = "nobody types into a cell's program"
-    NOT_STOPPED = "a cell is destroyed, not stopped"
-    PROCESSORS = "`nproc` says as many processors as `cpus` or the policy gives the cell"
-    HOST_SHARES = "it divides a host between containers, and a cell has its own limits"
-    STORAGE = "the policy decides how much a cell may write"
-    OWN_USERS = "the users of a cell are its own, and none of this host's"
-    ISOLATION = "the policy decides how a cell is isolated"
-    OWN_NAMES = "each range answers its own names, and has no others"
-    OWN_ADDRESSES = "hardware addresses are drawn anew for each range"
-    OPENS_HOST = "it would open this host to the cell"
-    OWN_KERNEL = "the settings of a cell's kernel are its own"
-    SHARED = "it would share with another container"
-    NETWORK = "a range has one network and nothing beyond it; only `none` can be asked for"
-    IN_IMAGE = "put the groups into the image"
-    IN_COMMAND = "put it into the service's command"
-    ELSEWHERE = "a cell uses nothing that is provided elsewhere"
-    ONE_CELL = "each service is one cell"
-    DEPLOYED = "limits of processors, memory and pids are kept; replicas, GPUs and devices are not"
-    UNKNOWN = UNKNOWN
 
 
 @dataclass
@@ -127,7 +101,7 @@ class Key:
     """What becomes of a key; `convert` takes its value."""
 
     outcome: Outcome
-    why: Why = Why.NONE
+    why: str = ""
     convert: Convert | None = None
 
 
@@ -139,16 +113,16 @@ def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Co
             continue
         fate = KEYS.get(key)
         if fate is None or fate.outcome is Outcome.REFUSED:
-            refused.add(where, key, (fate.why if fate else Why.UNKNOWN).value)
+            refused.add(where, key, fate.why if fate else UNKNOWN)
         elif fate.outcome is not Outcome.DROPPED:
             known[key] = value
-    reasons = {key: fate.why.value for key, fate in KEYS.items()}
+    reasons = {key: fate.why for key, fate in KEYS.items()}
     model = parse(Service, known, where, refused, reasons)
     converted = Converted(name, model)
     for key, value in written.items():
         fate = KEYS.get(key)
         if value is not None and fate is not None and fate.outcome is Outcome.DROPPED:
-            converted.dropped(key, fate.why.value)
+            converted.dropped(key, fate.why)
         elif fate is not None and fate.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 fate.convert(getattr(model, key), converted)
@@ -326,10 +300,12 @@ def _privileged(value: object, converted: Converted, *, key: str = "privileged")
 # ---- the table
 
 
-def _fates(outcome: Outcome, by_why: Mapping[Why, str]) -> dict[str, Key]:
-    return {key: Key(outcome, why) for why, keys in by_why.items() for key in keys.split()}
+def _keys(outcome: Outcome, by_reason: Mapping[str, str]) -> dict[str, Key]:
+    return {key: Key(outcome, why) for why, keys in by_reason.items() for key in keys.split()}
 
 
+_ISOLATION: Final = "the policy decides how a cell is isolated"
+_SHARED: Final = "it would share with another container"
 _CONVERTED: Final[Mapping[str, Convert]] = {
     "image": _image,
     "build": _build,
@@ -370,54 +346,57 @@ KEYS: Final[Mapping[str, Key]] = {
         for kind, details in _REPORTED.items()
         for key, detail in details.items()
     },
-    **_fates(
+    **_keys(
         Outcome.APPLIED,
         {
-            Why.NONE: "command entrypoint cpu_quota cpu_period extends depends_on healthcheck "
-            "networks volumes links container_name profiles env_file secrets configs",
+            "": "command entrypoint cpu_quota cpu_period extends depends_on healthcheck networks "
+            "volumes links container_name profiles env_file secrets configs",
         },
     ),
-    "deploy": Key(Outcome.APPLIED, Why.DEPLOYED, _deploy),
-    "runtime": Key(
-        Outcome.APPLIED, Why.OPENS_HOST, _reported(Kind.DROPPED, "runtime", Why.ISOLATION.value)
+    "deploy": Key(
+        Outcome.APPLIED,
+        "limits of processors, memory and pids are kept; replicas, GPUs and devices are not",
+        _deploy,
     ),
-    **_fates(
+    "runtime": Key(Outcome.APPLIED, FOR_HOST, _reported(Kind.DROPPED, "runtime", _ISOLATION)),
+    **_keys(
         Outcome.LIMITED,
         {
-            Why.NONE: "init expose",
-            Why.NETWORK: "network_mode",
-            Why.OPENS_HOST: "use_api_socket cgroup devices",
-            Why.ONE_CELL: "scale",
-            Why.SHARED: "ipc",
+            "": "init expose",
+            "a range has one network and nothing beyond it; only `none` is kept": "network_mode",
+            FOR_HOST: "use_api_socket cgroup devices",
+            "each service is one cell": "scale",
+            _SHARED: "ipc",
         },
     ),
-    **_fates(
+    **_keys(
         Outcome.DROPPED,
         {
-            Why.NO_USE: "annotations labels label_file logging attach develop pull_policy "
-            "pull_refresh_after",
-            Why.NO_INPUT: "stdin_open tty",
-            Why.NOT_STOPPED: "stop_signal stop_grace_period pre_stop",
-            Why.PROCESSORS: "cpuset",
-            Why.HOST_SHARES: "mem_reservation memswap_limit mem_swappiness cpu_shares cpu_percent "
-            "blkio_config cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable "
-            "cgroup_parent",
-            Why.STORAGE: "storage_opt",
-            Why.OWN_USERS: "userns_mode",
-            Why.ISOLATION: "isolation",
-            Why.OWN_NAMES: "dns dns_opt dns_search domainname",
-            Why.OWN_ADDRESSES: "mac_address",
+            "nothing in a cell depends on it": "annotations labels label_file logging attach "
+            "develop pull_policy pull_refresh_after",
+            "nobody types into a cell's program": "stdin_open tty",
+            "a cell is destroyed, not stopped": "stop_signal stop_grace_period pre_stop",
+            "`nproc` says as many processors as `cpus` or the policy gives the cell": "cpuset",
+            "it divides a host between containers; a cell has its own limits": "mem_reservation "
+            "memswap_limit mem_swappiness cpu_shares cpu_percent blkio_config cpu_rt_period "
+            "cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
+            "the policy decides how much a cell may write": "storage_opt",
+            "the users of a cell are its own, and none of this host's": "userns_mode",
+            _ISOLATION: "isolation",
+            "each range answers its own names, and has no others": "dns dns_opt dns_search "
+            "domainname",
+            "hardware addresses are drawn anew for each range": "mac_address",
         },
     ),
-    **_fates(
+    **_keys(
         Outcome.REFUSED,
         {
-            Why.OPENS_HOST: "device_cgroup_rules gpus pid uts credential_spec",
-            Why.OWN_KERNEL: "sysctls",
-            Why.SHARED: "volumes_from external_links",
-            Why.IN_IMAGE: "group_add",
-            Why.IN_COMMAND: "post_start",
-            Why.ELSEWHERE: "provider models",
+            FOR_HOST: "device_cgroup_rules gpus pid uts credential_spec",
+            "the settings of a cell's kernel are its own": "sysctls",
+            _SHARED: "volumes_from external_links",
+            "put the groups into the image": "group_add",
+            "put it into the service's command": "post_start",
+            "a cell uses nothing that is provided elsewhere": "provider models",
         },
     ),
 }

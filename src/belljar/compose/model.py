@@ -50,7 +50,7 @@ RUNTIMES: Final = (
     *("io.containerd.runc.v2", "io.containerd.runsc.v1", "io.containerd.kata.v2"),
 )
 _DRAWN: Final = "addresses are drawn for each range"
-_FOR_HOST: Final = "it would open this host to the cell"
+FOR_HOST: Final = "it would open this host to the cell"
 
 
 # ---- types of fields
@@ -267,9 +267,9 @@ class Volume(Part):
 
     name: Any = None
     labels: Any = None
-    driver: Literal["local"] | None = Field(None, description=_FOR_HOST)
-    external: OffOrEmpty = Field(None, description=_FOR_HOST)
-    driver_opts: OffOrEmpty = Field(None, description=_FOR_HOST)
+    driver: Literal["local"] | None = Field(None, description=FOR_HOST)
+    external: OffOrEmpty = Field(None, description=FOR_HOST)
+    driver_opts: OffOrEmpty = Field(None, description=FOR_HOST)
 
 
 class BindOptions(Part):

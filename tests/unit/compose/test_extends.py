@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from belljar.compose.document import with_extended
+from belljar.compose.document import read_services
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
 
@@ -14,7 +14,7 @@ from belljar.compose.values import CannotKeepError
 def made(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A service that extends another."""
     services = {"base": base, "web": {"extends": {"service": "base"}, **own}}
-    return dict(with_extended(services)["web"])
+    return dict(read_services({"services": services})["web"])
 
 
 def test_what_is_one_value_is_replaced() -> None:
@@ -52,7 +52,7 @@ def test_a_chain_is_followed() -> None:
         "b": {"extends": "a", "user": "u"},
         "a": {"image": "i", "user": "root"},
     }
-    assert with_extended(services)["c"] == {"image": "i", "user": "u"}
+    assert read_services({"services": services})["c"] == {"image": "i", "user": "u"}
     found = read_compose({"services": {"c": {"x-default": True, **services["c"]}, **services}})
     assert found.network is not None
 
