@@ -1,62 +1,135 @@
-"""Cases of a guard test: one line each, the steps that carry it out, and the score of many. Pure:
-who runs the steps (the scanner alone, or a live range) says what was found.
+"""Cases of a guard test, one JSON line each, and the score of many. Pure.
+
+The scanner alone or a live range carries the steps out.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel, Scanned
+from belljar.units import printable
 
 MAX_LINE_BYTES: Final = 32 << 20
 MAX_FILE_BYTES: Final = 1 << 30
 MAX_CASES: Final = 100_000
 MAX_STEPS: Final = 1000
-_CHANNELS: Final = ("http", "dns", "websocket", "smtp", "file", "output", "model")
-_PAYLOAD: Final = {"http": "http", "dns": "names", "websocket": "messages"}
+_HINT: Final = "docs/guard.md shows the format"
+_PAYLOADS: Final[Mapping[Channel, str]] = {
+    Channel.HTTP: "http",
+    Channel.DNS: "names",
+    Channel.WEBSOCKET: "messages",
+}  # Of all others: `data`.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+def _is_tested(channel: Channel) -> Channel:
+    if channel is Channel.STREAM:
+        raise ValueError("no case is sent as a raw stream")
+    return channel
+
+
+def _text(value: str) -> str:
+    value.encode()  # JSON can name half a character, which has no bytes
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("base64 is needed")
+    return base64.b64decode(value, validate=True)
+
+
+def _message(value: object) -> object:
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        return _bytes(value["base64"])
+    return value
+
+
+_Channel = Annotated[Channel, AfterValidator(_is_tested)]
+_Text = Annotated[str, AfterValidator(_text)]
+_Bytes = Annotated[bytes, PlainValidator(_bytes)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True)
+
+
+class Request(_Line):
     """An HTTP request."""
 
-    method: str
-    url: str
-    headers: tuple[tuple[str, str], ...] = ()
-    body: bytes = b""
+    method: _Text = "GET"
+    url: _Text = Field(min_length=1)
+    headers: tuple[tuple[_Text, _Text], ...] = ()
+    body: _Bytes = Field(default=b"", validation_alias="body_base64")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(_Line):
     """One thing that is sent.
 
-    `http`, `names` (DNS, in order), `messages` (WebSocket) or `data` counts, by channel.
+    By channel it has `http`, `names` (DNS, in order), `messages` (WebSocket) or `data`.
     """
 
-    channel: Channel
+    channel: _Channel
     http: Request | None = None
-    names: tuple[str, ...] = ()
-    messages: tuple[str | bytes, ...] = ()
-    data: bytes = b""
+    names: tuple[_Text, ...] = ()
+    messages: tuple[Annotated[_Text | bytes, BeforeValidator(_message)], ...] = ()
+    data: _Bytes = Field(default=b"", validation_alias="data_base64")
+
+    @model_validator(mode="after")
+    def _has_one_payload(self) -> Self:
+        wanted = _PAYLOADS.get(self.channel, "data")
+        if self.model_fields_set != {"channel", wanted} or getattr(self, wanted) is None:
+            name = type(self).model_fields[wanted].validation_alias or wanted
+            raise ValueError(f"channel `{self.channel}` has `{name}`, and nothing else is sent")
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(_Line):
     """What is sent, and whether it must be flagged. `cls`: "" for any."""
 
-    id: str
-    flags: bool
-    channel: Channel
-    steps: tuple[Step, ...]
-    cls: str = ""
+    id: _Text
+    expect: Literal["flag", "pass"]
+    cls: _Text = Field(default="", validation_alias="class")
+    channel: _Channel
+    steps: tuple[Step, ...] = Field(min_length=1, max_length=MAX_STEPS)
+
+    @property
+    def flags(self) -> bool:
+        """Whether it must be flagged."""
+        return self.expect == "flag"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_steps(cls, line: dict[str, Any]) -> dict[str, Any]:
+        """One payload is one step; a step's channel is its case's, if it names none."""
+        sent = {name: line[name] for name in (*_PAYLOADS.values(), "data_base64") if name in line}
+        if sent and "steps" in line:
+            raise ValueError("with `steps`, what is sent stands in them alone")
+        steps = line.get("steps", [sent])
+        if isinstance(steps, list):
+            channel = {"channel": line.get("channel")}
+            steps = [channel | step if isinstance(step, dict) else step for step in steps]
+        return {name: line[name] for name in line if name not in sent} | {"steps": steps}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,154 +253,37 @@ def read_cases(content: bytes, source: str) -> tuple[Case, ...]:
         if not line.strip():
             continue
         try:
-            case = _case(_object(line), f"line {number}")
+            case = _case(line, number)
             if case.id in cases:
                 raise ValueError(f"the id {case.id!r} is another case's already")
         except (ValueError, RecursionError) as error:
+            what = str(error)
+            if isinstance(error, ValidationError):
+                fault = error.errors(include_url=False)[0]
+                what = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ")
             raise PolicyError(
-                f"no case: {error}",
-                where=f"{source}:{number}",
-                hint="docs/guard.md shows the format",
+                f"no case: {printable(what, max_chars=300)}", where=f"{source}:{number}", hint=_HINT
             ) from None
         cases[case.id] = case
         if len(cases) > MAX_CASES:
             raise PolicyError(f"more than {MAX_CASES} cases", where=source, hint="split the file")
     if not cases:
-        raise PolicyError(
-            "there is no case in it", where=source, hint="docs/guard.md shows the format"
-        )
+        raise PolicyError("there is no case in it", where=source, hint=_HINT)
     return tuple(cases.values())
 
 
-def _object(line: bytes) -> Mapping[str, Any]:
+def _case(line: bytes, number: int) -> Case:
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"a line has at most {MAX_LINE_BYTES >> 20} MiB")
-    value = json.loads(line.decode(), object_pairs_hook=_unique)
+    value = json.loads(line.decode(), object_pairs_hook=_each_once)
     if not isinstance(value, dict):
         raise ValueError("a line is one JSON object")
-    return value
+    # By its names in the file only: `data` is none of them
+    return Case.model_validate({"id": f"line {number}"} | value, by_alias=True, by_name=False)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice in one object")
     return found
-
-
-def _case(fields: Mapping[str, Any], where: str) -> Case:
-    _only(
-        fields,
-        {"id", "expect", "class", "channel", "http", "names", "messages", "data_base64", "steps"},
-    )
-    if fields.get("expect") not in {"flag", "pass"}:
-        raise ValueError('`expect` is "flag" or "pass"')
-    channel = _channel(fields)
-    if "steps" in fields:
-        if any(name in fields for name in ("http", "names", "messages", "data_base64")):
-            raise ValueError("with `steps`, what is sent stands in them alone")
-        steps = fields["steps"]
-        if not isinstance(steps, list) or not 0 < len(steps) <= MAX_STEPS:
-            raise ValueError(f"`steps` is a list of 1 to {MAX_STEPS}")
-        made = tuple(_step(_mapping(step, "a step"), channel, within=True) for step in steps)
-    else:
-        made = (_step(fields, channel, within=False),)
-    return Case(
-        id=_text(fields, "id", where),
-        flags=fields["expect"] == "flag",
-        cls=_text(fields, "class", ""),
-        channel=channel,
-        steps=made,
-    )
-
-
-def _step(fields: Mapping[str, Any], channel: Channel, *, within: bool) -> Step:
-    if within:
-        _only(fields, {"channel", "http", "names", "messages", "data_base64"})
-        channel = _channel(fields) if "channel" in fields else channel
-    wanted = _PAYLOAD.get(channel.value, "data_base64")
-    given = [name for name in ("http", "names", "messages", "data_base64") if name in fields]
-    if given != [wanted]:
-        raise ValueError(f"channel `{channel.value}` has `{wanted}`, and nothing else is sent")
-    value = fields[wanted]
-    if wanted == "http":
-        return Step(channel=channel, http=_request(_mapping(value, "`http`")))
-    if wanted == "names":
-        return Step(channel=channel, names=tuple(_texts(value, "names")))
-    if wanted == "messages":
-        return Step(
-            channel=channel, messages=tuple(_message(item) for item in _list(value, "messages"))
-        )
-    return Step(channel=channel, data=_bytes(value, "data_base64"))
-
-
-def _request(fields: Mapping[str, Any]) -> Request:
-    _only(fields, {"method", "url", "headers", "body_base64"})
-    pairs = [_texts(pair, "headers") for pair in _list(fields.get("headers", []), "headers")]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a header is a pair of name and value")
-    url = _text(fields, "url", "")
-    if not url:
-        raise ValueError("`http` has a `url`")
-    return Request(
-        method=_text(fields, "method", "GET"),
-        url=url,
-        headers=tuple((name, value) for name, value in pairs),
-        body=_bytes(fields.get("body_base64", ""), "body_base64"),
-    )
-
-
-def _message(item: object) -> str | bytes:
-    if isinstance(item, str):
-        return _sent_text(item, "a message is a text or an object")
-    fields = _mapping(item, "a message that is no text")
-    _only(fields, {"base64"})
-    return _bytes(fields.get("base64"), "base64")
-
-
-def _only(fields: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(fields) - known)
-    if unknown:
-        raise ValueError(f"there is no `{unknown[0][:64]}`; known are {', '.join(sorted(known))}")
-
-
-def _channel(fields: Mapping[str, Any]) -> Channel:
-    if fields.get("channel") not in _CHANNELS:
-        raise ValueError(f"`channel` is one of {', '.join(_CHANNELS)}")
-    return Channel(fields["channel"])
-
-
-def _mapping(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is an object")
-    return value
-
-
-def _list(value: object, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"`{what}` is a list")
-    return value
-
-
-def _text(fields: Mapping[str, Any], name: str, default: str) -> str:
-    return _sent_text(fields.get(name, default), f"`{name}` is a text")
-
-
-def _sent_text(value: object, what: str) -> str:
-    """JSON can name half a character, which has no bytes."""
-    if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
-        raise ValueError(what)
-    return value
-
-
-def _texts(value: object, what: str) -> list[str]:
-    return [_sent_text(item, f"`{what}` holds texts") for item in _list(value, what)]
-
-
-def _bytes(value: object, what: str) -> bytes:
-    if not isinstance(value, str):
-        raise ValueError(f"`{what}` is base64")
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        raise ValueError(f"`{what}` is no base64") from None

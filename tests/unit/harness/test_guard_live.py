@@ -27,7 +27,12 @@ HIT: dict[str, Any] = {"action": "flag", "digest": "0" * 64, "start": 0, "end": 
 
 def case(id: str, channel: Channel) -> Case:  # noqa: A002 - the field's name
     """One that must be flagged."""
-    return Case(id=id, flags=True, channel=channel, steps=(Step(channel=channel, data=b"x"),))
+    step = (
+        Step(channel=channel, http=Request(url="/"))
+        if channel is Channel.HTTP
+        else Step(channel=channel, data=b"x")
+    )
+    return Case(id=id, expect="flag", channel=channel, steps=(step,))
 
 
 def test_an_outcome_is_what_the_cases_own_cell_and_range_had() -> None:

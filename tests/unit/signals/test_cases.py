@@ -103,9 +103,9 @@ def test_a_score_counts_both_mistakes() -> None:
     def outcome(number: int, *, flags: bool, classes: tuple[str, ...], cls: str = "") -> Outcome:
         case = Case(
             id=str(number),
-            flags=flags,
+            expect="flag" if flags else "pass",
             channel=Channel.FILE,
-            steps=(Step(channel=Channel.FILE),),
+            steps=(Step(channel=Channel.FILE, data=b""),),
             cls=cls,
         )
         return Outcome(case=case, classes=classes)
