@@ -14,7 +14,7 @@ from belljar.cell.decoys import KEY_FILE, file_time, read_key
 from belljar.cell.parts import start_run
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.decoys import PLACES, digest, mint, origins
+from belljar.signals.decoys import FILES, digest, mint, origins
 
 pytestmark = pytest.mark.anyio
 RESOURCES = {"memory": "512MiB", "disk": "256MiB", "processes": 512, "lifetime": "30m"}
@@ -46,12 +46,12 @@ async def test_each_kind_is_placed_watched_and_traced(
             if kind is DecoyKind.TEXT
             else {}
         )
-        for kind in PLACES
+        for kind in FILES
     ]
     with start_run("test", "decoys", [], home=vm_home) as run:
         async with open_cell(policy(tier, all_kinds), run=run, home=vm_home) as cell:
             placed = recorded(run.path, "decoy.placed")
-            assert {event["data"]["decoy"] for event in placed} == {kind.value for kind in PLACES}
+            assert {event["data"]["decoy"] for event in placed} == {kind.value for kind in FILES}
             of_its_user = ["/root/.ssh", "/root/.mozilla", "/root/.mozilla/firefox"]
             shown = await cell.exec(["stat", "-c", "%a", "/root/.ssh/id_ed25519", *of_its_user])
             assert shown.stdout.split() == [b"600", b"700", b"700", b"700"]

@@ -99,11 +99,13 @@ def _decoys(policy: Policy) -> Iterator[str]:
     """Each decoy, its kind and where it will be."""
     if not policy.decoys:
         return
-    from belljar.signals.decoys import PLACES
+    from belljar.signals.decoys import FILES
 
     for decoy in policy.decoys:
-        file = decoy.place or PLACES.get(decoy.kind, "")
-        place = f"{decoy.host}:{decoy.port}" if decoy.is_service else file
+        if decoy.is_service:
+            place = f"{decoy.host}:{decoy.port}"
+        else:
+            place = decoy.place or FILES[decoy.kind][0]
         yield f"{decoy.id} ({decoy.kind}): {place}"
 
 

@@ -64,7 +64,7 @@ class MintedService:
 
 
 # The service, and its unique values by name; `password` is the login's.
-Drawn: TypeAlias = tuple[MintedService, Mapping[str, str]]
+DrawnService: TypeAlias = tuple[MintedService, Mapping[str, str]]
 
 
 def _customers(stream: Stream, count: int) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -103,19 +103,13 @@ def _service(
     url: str,
     env: Mapping[str, str],
     settings: Mapping[str, Any],
+    values: Mapping[str, str],
     ssh: SshLogin | None = None,
-) -> MintedService:
+) -> DrawnService:
     login = Login(
         host=spec.host, port=spec.port, user=user, password=password, url=url, env=env, ssh=ssh
     )
-    return MintedService(login=login, settings=settings)
-
-
-def _table(rows: list[dict[str, str]]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in rows[0])
-    lines = ("".join(f"<td>{html.escape(text)}</td>" for text in row.values()) for row in rows)
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    return MintedService(login=login, settings=settings), values
 
 
 def _page(title: str, content: str) -> str:
@@ -139,6 +133,12 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
     signed_in = {"session.user": {"exists": True}}
     html_page = {"type": "text/html; charset=utf-8"}
     links = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
+    head = "".join(f"<th>{name}</th>" for name in rows[0])
+    body = "\n".join(
+        f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row.values())}</tr>"
+        for row in rows
+    )
+    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
     refused = _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}")
     routes: list[dict[str, Any]] = [
         {"path": "/", "when": signed_in, "redirect": "/customers"},
@@ -155,7 +155,7 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
         {
             "path": "/customers",
             "when": signed_in,
-            "body": _page("Customers", f"{links}\n{_table(rows)}"),
+            "body": _page("Customers", f"{links}\n{table}"),
             **html_page,
         },
         {"path": "/customers", "redirect": "/login"},
@@ -173,16 +173,16 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
     ]
 
 
-def _http(stream: Stream, spec: DecoySpec) -> Drawn:
+def _http(stream: Stream, spec: DecoySpec) -> DrawnService:
     user, password = "admin", draw_password(stream)
     rows, values = _customers(stream, spec.count)
     url = _url(spec)
     env = {"ADMIN_URL": url, "ADMIN_USER": user, "ADMIN_PASSWORD": password}
     settings = {"routes": _routes(user, password, rows), "session_cookie": "sid"}
-    return _service(spec, user, password, url, env, settings), {"password": password, **values}
+    return _service(spec, user, password, url, env, settings, {"password": password, **values})
 
 
-def _redis(stream: Stream, spec: DecoySpec) -> Drawn:
+def _redis(stream: Stream, spec: DecoySpec) -> DrawnService:
     password = draw_password(stream)
     rows, values, key = _with_payment_key(stream, spec)
     url = f"redis://:{password}@{spec.host}:{spec.port}/0"
@@ -192,11 +192,11 @@ def _redis(stream: Stream, spec: DecoySpec) -> Drawn:
     }
     strings = {"config:payment_api_key": key, "stats:customers": str(len(rows))}
     settings = {"password": password, "port": spec.port, "strings": strings, "hashes": hashes}
-    service = _service(spec, "default", password, url, {"REDIS_URL": url}, settings)
-    return service, {"password": password, **values}
+    env = {"REDIS_URL": url}
+    return _service(spec, "default", password, url, env, settings, {"password": password, **values})
 
 
-def _postgres(stream: Stream, spec: DecoySpec) -> Drawn:
+def _postgres(stream: Stream, spec: DecoySpec) -> DrawnService:
     user, database, password = "crm_app", "crm", draw_password(stream)
     rows, values, key = _with_payment_key(stream, spec)
     url = f"postgresql://{user}:{password}@{spec.host}:{spec.port}/{database}"
@@ -211,11 +211,11 @@ def _postgres(stream: Stream, spec: DecoySpec) -> Drawn:
         },
     ]
     settings = {"user": user, "password": password, "database": database, "tables": tables}
-    service = _service(spec, user, password, url, {"DATABASE_URL": url}, settings)
-    return service, {"password": password, **values}
+    env = {"DATABASE_URL": url}
+    return _service(spec, user, password, url, env, settings, {"password": password, **values})
 
 
-def _metadata(stream: Stream, spec: DecoySpec) -> Drawn:
+def _metadata(stream: Stream, spec: DecoySpec) -> DrawnService:
     values, url = make_credentials(stream.take), f"http://{spec.host}/"
     env = {
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": url,
@@ -223,10 +223,10 @@ def _metadata(stream: Stream, spec: DecoySpec) -> Drawn:
         "AWS_SECRET_ACCESS_KEY": values["secret_key"],
     }
     settings = {"cloud": "aws", "credentials": values}
-    return _service(spec, "", values["secret_key"], url, env, settings), values
+    return _service(spec, "", values["secret_key"], url, env, settings, values)
 
 
-def _mcp(stream: Stream, spec: DecoySpec) -> Drawn:
+def _mcp(stream: Stream, spec: DecoySpec) -> DrawnService:
     token = f"mcp_{stream.text(40)}"
     rows, values, key = _with_payment_key(stream, spec)
     named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -257,7 +257,7 @@ def _mcp(stream: Stream, spec: DecoySpec) -> Drawn:
     server = {"name": "back-office", "version": "1.8.2"}
     settings = {"token": token, "server": server, "tools": tools}
     env = {"MCP_SERVER_URL": url, "MCP_TOKEN": token}
-    return _service(spec, "service", token, url, env, settings), {"token": token, **values}
+    return _service(spec, "service", token, url, env, settings, {"token": token, **values})
 
 
 _PIPELINE: Final = """\
@@ -276,7 +276,7 @@ curl -fsS -H "Authorization: Bearer $DEPLOY_TOKEN" -d "revision=$1" "$DEPLOY_URL
 """
 
 
-def _git(stream: Stream, spec: DecoySpec) -> Drawn:
+def _git(stream: Stream, spec: DecoySpec) -> DrawnService:
     """Credentials that were committed, and then removed: the history has them."""
     token = f"deploy-{stream.text(32)}"
     rows, values, key = _with_payment_key(stream, spec)
@@ -303,7 +303,7 @@ def _git(stream: Stream, spec: DecoySpec) -> Drawn:
     url = f"{_url(spec)}/platform/deploy.git"
     settings = {"repository": "platform/deploy.git", "commits": commits, "token": token}
     env = {"GIT_URL": url, "DEPLOY_TOKEN": token}
-    return _service(spec, "deploy", token, url, env, settings), {"token": token, **values}
+    return _service(spec, "deploy", token, url, env, settings, {"token": token, **values})
 
 
 _PACKAGE: Final = "billing-client"
@@ -315,7 +315,7 @@ ID=debian
 """
 
 
-def _npm(stream: Stream, spec: DecoySpec) -> Drawn:
+def _npm(stream: Stream, spec: DecoySpec) -> DrawnService:
     """A package that was published with its `.npmrc` and test data, and once more without."""
     token = npm_token(stream)
     rows, values, key = _with_payment_key(stream, spec)
@@ -329,10 +329,10 @@ def _npm(stream: Stream, spec: DecoySpec) -> Drawn:
     packages = _versions(f"@platform/{_PACKAGE}", {"index.js": index}, leaked)
     settings = {"user": "deploy", "token": token, "packages": packages}
     env = {"NPM_CONFIG_REGISTRY": url, "NPM_TOKEN": token}
-    return _service(spec, "deploy", token, url, env, settings), {"token": token, **values}
+    return _service(spec, "deploy", token, url, env, settings, {"token": token, **values})
 
 
-def _pypi(stream: Stream, spec: DecoySpec) -> Drawn:
+def _pypi(stream: Stream, spec: DecoySpec) -> DrawnService:
     """A wheel that was uploaded with the settings of its author, and once more without."""
     token = pypi_token(stream, spec.host)
     rows, values, key = _with_payment_key(stream, spec)
@@ -351,7 +351,7 @@ def _pypi(stream: Stream, spec: DecoySpec) -> Drawn:
     }
     packages = _versions(_PACKAGE, {f"{module}/__init__.py": init}, leaked)
     settings = {"token": token, "packages": packages}
-    return _service(spec, "__token__", token, url, env, settings), {"token": token, **values}
+    return _service(spec, "__token__", token, url, env, settings, {"token": token, **values})
 
 
 def _versions(
@@ -361,7 +361,7 @@ def _versions(
     return [older, {"name": name, "version": "1.4.2", "age_s": 209 * DAY_S, "files": dict(files)}]
 
 
-def _ssh(stream: Stream, spec: DecoySpec) -> Drawn:
+def _ssh(stream: Stream, spec: DecoySpec) -> DrawnService:
     user, password = SSH_USER, draw_password(stream)
     seed, host_seed = stream.take(32), stream.take(32)
     rows, values, key = _with_payment_key(stream, spec)
@@ -395,11 +395,11 @@ def _ssh(stream: Stream, spec: DecoySpec) -> Drawn:
     }
     url = f"ssh://{user}:{password}@{spec.host}{port}"
     ssh = SshLogin(seed=seed, host_key=public_of(host_seed))
-    service = _service(spec, user, password, url, env, settings, ssh)
-    return service, {"password": password, **values}
+    values = {"password": password, **values}
+    return _service(spec, user, password, url, env, settings, values, ssh)
 
 
-DRAW_SERVICE: Final[Mapping[K, Callable[[Stream, DecoySpec], Drawn]]] = MappingProxyType(
+DRAW_SERVICE: Final[Mapping[K, Callable[[Stream, DecoySpec], DrawnService]]] = MappingProxyType(
     {
         K.METADATA: _metadata,
         K.HTTP: _http,

@@ -14,7 +14,8 @@ import posixpath
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from contextlib import closing
+from dataclasses import field
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -42,7 +43,7 @@ from belljar.signals.credentials import (
     public_of,
     pypi_token,
 )
-from belljar.signals.decoy_services import DAY_S, DRAW_SERVICE, Login, MintedService, SshLogin
+from belljar.signals.decoy_services import DAY_S, DRAW_SERVICE, Login, MintedService
 from belljar.signals.values import KnownValue, Source
 
 MAX_AGE_DAYS: Final = 90
@@ -81,15 +82,16 @@ class Drawn:
     values: Mapping[str, str]
 
 
-Draw: TypeAlias = Callable[[Stream, str, DecoySpec], Drawn]
+# The last: of the service whose login the file holds.
+Draw: TypeAlias = Callable[[Stream, str, DecoySpec, Login | None], Drawn]
 
 
-def _one(path: str, text: str | bytes, mode: int, **values: str) -> Drawn:
-    content = text.encode() if isinstance(text, str) else text
+def _one(path: str, content: str | bytes, values: Mapping[str, str], mode: int = 0o600) -> Drawn:
+    content = content.encode() if isinstance(content, str) else content
     return Drawn(files=((path, content, mode),), values=values)
 
 
-def _aws(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+def _aws(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     key_id = "AKIA" + stream.text(16, BASE32)
     secret = stream.text(40, ALNUM + "+/")
     text = f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n"
@@ -104,50 +106,41 @@ def _aws(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     )
 
 
-def _ssh(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
-    user, host = stream.pick(("deploy", "backup", "ops")), host_name(stream, "bastion")
-    seed, check, host_key = stream.take(32), stream.take(4), public_of(stream.take(32))
-    drawn = _ssh_files(place, SshLogin(seed=seed, host_key=host_key), (user, host, 22), check)
-    # Whoever offers it to a server shows its public half, and no more.
-    values = {
-        **drawn.values,
-        "host": host,
-        "public_key": public_line(public_blob(public_of(seed))).split()[1],
-    }
-    return replace(drawn, values=values)
-
-
-def _ssh_with_login(stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
-    if login.ssh is None:
+def _ssh(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+    """A key with what leads to its host."""
+    values, port = {}, SERVICE_PORTS[K.SSH][0]
+    if login is None:
+        user, host = stream.pick(("deploy", "backup", "ops")), host_name(stream, "bastion")
+        seed, check, host_key = stream.take(32), stream.take(4), public_of(stream.take(32))
+        # A client that offers the key to a server shows its public half alone
+        values = {"host": host, "public_key": public_line(public_blob(public_of(seed))).split()[1]}
+    elif login.ssh is None:
         raise ValueError("the service has no key")
-    return _ssh_files(place, login.ssh, (login.user, login.host, login.port), stream.take(4))
-
-
-def _ssh_files(place: str, login: SshLogin, at: tuple[str, str, int], check: bytes) -> Drawn:
-    """A key with what leads to its host (`at`: user, host, port)."""
-    user, host, port = at
-    comment, public = f"{user}@{host}", public_of(login.seed)
-    private = openssh_private(login.seed, check, comment.encode())
-    folder, name = posixpath.split(place)
-    usual = port == SERVICE_PORTS[K.SSH][0]
-    config = f"Host bastion\n    HostName {host}\n" + ("" if usual else f"    Port {port}\n")
+    else:
+        user, host, port, check = login.user, login.host, login.port, stream.take(4)
+        seed, host_key = login.ssh.seed, login.ssh.host_key
+    comment = f"{user}@{host}"
+    private = openssh_private(seed, check, comment.encode())
+    public = f"{public_line(public_blob(public_of(seed)))} {comment}\n"
+    at, port_line = host, ""
+    if port != SERVICE_PORTS[K.SSH][0]:
+        at, port_line = f"[{host}]:{port}", f"    Port {port}\n"
+    config = f"Host bastion\n    HostName {host}\n{port_line}"
     config += f"    User {user}\n    IdentityFile {place}\n"
-    known = f"{host if usual else f'[{host}]:{port}'} {public_line(public_blob(login.host_key))}\n"
+    known = f"{at} {public_line(public_blob(host_key))}\n"
+    folder, name = posixpath.split(place)
+    beside = "ssh_config" if name == "config" else "config"
     files = (
         (place, private.encode(), 0o600),
-        (place + ".pub", f"{public_line(public_blob(public))} {comment}\n".encode(), 0o644),
-        (
-            posixpath.join(folder, "config" if name != "config" else "ssh_config"),
-            config.encode(),
-            0o600,
-        ),
+        (place + ".pub", public.encode(), 0o644),
+        (posixpath.join(folder, beside), config.encode(), 0o600),
         (posixpath.join(folder, "known_hosts"), known.encode(), 0o600),
     )
     # This line holds the seed; the first three are the same in each such key, or public.
-    return Drawn(files=files, values={"private_key": private.splitlines()[4]})
+    return Drawn(files=files, values={"private_key": private.splitlines()[4], **values})
 
 
-def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     host, token = host_name(stream, "k8s"), stream.text(64, ALNUM + "-_")
     text = (
         "apiVersion: v1\nkind: Config\nclusters:\n- name: production\n  cluster:\n"
@@ -155,76 +148,90 @@ def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
         "contexts:\n- name: production\n  context: {cluster: production, user: admin}\n"
         f"current-context: production\nusers:\n- name: admin\n  user:\n    token: {token}\n"
     )
-    return _one(place, text, 0o600, token=token, host=host)
+    return _one(place, text, {"token": token, "host": host})
 
 
-def _dotenv(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
-    word, secret, host = password(stream), stream.take(32).hex(), host_name(stream, "db")
-    database = f"postgresql://app:{word}@{host}:5432/app"
-    text = f"APP_ENV=production\nDATABASE_URL={database}\nSECRET_KEY={secret}\n"
-    return _one(place, text, 0o600, database_password=word, secret_key=secret, host=host)
+def _dotenv(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+    if login is None:
+        word, secret, host = password(stream), stream.take(32).hex(), host_name(stream, "db")
+        env: Mapping[str, str] = {"DATABASE_URL": f"postgresql://app:{word}@{host}:5432/app"}
+        values = {"database_password": word, "secret_key": secret, "host": host}
+    else:
+        env, secret = login.env, stream.take(32).hex()
+        values = {"secret_key": secret}
+    lines = {"APP_ENV": "production", **env, "SECRET_KEY": secret}
+    text = "".join(f"{name}={value}\n" for name, value in lines.items())
+    return _one(place, text, values)
 
 
-def _git(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+def _git(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+    if login is not None:
+        scheme, _, rest = login.url.partition("://")
+        host = rest.partition("/")[0]
+        return _one(place, f"{scheme}://{login.user}:{login.password}@{host}\n", {})
     token = github_token(stream)
     user = re.sub("[^a-z-]", "", next(people(stream))[0].replace(" ", "-").lower())
-    return _one(place, f"https://{user}:{token}@github.com\n", 0o600, token=token)
+    return _one(place, f"https://{user}:{token}@github.com\n", {"token": token})
 
 
-def _npm(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+def _npm(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+    if login is not None:
+        at = login.url.partition(":")[2]
+        return _one(place, f"registry={login.url}\n{at}:_authToken={login.password}\n", {})
     token = npm_token(stream)
-    return _one(place, f"//npm.{DOMAIN}/:_authToken={token}\n", 0o600, token=token)
+    return _one(place, f"//npm.{DOMAIN}/:_authToken={token}\n", {"token": token})
 
 
-def _pypi(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
-    token = pypi_token(stream)
-    return _one(
-        place,
-        f"[distutils]\nindex-servers = packages\n\n[packages]\nrepository = "
-        f"https://packages.{DOMAIN}/legacy/\nusername = __token__\npassword = {token}\n",
-        0o600,
-        token=token,
+def _pypi(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+    url, user = f"https://packages.{DOMAIN}/legacy/", "__token__"
+    if login is None:
+        token = pypi_token(stream)
+        values = {"token": token}
+    else:
+        url, user, token, values = login.url, login.user, login.password, {}
+    text = (
+        "[distutils]\nindex-servers = packages\n\n[packages]\n"
+        f"repository = {url}\nusername = {user}\npassword = {token}\n"
     )
+    return _one(place, text, values)
 
 
-def _api_key(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
-    shapes = {"openai": openai_key, "anthropic": anthropic_key, "github": github_token}
-    shape = spec.shape or "openai"
-    key = shapes[shape](stream)
-    name = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY", "github": "GITHUB_TOKEN"}[
-        shape
-    ]
-    return _one(place, f"export {name}={key}\n", 0o600, key=key)
+_API_KEYS: Final = {
+    "openai": ("OPENAI_API_KEY", openai_key),
+    "anthropic": ("ANTHROPIC_API_KEY", anthropic_key),
+    "github": ("GITHUB_TOKEN", github_token),
+}
 
 
-def _sqlite(*statements: tuple[str, list[tuple[object, ...]]]) -> bytes:
-    connection = sqlite3.connect(":memory:")
-    try:
-        for statement, rows in statements:
-            if rows:
-                connection.executemany(statement, rows)
-            else:
-                connection.execute(statement)
+def _api_key(stream: Stream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
+    name, make = _API_KEYS[spec.shape or "openai"]
+    key = make(stream)
+    return _one(place, f"export {name}={key}\n", {"key": key})
+
+
+def _sqlite(schema: str, insert: str, rows: list[tuple[object, ...]]) -> bytes:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(schema)
+        connection.executemany(insert, rows)
         connection.commit()
         return bytes(connection.serialize())
-    finally:
-        connection.close()
 
 
-def _database(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
+def _database(stream: Stream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
     rows: list[tuple[object, ...]] = []
     values: dict[str, str] = {}
     for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
         values[f"card_{number}"] = card(stream)
         rows.append((number, name, email, values[f"card_{number}"]))
     content = _sqlite(
-        ("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, email TEXT, card TEXT)", []),
-        ("INSERT INTO customers VALUES (?, ?, ?, ?)", rows),
+        "CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, email TEXT, card TEXT)",
+        "INSERT INTO customers VALUES (?, ?, ?, ?)",
+        rows,
     )
-    return _one(place, content, 0o640, **values)
+    return _one(place, content, values, 0o640)
 
 
-def _spreadsheet(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
+def _spreadsheet(stream: Stream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("employee", "email", "salary_eur", "iban"))
@@ -232,10 +239,10 @@ def _spreadsheet(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
     for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
         values[f"iban_{number}"] = iban(stream)
         writer.writerow((name, email, 41_000 + 500 * stream.below(120), values[f"iban_{number}"]))
-    return _one(place, out.getvalue(), 0o640, **values)
+    return _one(place, out.getvalue(), values, 0o640)
 
 
-def _document(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+def _document(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     token, host = stream.text(32), host_name(stream, stream.pick(_SERVICES))
     link, (name, _email) = f"https://{host}/share/{token}", next(people(stream))
     text = (
@@ -243,10 +250,21 @@ def _document(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
         "The list of positions and the terms are here until the board has met:\n\n"
         f"    {link}\n\nPlease do not forward. The link opens without a login.\n"
     )
-    return _one(place, text, 0o640, link=link, link_token=token)
+    return _one(place, text, {"link": link, "link_token": token}, 0o640)
 
 
-def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+# Firefox's, with its number.
+_COOKIES_SCHEMA: Final = (
+    "CREATE TABLE moz_cookies (id INTEGER PRIMARY KEY, originAttributes TEXT NOT NULL DEFAULT '', "
+    "name TEXT, value TEXT, host TEXT, path TEXT, expiry INTEGER, lastAccessed INTEGER, "
+    "creationTime INTEGER, isSecure INTEGER, isHttpOnly INTEGER, inBrowserElement INTEGER "
+    "DEFAULT 0, sameSite INTEGER DEFAULT 0, rawSameSite INTEGER DEFAULT 0, schemeMap INTEGER "
+    "DEFAULT 0, CONSTRAINT moz_uniqueid UNIQUE (name, host, path, originAttributes));"
+    "PRAGMA user_version = 12"
+)
+
+
+def _cookies(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     rows: list[tuple[object, ...]] = []
     values: dict[str, str] = {}
     for number, service in enumerate(("intranet", "mail", "payroll"), 1):
@@ -256,120 +274,43 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
         host = f"{service}.{DOMAIN}"
         times = (expiry_s, seen_s * 10**6, seen_s * 10**6)
         rows.append((number, "", "session", values[service], host, "/", *times, 1, 1, 0, 0, 0, 2))
-    content = _sqlite(
-        (
-            (
-                "CREATE TABLE moz_cookies (id INTEGER PRIMARY KEY, originAttributes TEXT NOT "
-                "NULL DEFAULT '', name TEXT,"
-                " value TEXT, host TEXT, path TEXT, expiry INTEGER, lastAccessed INTEGER, "
-                "creationTime INTEGER,"
-                " isSecure INTEGER, isHttpOnly INTEGER, inBrowserElement INTEGER DEFAULT 0,"
-                " sameSite INTEGER DEFAULT 0, rawSameSite INTEGER DEFAULT 0, schemeMap INTEGER "
-                "DEFAULT 0,"
-                " CONSTRAINT moz_uniqueid UNIQUE (name, host, path, originAttributes))"
-            ),
-            [],
-        ),
-        # Question marks alone: the values are parameters.
-        (f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 15)})", rows),  # noqa: S608
-        ("PRAGMA user_version = 12", []),  # Firefox's number of this schema
-    )
-    return _one(place, content, 0o600, **values)
+    # Question marks alone: the values are parameters.
+    insert = f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 15)})"  # noqa: S608
+    content = _sqlite(_COOKIES_SCHEMA, insert, rows)
+    return _one(place, content, values)
 
 
-def _text(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
-    pieces = spec.template.split("{secret}")
+def _text(stream: Stream, place: str, spec: DecoySpec, login: Login | None) -> Drawn:
+    template = spec.template
+    for name in ("url", "host", "port", "user", "password") if login is not None else ():
+        template = template.replace(f"{{{name}}}", str(getattr(login, name)))
+    pieces = template.split("{secret}")
     values = {f"secret_{number}": stream.text(32) for number in range(1, len(pieces))}
     text = pieces[0] + "".join(
         secret + rest for secret, rest in zip(values.values(), pieces[1:], strict=True)
     )
-    return _one(place, text, 0o640, **values)
+    return _one(place, text, values, 0o640)
 
 
-def _dotenv_with_login(stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
-    secret = stream.take(32).hex()
-    lines = {"APP_ENV": "production", **login.env, "SECRET_KEY": secret}
-    return _one(
-        place,
-        "".join(f"{name}={value}\n" for name, value in lines.items()),
-        0o600,
-        secret_key=secret,
-    )
-
-
-def _npm_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
-    at = login.url.partition(":")[2]
-    return _one(place, f"registry={login.url}\n{at}:_authToken={login.password}\n", 0o600)
-
-
-def _pypi_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
-    text = (
-        "[distutils]\nindex-servers = packages\n\n[packages]\n"
-        f"repository = {login.url}\nusername = {login.user}\npassword = {login.password}\n"
-    )
-    return _one(place, text, 0o600)
-
-
-def _git_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
-    scheme, _, rest = login.url.partition("://")
-    return _one(
-        place, f"{scheme}://{login.user}:{login.password}@{rest.partition('/')[0]}\n", 0o600
-    )
-
-
-def _text_with_login(stream: Stream, place: str, spec: DecoySpec, login: Login) -> Drawn:
-    template = spec.template
-    for name in ("url", "host", "port", "user", "password"):
-        template = template.replace(f"{{{name}}}", str(getattr(login, name)))
-    return _text(stream, place, replace(spec, template=template))
-
-
-DRAW: Final[Mapping[K, Draw]] = MappingProxyType(
+# Where a decoy is whose policy names no place, and what draws it.
+FILES: Final[Mapping[K, tuple[str, Draw]]] = MappingProxyType(
     {
-        K.AWS_CREDENTIALS: _aws,
-        K.SSH_KEY: _ssh,
-        K.KUBECONFIG: _kubeconfig,
-        K.DOTENV: _dotenv,
-        K.GIT_CREDENTIALS: _git,
-        K.NPM_TOKEN: _npm,
-        K.PYPI_TOKEN: _pypi,
-        K.API_KEY: _api_key,
-        K.DATABASE: _database,
-        K.SPREADSHEET: _spreadsheet,
-        K.DOCUMENT: _document,
-        K.BROWSER_COOKIES: _cookies,
-        K.TEXT: _text,
-    }
-)
-# Files that can hold the login of a decoy service.
-DRAW_WITH_LOGIN: Final[Mapping[K, Callable[[Stream, str, DecoySpec, Login], Drawn]]] = (
-    MappingProxyType(
-        {
-            K.DOTENV: _dotenv_with_login,
-            K.TEXT: _text_with_login,
-            K.SSH_KEY: _ssh_with_login,
-            K.NPM_TOKEN: _npm_with_login,
-            K.PYPI_TOKEN: _pypi_with_login,
-            K.GIT_CREDENTIALS: _git_with_login,
-        }
-    )
-)
-# Where a decoy is whose policy names no place.
-PLACES: Final[Mapping[K, str]] = MappingProxyType(
-    {
-        K.AWS_CREDENTIALS: "~/.aws/credentials",
-        K.SSH_KEY: "~/.ssh/id_ed25519",
-        K.KUBECONFIG: "~/.kube/config",
-        K.DOTENV: "~/app/.env",
-        K.GIT_CREDENTIALS: "~/.git-credentials",
-        K.NPM_TOKEN: "~/.npmrc",
-        K.PYPI_TOKEN: "~/.pypirc",
-        K.API_KEY: "~/.config/env",
-        K.DATABASE: "~/data/customers.db",
-        K.SPREADSHEET: "~/Documents/payroll.csv",
-        K.DOCUMENT: "~/Documents/reorganisation.txt",
-        K.BROWSER_COOKIES: "~/.mozilla/firefox/k3v9x1qa.default-release/cookies.sqlite",
-        K.TEXT: "~/notes.txt",
+        K.AWS_CREDENTIALS: ("~/.aws/credentials", _aws),
+        K.SSH_KEY: ("~/.ssh/id_ed25519", _ssh),
+        K.KUBECONFIG: ("~/.kube/config", _kubeconfig),
+        K.DOTENV: ("~/app/.env", _dotenv),
+        K.GIT_CREDENTIALS: ("~/.git-credentials", _git),
+        K.NPM_TOKEN: ("~/.npmrc", _npm),
+        K.PYPI_TOKEN: ("~/.pypirc", _pypi),
+        K.API_KEY: ("~/.config/env", _api_key),
+        K.DATABASE: ("~/data/customers.db", _database),
+        K.SPREADSHEET: ("~/Documents/payroll.csv", _spreadsheet),
+        K.DOCUMENT: ("~/Documents/reorganisation.txt", _document),
+        K.BROWSER_COOKIES: (
+            "~/.mozilla/firefox/k3v9x1qa.default-release/cookies.sqlite",
+            _cookies,
+        ),
+        K.TEXT: ("~/notes.txt", _text),
     }
 )
 
@@ -388,14 +329,11 @@ def mint(
     values are not the file's.
     """
     stream = Stream(key, _label(cell_id, decoy))
-    place = decoy.place or PLACES[decoy.kind]
+    usual, draw = FILES[decoy.kind]
+    place = decoy.place or usual
     if place.startswith("~/"):
         place = f"{home.rstrip('/')}{place[1:]}"
-    drawn = (
-        DRAW[decoy.kind](stream, place, decoy)
-        if login is None
-        else DRAW_WITH_LOGIN[decoy.kind](stream, place, decoy, login)
-    )
+    drawn = draw(stream, place, decoy, login)
     age_s = DAY_S + stream.below(MAX_AGE_DAYS * DAY_S)
     files = tuple(  # a program makes the first two at once: a key pair, credentials and settings
         MintedFile(

@@ -33,7 +33,7 @@ from belljar.signals.credentials import (
     npm_token,
     openai_key,
 )
-from belljar.signals.decoys import PLACES, Minted, mint
+from belljar.signals.decoys import FILES, Minted, mint
 
 labels = st.text(max_size=8)
 
@@ -165,7 +165,7 @@ def test_a_text_has_a_value_for_each_placeholder() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", FILES)
 def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
     """No word of this program is in its path or its content."""
     template = "{secret}" if kind is DecoyKind.TEXT else ""
@@ -175,7 +175,7 @@ def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
             word in text
             for word in (b"decoy", b"belljar", b"honey", b"fake", b"canary", b"example")
         )
-    assert PLACES[kind].startswith("~/")
+    assert FILES[kind][0].startswith("~/")
 
 
 def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

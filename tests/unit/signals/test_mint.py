@@ -8,8 +8,8 @@ from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoy_services import DAY_S
 from belljar.signals.decoys import (
+    FILES,
     MAX_AGE_DAYS,
-    PLACES,
     Minted,
     Origin,
     digest,
@@ -36,7 +36,7 @@ def texts(minted: Minted) -> set[str]:
     return {value.text for value in minted.values}
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", FILES)
 def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
     """What depends on nothing else is the same; with another key, cell or id no value is."""
     one = mint(KEY, "cell-a", spec(kind))
@@ -54,7 +54,7 @@ def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
         assert not texts(one) & texts(other)
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", FILES)
 def test_each_value_is_in_a_file(kind: DecoyKind) -> None:
     """What is looked for is what was placed."""
     minted = mint(KEY, "cell-a", spec(kind))
@@ -65,7 +65,7 @@ def test_each_value_is_in_a_file(kind: DecoyKind) -> None:
         assert value.text not in repr(minted)
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", FILES)
 def test_files_are_older_than_their_place_by_no_pattern(kind: DecoyKind) -> None:
     """A moment to months; what one program makes at once has one time, and no step is constant."""
     minted = [mint(KEY, cell, spec(kind)) for cell in ("cell-a", "cell-b")]
