@@ -1,7 +1,8 @@
-"""Decoders: what encoded text a piece of data may hold, decoded, with its place. Pure and bounded.
+"""Decoders: what data may hold encoded, with its place. Pure and bounded.
 
-A decoder guesses. It yields each region that could be encoded, decoded; what comes out of a wrong
-guess is garbage in which nothing is found. Whoever calls holds the bounds of depth and time.
+A decoder guesses: it yields each region that could be encoded, decoded.
+A wrong guess yields garbage, in which nothing is found.
+The caller holds the bounds of depth and time.
 """
 
 from __future__ import annotations
@@ -141,25 +142,23 @@ def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
             window: list[re.Match[bytes]] = []
             for found in pattern.finditer(data, at, end):
                 if window and found.start() - window[-1].end() >= WINDOW:
-                    yield _window(name, data, window, at, end)
+                    yield _unescaped(name, data, window, at, end)
                     window = []
                 window.append(found)
             if window:
-                yield _window(name, data, window, at, end)
+                yield _unescaped(name, data, window, at, end)
             at = text.find(_TEXT_RUN, end)
 
 
 _TEXT_RUN: Final = b"\1" * MIN_RUN
 
 
-def _window(name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int) -> Decoded:
-    left = max(start, window[0].start() - WINDOW)
-    return _unescaped(name, data, window, left, min(end, window[-1].end() + WINDOW))
-
-
 def _unescaped(
     name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int
 ) -> Decoded:
+    """Undo the escapes `window` in `data[start:end]`, with the text around them."""
+    start = max(start, window[0].start() - WINDOW)
+    end = min(end, window[-1].end() + WINDOW)
     out: list[bytes] = []
     inner: list[int] = []  # where each decoded text begins inside
     marks: list[tuple[int, int, int]] = []  # its size; its escape's beginning and end outside
@@ -217,15 +216,17 @@ def uncut(data: bytes) -> Iterator[Decoded]:
     """Escapes that are cut into groups (`% 4 1 %`), put together."""
     if len(data) > SMALL or not _ESCAPED.search(data):
         return
-    single = int.from_bytes(data.translate(_SEPARATOR), "little")
-    double = (
-        int.from_bytes(_LINE_END.sub(b"\1\0", data).translate(_IS_ONE), "little")
-        if b"\r\n" in data
-        else 0
-    )
+    line_ends = data.replace(b"\r\n", b"\1\0").translate(_IS_ONE) if b"\r\n" in data else b""
+    marked_by_gap = {
+        1: int.from_bytes(data.translate(_SEPARATOR), "little"),
+        2: int.from_bytes(line_ends, "little"),
+    }
     for (size, gap), pattern in _CUT.items():
-        step = size + gap
-        repeated = _repeated(single if gap == 1 else double, step, len(data))
+        step, marked = size + gap, marked_by_gap[gap]
+        # 1 where `_CUT_TIMES` marked bytes follow each other in steps.
+        two = marked & marked >> 8 * step
+        four = two & two >> 16 * step
+        repeated = (four & four >> 8 * step * (_CUT_TIMES - 4)).to_bytes(len(data), "little")
         at = repeated.find(1, size)
         while at >= 0:
             found = pattern.match(data, at - size)
@@ -237,14 +238,6 @@ def uncut(data: bytes) -> Iterator[Decoded]:
             at = repeated.find(1, found.end() + size if found else at + 1)
 
 
-def _repeated(marked: int, step: int, size: int) -> bytes:
-    """1 where `_CUT_TIMES` marked bytes follow each other in steps."""
-    two = marked & marked >> 8 * step
-    four = two & two >> 16 * step
-    return (four & four >> 8 * step * (_CUT_TIMES - 4)).to_bytes(size, "little")
-
-
-_LINE_END: Final = re.compile(rb"\r\n")
 _IS_ONE: Final = bytes(int(byte == 1) for byte in range(256))
 _ESCAPED: Final = re.compile(rb"[%&\\=x]")
 
@@ -273,16 +266,16 @@ def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> It
     `allowed`: how many bytes may come out now. Raises Missing.
     """
     for name, magic in MAGIC:
-        least, mark = 0, magic.hex()
+        skip_to, mark = 0, magic.hex()
         if held is not None and mark not in held:
             continue
         for at in places(data, magic, held, mark):
-            if at < least:
+            if at < skip_to:
                 continue
             found = _expanded(name, data, at, allowed())
             if found is not None:
                 yield found
-            least = at + 2 if found is None or name == "zstd" else max(found.end, at + 2)
+            skip_to = at + 2 if found is None or name == "zstd" else max(found.end, at + 2)
     found = deflated(data, allowed())
     if found is not None:
         yield found

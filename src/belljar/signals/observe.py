@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -30,17 +30,18 @@ class Contact(StrEnum):
 class Carried:
     """Bytes that an event reports as transferred.
 
-    `flow`: whose bytes are also scanned joined. `part`: of the flow. `to`: "" for the harness.
-    `missing_bytes`: not kept. `where`: the range and the cell's name in it.
+    `flow`: whose bytes are also scanned joined. `part`: of the flow.
+    `to`: "" for the harness. `missing_bytes`: not kept.
+    `where`: the range and the cell's name in it.
     """
 
     place: Place
     channel: Channel
-    flow: str
-    part: str
     operation: str
     contact: Contact
     data: bytes
+    flow: str = ""
+    part: str = ""
     to: str = ""
     missing_bytes: int = 0
     where: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -95,25 +96,23 @@ def carried(event: Event) -> Iterator[Carried]:
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
     """Bytes that a cell's caller gets."""
     channel = Channel.FILE if operation.startswith("file") else Channel.OUTPUT
-    part = _host_part(Place.OUTPUT, channel, operation, Contact.TAKEN, data)
-    return replace(part, missing_bytes=missing_bytes)
+    return Carried(
+        place=Place.OUTPUT,
+        channel=channel,
+        operation=operation,
+        contact=Contact.TAKEN,
+        data=data,
+        missing_bytes=missing_bytes,
+    )
 
 
 def model_part(data: bytes) -> Carried:
     """A text that a model's provider gets."""
-    return _host_part(Place.MODEL, Channel.MODEL, "model.input", Contact.SENT, data)
-
-
-def _host_part(
-    place: Place, channel: Channel, operation: str, contact: Contact, data: bytes
-) -> Carried:
     return Carried(
-        place=place,
-        channel=channel,
-        flow="",
-        part="",
-        operation=operation,
-        contact=contact,
+        place=Place.MODEL,
+        channel=Channel.MODEL,
+        operation="model.input",
+        contact=Contact.SENT,
         data=data,
     )
 
@@ -128,16 +127,12 @@ def _from_network(event: Event) -> Iterator[Carried]:
         yield from _part(event, Channel.DNS, "sni", "tls.sni", str(data.get("sni") or "").encode())
     elif event.kind is Kind.NETWORK_HTTP:
         yield from _part(event, Channel.HTTP, "url", "http.url", str(data.get("url", "")).encode())
-        yield from _headers(event)
+        headers: Any = data.get("headers") or ()
+        lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
+        # An event that was cut down has no lists: how much they held is unknown.
+        cut = int(data.get("cut") is True)
+        yield from _part(event, Channel.HTTP, HEADER, "http.header", lines, missing_bytes=cut)
     yield from _bodies(event)
-
-
-def _headers(event: Event) -> Iterator[Carried]:
-    headers: Any = event.data.get("headers") or ()
-    lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
-    # What is cut down has no lists: how much they held nobody knows.
-    is_cut = event.data.get("cut") is True
-    yield from _part(event, Channel.HTTP, HEADER, "http.header", lines, missing_bytes=int(is_cut))
 
 
 # Bodies that a cell sent; of a stream between two cells both ways are a cell's.
@@ -158,15 +153,14 @@ def _bodies(event: Event) -> Iterator[Carried]:
         return
     is_between_cells = event.data.get("traffic_analysis") is True
     what = event.data.get("what")
-    is_login = what in _LOGINS
+    contact = Contact.USED if what in _LOGINS else Contact.SENT
+    word = channel.value
     if what in _UPLOADS:
-        channel = Channel.FILE
-    word = str(what) if what in _UPLOADS else channel.value
+        channel, word = Channel.FILE, str(what)
     for body in event.bodies:
         from_gateway = body.name == "sent" and not is_between_cells
         if from_gateway or (names and body.name not in names):
             continue
-        contact = Contact.USED if is_login else Contact.SENT
         # A decoy service says what was done there: `redis.auth`.
         operation = str(event.data.get("operation") or f"{word}.{body.name}")
         yield from _part(
@@ -191,7 +185,7 @@ def _part(
     contact: Contact = Contact.SENT,
     missing_bytes: int = 0,
 ) -> Iterator[Carried]:
-    """However short: pieces are found by their flow. Also bytes that were not kept."""
+    """Also short pieces, which their flow joins, and bytes that were not kept."""
     if not data and missing_bytes <= 0:
         return
     named = event.data
@@ -245,15 +239,8 @@ def event_of(
     if hit.source == Source.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
-    data: dict[str, JsonValue] = {
-        "decoy": value_id.partition("/")[0],
-        "value": value_id,
-        **origin,
-        "operation": part.operation,
-        "evidence": evidence,
-        **_more(part, hit),
-    }
-    return _guest(kind, cell_id, data)
+    data = _hit_fields(part, hit) | {"value": value_id, "evidence": evidence, **origin}
+    return _guest(kind, cell_id, data | {"decoy": value_id.partition("/")[0]})
 
 
 def hit_event(
@@ -267,34 +254,34 @@ def hit_event(
     """What the guard found and did, without the value."""
     data: dict[str, JsonValue] = {
         "class": hit.cls,
-        "place": part.place.value,
-        "channel": part.channel.value,
         "action": action.value,
         "digest": hit.digest,
         "start": hit.start,
         "end": hit.end,
-        "operation": part.operation,
         **({"value": hit.value_id} if hit.value_id else {}),
-        **({} if evidence is None else {"evidence": evidence}),
-        **_more(part, hit),
+        **_guard_fields(part, evidence),
+        **_hit_fields(part, hit),
     }
     return _guest(Kind.GUARD_HIT, cell_id, data)
 
 
-def _more(part: Carried, hit: Hit) -> dict[str, JsonValue]:
+def _hit_fields(part: Carried, hit: Hit) -> dict[str, JsonValue]:
     to = {"to": part.to} if part.to else {}
-    return {"decoding": list(hit.decoding), **to, **part.where}
+    return {"operation": part.operation, "decoding": list(hit.decoding), **to, **part.where}
+
+
+def _guard_fields(part: Carried, evidence: int | None) -> dict[str, JsonValue]:
+    data: dict[str, JsonValue] = {"place": part.place.value, "channel": part.channel.value}
+    return data if evidence is None else data | {"evidence": evidence}
 
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
     """That a part was not scanned whole, and why."""
     data: dict[str, JsonValue] = {
-        "place": part.place.value,
-        "channel": part.channel.value,
         "operation": part.operation,
         "reason": reason,
         "bytes": part.missing_bytes or len(part.data),
-        **({} if evidence is None else {"evidence": evidence}),
+        **_guard_fields(part, evidence),
         **part.where,
     }
     return Event(kind=Kind.GUARD_UNSCANNED, cell_id=cell_id, data=data)
@@ -343,13 +330,8 @@ class ServiceContacts:
         if len(self._reported) > MAX_CONNECTIONS:
             del self._reported[next(iter(self._reported))]
         where = {name: data[name] for name in ("range", "cell", "connection") if name in data}
-        return Event(
-            kind=Kind.DECOY_TOUCHED,
-            cell_id=event.cell_id,
-            actor=Actor.GUEST,
-            trust=Trust.HOST_OBSERVED,
-            data={"decoy": decoy, "operation": "connect", "evidence": evidence, **where},
-        )
+        found = {"decoy": decoy, "operation": "connect", "evidence": evidence, **where}
+        return _guest(Kind.DECOY_TOUCHED, event.cell_id, found)
 
 
 _TRIGGERS: Final = {
@@ -404,8 +386,8 @@ def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> 
     """What the rules stop because of an event."""
     trigger = trigger_of(event)
     stop = Stop.NOTHING if trigger is None else stop_for(stops, trigger)
-    is_told = event.kind is Kind.GUARD_HIT and event.data.get("action") == Action.STOP
-    if is_told and stop is Stop.NOTHING:
+    is_stop = event.kind is Kind.GUARD_HIT and event.data.get("action") == Action.STOP
+    if is_stop and stop is Stop.NOTHING:
         trigger, stop = Trigger.SENT, Stop.SAMPLE
     if trigger is None or stop is Stop.NOTHING:
         return None
@@ -420,8 +402,6 @@ def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> 
 def stop_of_breach(what: str, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
     """The same for a raised `ContainmentBreach`."""
     stop = stop_for(stops, Trigger.BREACH)
-    return (
-        None
-        if stop is Stop.NOTHING
-        else StopRequest(stop=stop, rule=Trigger.BREACH.value, reason=what)
-    )
+    if stop is Stop.NOTHING:
+        return None
+    return StopRequest(stop=stop, rule=Trigger.BREACH.value, reason=what)

@@ -1,10 +1,11 @@
-"""Finds what has the shape of a credential or of personal data, and seed phrases."""
+"""Finds credentials, personal data and seed phrases by their shape."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Final
 
@@ -75,13 +76,13 @@ WEAK: Final = frozenset({"secret", "url_password"})
 
 def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
     """Whether twelve listed words end at one of `ends`."""
-    known, least = _word_numbers(), 0
+    known, skip_to = _word_numbers(), 0
     for end in ends:
-        if end < least:
+        if end < skip_to:
             continue
         word = _WORD.match(data, end - 3)
         if word is None or word[0].lower().decode() not in known:
-            least = end + MIN_PHRASE
+            skip_to = end + MIN_PHRASE
             continue
         words = _WORD.findall(data, max(0, end - MAX_WORDS), word.end())[-12:]
         if all(word.lower().decode() in known for word in words[1:]):
@@ -118,7 +119,7 @@ def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]
 
 
 def _is_listed(data: bytes, words: list[tuple[int, int]]) -> bool:
-    """Whether words stand as a list, with one separator; sentences have several."""
+    """Whether words have one separator; sentences have several."""
     between = [data[a[1] : b[0]].translate(None, b"0123456789 \t\r\n") for a, b in pairwise(words)]
     marks = [mark for mark in between if mark]
     return len(set(marks)) <= 1 and (not marks or len(marks) * 2 > len(between))
@@ -135,13 +136,9 @@ def _checksum_holds(numbers: list[int]) -> bool:
     )
 
 
-_WORDS: dict[str, int] = {}
-
-
+@cache
 def _word_numbers() -> dict[str, int]:
-    """BIP-39's English list, read once."""
-    if not _WORDS:
-        from mnemonic import Mnemonic
+    """BIP-39's English list."""
+    from mnemonic import Mnemonic
 
-        _WORDS.update({word: number for number, word in enumerate(Mnemonic("english").wordlist)})
-    return _WORDS
+    return {word: number for number, word in enumerate(Mnemonic("english").wordlist)}

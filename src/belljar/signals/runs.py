@@ -151,15 +151,15 @@ def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
             held is not None and name not in held
         ):
             continue
-        token, least = (_URLSAFE_TOKEN if urlsafe else _TOKEN), 0
+        token, skip_to = (_URLSAFE_TOKEN if urlsafe else _TOKEN), 0
         for at in places(marks if urlsafe else plain, needle, held, name):
-            found = pattern.match(data, at) if at >= least else None
+            found = pattern.match(data, at) if at >= skip_to else None
             if found:
-                least = found.end()
-                size = least - at
-                is_prose = size < 256 and _PROSE[urlsafe].fullmatch(data, at, least)
+                skip_to = found.end()
+                size = skip_to - at
+                is_prose = size < 256 and _PROSE[urlsafe].fullmatch(data, at, skip_to)
                 if size >= MIN_RUN and not is_prose:
-                    words = list(token.finditer(data, at, least))
+                    words = list(token.finditer(data, at, skip_to))
                     pieces = tuple((word.start(), len(word[0])) for word in words)
                     yield Run(b"".join(word[0] for word in words), pieces, split=True)
 
@@ -223,17 +223,15 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
     for piece in text.translate(_URLSAFE).split(b"="):
         if len(piece) >= MIN_RUN and not (len(piece) < 24 and _WORDS.fullmatch(piece)):
             for skip in range(4):
-                yield "base64", _base64(piece[skip:]), at + skip, 4 / 3
+                # Of a last group of one character no byte is known
+                whole = piece[skip : len(piece) - ((len(piece) - skip) % 4 == 1)]
+                decoded = binascii.a2b_base64(whole + b"=" * (-len(whole) % 4))
+                yield "base64", decoded, at + skip, 4 / 3
         at += len(piece) + 1
 
 
 # Words, paths and numbers: of ten thousand values one would look so in base64.
 _WORDS: Final = re.compile(rb"[A-Z]?[a-z+/]+|[0-9+/]+|[A-Z+/]+")
-
-
-def _base64(text: bytes) -> bytes:
-    rest = len(text) % 4
-    return binascii.a2b_base64(text[:-1] if rest == 1 else text + b"=" * (-len(text) % 4))
 
 
 _BASE32_VALUES: Final = bytes.maketrans(

@@ -43,12 +43,12 @@ _INSIDE: Final = (rb"[A-Za-z0-9+/=]", rb"[A-Za-z0-9+/=_-]")
 _OUTSIDE: Final = (rb"[^A-Za-z0-9+/=]", rb"[^A-Za-z0-9+/=_-]")
 
 
-def _group(size: int, gap: int, times: int) -> bytes:
-    urlsafe = gap < 0
-    return rb"(?:%s{%d}%s{%d}){%d}" % (_INSIDE[urlsafe], size, _OUTSIDE[urlsafe], abs(gap), times)
-
-
-_GROUPS: Final = {group_name(size, gap): _group(size, gap, times) for size, gap, times in GROUPS}
+# A negative gap: `-_` are of the group.
+_GROUPS: Final = {
+    group_name(size, gap): rb"(?:%s{%d}%s{%d}){%d}"
+    % (_INSIDE[gap < 0], size, _OUTSIDE[gap < 0], abs(gap), times)
+    for size, gap, times in GROUPS
+}
 _MAGIC: Final = {magic.hex(): literal(magic) for _, magic in MAGIC}
 _ESCAPES: Final = {
     "url": rb"%[0-9A-Fa-f]{2}",
@@ -146,18 +146,15 @@ class Scanner:
         scan = _Scan(self.spec, self._known, self._patterns, self._clean_runs)
         result = scan.run(data)
         if result == _NOTHING:
-            self._remember(data, scan.decoded_runs)
+            if len(data) <= MEMO_BYTES:
+                if len(self._clean) >= MEMO:
+                    self._clean.clear()
+                self._clean.add(data)
+            if len(self._clean_runs) >= MEMO_RUNS:
+                self._clean_runs.clear()
+            for run, depth in scan.decoded_runs.items():
+                self._clean_runs[run] = min(depth, self._clean_runs.get(run, depth))
         return result
-
-    def _remember(self, data: bytes, decoded_runs: dict[bytes, int]) -> None:
-        if len(data) <= MEMO_BYTES:
-            if len(self._clean) >= MEMO:
-                self._clean.clear()
-            self._clean.add(data)
-        if len(self._clean_runs) >= MEMO_RUNS:
-            self._clean_runs.clear()
-        for run, depth in decoded_runs.items():
-            self._clean_runs[run] = min(depth, self._clean_runs.get(run, depth))
 
     def prepare(self) -> None:
         """Compile everything now, for a process that can't later."""
@@ -168,23 +165,11 @@ class Scanner:
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
         """`data` with each hit's span replaced; overlapping ones as one."""
         out, at = bytearray(), 0
-        for start, end in _merged((hit.start, hit.end) for hit in hits):
-            out += data[at:start] + by
-            at = end
+        for start, end in sorted((hit.start, hit.end) for hit in hits):
+            if start >= at:
+                out += data[at:start] + by
+            at = max(at, end)
         return bytes(out + data[at:])
-
-
-def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    last: tuple[int, int] | None = None
-    for start, end in sorted(spans):
-        if last is not None and start < last[1]:
-            last = (last[0], max(last[1], end))
-            continue
-        if last is not None:
-            yield last
-        last = (start, end)
-    if last is not None:
-        yield last
 
 
 class _Scan:
