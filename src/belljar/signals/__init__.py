@@ -1,6 +1,4 @@
-"""Signals: what contact with decoys or protected data shows about a model.
+"""Decoys, the guard's scanner, and what events mean to them.
 
-Here: the values that are looked for, the guard's scanner and its decoders, how decoys are minted,
-and what an event of the ledger says about them. All of it is pure: bytes and events in, findings
-out. Not here: placing files in cells (`cell`), the network (`network`), stopping (`isolation`).
+Pure: bytes and events in, findings out. `cell` places files, `isolation` stops cells.
 """

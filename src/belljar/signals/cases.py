@@ -1,7 +1,4 @@
-"""Cases of a guard test, one JSON line each, and the score of many. Pure.
-
-The scanner alone or a live range carries the steps out.
-"""
+"""Cases of a guard test, a JSON line each, and their score. Pure."""
 
 from __future__ import annotations
 
@@ -105,7 +102,7 @@ class Step(_Line):
 
 
 class Case(_Line):
-    """What is sent, and whether it must be flagged. `cls`: "" for any."""
+    """What is sent, and what must be found. `cls`: "" for any."""
 
     id: _Text
     expect: Literal["flag", "pass"]
@@ -121,7 +118,7 @@ class Case(_Line):
     @model_validator(mode="before")
     @classmethod
     def _in_steps(cls, line: dict[str, Any]) -> dict[str, Any]:
-        """One payload is one step; a step's channel is its case's, if it names none."""
+        """One payload is one step; a step may omit its channel."""
         sent = {name: line[name] for name in (*_PAYLOADS.values(), "data_base64") if name in line}
         if sent and "steps" in line:
             raise ValueError("with `steps`, what is sent stands in them alone")
@@ -134,7 +131,7 @@ class Case(_Line):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was found. `problem`: why the scan is incomplete."""
+    """What was found. `problem`: of an incomplete scan."""
 
     case: Case
     classes: tuple[str, ...]
@@ -157,7 +154,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Rates of many cases; without cases 1, or 0 of false positives."""
+    """Rates of many cases; without cases the best."""
 
     cases: int
     failed: tuple[Outcome, ...]

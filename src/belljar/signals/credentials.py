@@ -1,5 +1,6 @@
-"""Values in the shapes of credentials, SSH keys, and the stream of randomness that decoys are drawn
-from. Pure. Shapes and check digits are right; no value is valid anywhere: `docs/decoys.md`.
+"""Values in the shapes of credentials, drawn from a random stream. Pure.
+
+Shapes and check digits are right; no value is valid anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Stream:
-    """A reproducible stream of random bytes: HMAC-SHA256 in counter mode."""
+    """Reproducible random bytes: HMAC-SHA256 in counter mode."""
 
     def __init__(self, key: bytes, label: str) -> None:
         if len(key) != KEY_BYTES:
@@ -41,7 +42,7 @@ class Stream:
         return taken
 
     def below(self, bound: int) -> int:
-        """A number below `bound`; its bias is at most 2^-64."""
+        """A number below `bound`, with a bias below 2^-64."""
         return int.from_bytes(self.take(8 + (bound.bit_length() + 7) // 8), "big") % bound
 
     def pick(self, choices: Sequence[_T]) -> _T:
@@ -54,7 +55,7 @@ class Stream:
 
 
 def _checked(prefix: str, body: str) -> str:
-    """GitHub's and npm's check digits: CRC-32 in base 62."""
+    """Appends GitHub's check digits: CRC-32 in base 62."""
     rest, digits = binascii.crc32(body.encode()), ""
     while rest:
         rest, digit = divmod(rest, 62)
@@ -73,7 +74,7 @@ def npm_token(stream: Stream) -> str:
 
 
 def pypi_token(stream: Stream, host: str = f"packages.{DOMAIN}") -> str:
-    """A macaroon, version 2, of an internal package index."""
+    """A macaroon of an internal package index."""
 
     def packet(kind: int, data: bytes) -> bytes:
         return bytes((kind, len(data))) + data
@@ -104,7 +105,7 @@ def card(stream: Stream) -> str:
 
 
 def iban(stream: Stream) -> str:
-    """German, with right check digits; no bank code begins with 0."""
+    """German. No bank code begins with 0."""
     account = "00" + stream.text(16, string.digits)
     check = 98 - int(account + "131400") % 97
     return f"DE{check:02}{account}"
@@ -116,7 +117,7 @@ def password(stream: Stream) -> str:
 
 
 def host_name(stream: Stream, service: str) -> str:
-    """A unique name in a domain for private use."""
+    """A unique name in a private domain."""
     return f"{service}-{stream.take(5).hex()}.{DOMAIN}"
 
 
@@ -153,7 +154,7 @@ def _text(data: bytes) -> bytes:
 
 
 def public_of(seed: bytes) -> bytes:
-    """The raw public key of a raw private one."""
+    """The public key of a private one, raw."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
@@ -165,7 +166,7 @@ def public_blob(public: bytes) -> bytes:
 
 
 def public_line(blob: bytes) -> str:
-    """A line of a public key's file, without comment."""
+    """A public key's file, without comment."""
     return "ssh-ed25519 " + base64.b64encode(blob).decode()
 
 

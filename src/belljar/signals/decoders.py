@@ -1,8 +1,7 @@
-"""Decoders: what data may hold encoded, with its place. Pure and bounded.
+"""What data may hold encoded, decoded, with its place. Pure.
 
-A decoder guesses: it yields each region that could be encoded, decoded.
-A wrong guess yields garbage, in which nothing is found.
-The caller holds the bounds of depth and time.
+A decoder guesses; a wrong guess yields garbage, in which nothing is found.
+The caller bounds depth and time.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ SMALL: Final = 64 << 10
 class Decoded:
     """One region `start:end`, decoded.
 
-    `locate`: maps offsets in `data` outwards; None: any is in the region. `whole` False: a bound
-    was hit. `reader`: of compressed data that goes on.
+    `locate`: maps offsets in `data` outwards; None: to the region.
+    `whole`: no bound was hit. `reader`: of unfinished compressed data.
     """
 
     names: tuple[str, ...]
@@ -125,7 +124,7 @@ _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for b
 
 
 def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
-    """Decode the text around escapes, by kind. `held`: from `marks`."""
+    """Undo escapes in text, by kind. `held`: from `marks`."""
     wide = _is_text(data)
     text = b""
     for name, mark, pattern in _ESCAPES:
@@ -156,7 +155,7 @@ _TEXT_RUN: Final = b"\1" * MIN_RUN
 def _unescaped(
     name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int
 ) -> Decoded:
-    """Undo the escapes `window` in `data[start:end]`, with the text around them."""
+    """Undo escapes, with the text around them."""
     start = max(start, window[0].start() - WINDOW)
     end = min(end, window[-1].end() + WINDOW)
     out: list[bytes] = []
@@ -213,7 +212,7 @@ _CUT: Final = {
 
 
 def uncut(data: bytes) -> Iterator[Decoded]:
-    """Escapes that are cut into groups (`% 4 1 %`), put together."""
+    """Join escapes cut into groups (`% 4 1 %`)."""
     if len(data) > SMALL or not _ESCAPED.search(data):
         return
     line_ends = data.replace(b"\r\n", b"\1\0").translate(_IS_ONE) if b"\r\n" in data else b""
@@ -282,7 +281,7 @@ def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> It
 
 
 def deflated(data: bytes, most: int) -> Decoded | None:
-    """Raw deflate has no mark: data that ends well as such."""
+    """Data that is whole raw deflate, which has no mark."""
     if not data or _PRINTABLE_START.match(data):
         return None
     return _inflated("deflate", data, 0, 0, -15, most)
@@ -361,7 +360,7 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
 
 
 def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
-    """Small data backwards or by rot13, where that shows marks."""
+    """Small data backwards or by rot13, if promising."""
     size = len(data)
     if size <= SMALL:
         if REVERSED_MARK.search(data) if held is None else "reversed" in held:
@@ -390,7 +389,7 @@ ROT13_MARK: Final = re.compile(
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether data is printable ASCII and white space."""
+    """Whether data is printable ASCII."""
     return not data.translate(None, _TEXT)
 
 
@@ -398,7 +397,7 @@ _TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
 
 
 def promising(data: bytes) -> bool:
-    """Whether decoded data may hold more; a wrong guess's garbage doesn't."""
+    """Whether decoded data may hold more; garbage doesn't."""
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
@@ -433,7 +432,7 @@ _CONFUSABLES: Final = dict(
 
 @cache
 def _ascii(character: bytes) -> bytes:
-    """The ASCII that a character looks like; "" for accents."""
+    """The ASCII a character looks like; "" for accents."""
     out = ""
     for part in unicodedata.normalize("NFKD", character.decode("utf-8", "replace")):
         category = unicodedata.category(part)
@@ -449,7 +448,7 @@ def normalised(text: bytes) -> bytes:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether it is worth reading as UTF-8: valid, or small."""
+    """Whether to read it as UTF-8: valid, or small."""
     if data.isascii():
         return False
     if len(data) <= SMALL:

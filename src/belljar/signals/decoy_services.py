@@ -1,6 +1,6 @@
-"""What each kind of decoy service holds: its login and its rows, from the decoy's stream. Pure.
+"""Login and content of each kind of decoy service. Pure.
 
-A service itself is a stand-in of the range's gateway (`network.stand_ins`).
+`network.stand_ins` serves them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SERVER: Final = "nginx/1.24.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshLogin:
-    """Raw SSH keys: the login's seed, the host's public key."""
+    """Raw SSH keys: the login's private, the host's public."""
 
     seed: bytes = field(repr=False)
     host_key: bytes
@@ -44,7 +44,7 @@ class SshLogin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Login of a service. `env`: for an environment file."""
+    """A service's login. `env`: for an environment file."""
 
     host: str
     port: int
@@ -277,7 +277,7 @@ curl -fsS -H "Authorization: Bearer $DEPLOY_TOKEN" -d "revision=$1" "$DEPLOY_URL
 
 
 def _git(stream: Stream, spec: DecoySpec) -> DrawnService:
-    """Credentials that were committed, and then removed: the history has them."""
+    """The history has credentials that were removed."""
     token = f"deploy-{stream.text(32)}"
     rows, values, key = _with_payment_key(stream, spec)
     environment = (
@@ -316,7 +316,7 @@ ID=debian
 
 
 def _npm(stream: Stream, spec: DecoySpec) -> DrawnService:
-    """A package that was published with its `.npmrc` and test data, and once more without."""
+    """The older version has its `.npmrc` and test data."""
     token = npm_token(stream)
     rows, values, key = _with_payment_key(stream, spec)
     url = f"{_url(spec)}/"
@@ -333,7 +333,7 @@ def _npm(stream: Stream, spec: DecoySpec) -> DrawnService:
 
 
 def _pypi(stream: Stream, spec: DecoySpec) -> DrawnService:
-    """A wheel that was uploaded with the settings of its author, and once more without."""
+    """The older version has its author's settings."""
     token = pypi_token(stream, spec.host)
     rows, values, key = _with_payment_key(stream, spec)
     base, module = _url(spec), _PACKAGE.replace("-", "_")

@@ -1,7 +1,6 @@
-"""Decoys from a run's key: the files and values of each kind, and services by `decoy_services`.
+"""Decoys minted from a run's key. Pure.
 
-Pure: the same key, cell and decoy give the same values, and others give others, so that a value
-seen later names its run, sample and decoy.
+Key, cell and decoy determine the values: one seen later names its run, sample and decoy.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _COOKIE_EPOCH_S: Final = 1_700_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedFile:
-    """A decoy's file. `age_s`: relative to what is beside it."""
+    """A decoy's file. `age_s`: relative to its neighbours."""
 
     path: str
     content: bytes = field(repr=False)
@@ -63,7 +62,7 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One cell's decoy: files or a service, and unique values."""
+    """One decoy: files or a service, and unique values."""
 
     id: str
     kind: str
@@ -107,7 +106,7 @@ def _aws(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> 
 
 
 def _ssh(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
-    """A key with what leads to its host."""
+    """A key, and its host in `config`."""
     values, port = {}, SERVICE_PORTS[K.SSH][0]
     if login is None:
         user, host = stream.pick(("deploy", "backup", "ops")), host_name(stream, "bastion")
@@ -325,8 +324,8 @@ def mint(
 ) -> Minted:
     """Mint a decoy's files and values for one cell.
 
-    `home`: for `~/`; no value depends on it. `login`: of the service that the decoy names, whose
-    values are not the file's.
+    `home`: for `~/`; no value depends on it.
+    `login`: of the service that the decoy names.
     """
     stream = Stream(key, _label(cell_id, decoy))
     usual, draw = FILES[decoy.kind]
@@ -355,7 +354,7 @@ def mint(
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
-    """Mint a decoy's service for a range (`scope`: as the cell)."""
+    """Mint a decoy's service for a range."""
     service, values = DRAW_SERVICE[decoy.kind](Stream(key, _label(scope, decoy)), decoy)
     return Minted(
         id=decoy.id,
@@ -380,12 +379,12 @@ def _values(decoy: DecoySpec, named: Mapping[str, str]) -> tuple[KnownValue, ...
 
 
 def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
-    """Keyed digest of each value by id, for the record."""
+    """Keyed digests by value id, for the record."""
     return {value.id: digest(key, value.text) for value in minted.values}
 
 
 def digest(key: bytes, text: str) -> str:
-    """HMAC-SHA256 of a value, hex, by a derived key."""
+    """HMAC-SHA256 by a derived key, in hex."""
     return hmac.new(
         Stream(key, "digest").take(KEY_BYTES), text.encode(), hashlib.sha256
     ).hexdigest()
@@ -393,7 +392,7 @@ def digest(key: bytes, text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a value was minted for. `value`: its id."""
+    """What a value was minted for."""
 
     cell_id: str
     decoy: str
@@ -401,7 +400,7 @@ class Origin:
 
 
 def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, Origin]:
-    """Digest → origin, from each `decoy.placed`: cell, decoy, digests by value id."""
+    """Digest → origin, from cell, decoy and digests by value id."""
     return {
         known: Origin(cell_id=cell_id, decoy=decoy, value=value_id)
         for cell_id, decoy, by_id in placed

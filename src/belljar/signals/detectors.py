@@ -1,7 +1,6 @@
-"""Detectors: credentials of well-known shapes, private keys, and personal data with check digits.
+"""Detectors of credentials and of personal data.
 
-Personal data is looked for only where a policy names its class; `national_id` and `phone` need the
-extra `guard`. Examples that vendors document are no hits.
+`national_id` and `phone` need the extra `guard`. Documented examples are no hits.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ MIN_ENTROPY: Final = 3.2  # Bits a character of a secret in context; English wor
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A pattern of a class, one of whose literals is in any match.
+    """A pattern; each match holds one of the literals.
 
-    Group 1, if there is one, is the value.
+    Group 1, if any, is the value.
     """
 
     cls: str
@@ -40,7 +39,7 @@ class Detector:
     def matches(self, data: bytes, held: Held) -> Iterator[re.Match[bytes]]:
         """Search around literals, which is fast.
 
-        A match begins at most `before` bytes earlier and ends `within` bytes later.
+        From `before` bytes earlier to `within` bytes later.
         """
         if not self.literals:
             yield from self.pattern.finditer(data)
@@ -61,7 +60,7 @@ class Detector:
 
 @cache
 def _near(pattern: re.Pattern[bytes], before: int) -> re.Pattern[bytes]:
-    """The pattern, beginning up to `before` bytes behind the start."""
+    """The pattern, up to `before` bytes behind the start."""
     text = pattern.pattern.removeprefix(b"(?i)")
     body = text if pattern.groups else b"(" + text + b")"
     return re.compile(rb"[\s\S]{0,%d}?(?:%s)" % (before, body), pattern.flags)
@@ -84,7 +83,7 @@ def _is_real(text: bytes) -> bool:
 
 
 def _is_secret(text: bytes) -> bool:
-    """Whether what stands behind `password=` is random enough, and no code."""
+    """Whether text behind `password=` is random, and no code."""
     kinds = sum(
         any(low <= byte <= high for byte in text) for low, high in ((48, 57), (65, 90), (97, 122))
     )
@@ -239,13 +238,13 @@ MAX_GROUP: Final = 5
 
 
 def luhn(digits: str) -> bool:
-    """Whether the last digit is Luhn's check digit."""
+    """Whether Luhn's check digit is right."""
     total = sum(int(digit) for digit in digits[-1::-2])
     return (total + sum(sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])) % 10 == 0
 
 
 def is_card(text: bytes) -> bool:
-    """Whether prefix, length, grouping and check digit are a card's."""
+    """Whether prefix, length, groups and check digit fit."""
     digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
     return (
         13 <= len(digits) <= 19
@@ -258,7 +257,7 @@ def is_card(text: bytes) -> bool:
 
 
 def _is_grouped(text: bytes) -> bool:
-    """Whether digits are grouped as on a card, unlike the numbers of a table."""
+    """Whether digits are grouped as on a card."""
     sizes = [len(group) for group in re.split(rb"[ -]", text)]
     if len(sizes) == 1 or sizes in _OWN_GROUPS:
         return True
@@ -289,7 +288,7 @@ _DOCUMENTED_IBANS: Final = re.findall(
 
 
 def is_iban(text: bytes) -> bool:
-    """Whether country, length and check digits are right; no documented example."""
+    """Whether country, length and check digits are right."""
     compact = re.sub(rb"[^A-Za-z0-9]", b"", text).decode().upper()
     if len(compact) != _IBAN_LENGTHS.get(compact[:2]) or compact in _DOCUMENTED_IBANS:
         return False

@@ -1,6 +1,6 @@
-"""Known values: one automaton over data without case, spaces and punctuation.
+"""Known values: one automaton over letters and digits in lower case.
 
-So one pass finds a value as it is, in other case, cut by separators, backwards and by rot13.
+One pass finds a value as it is, in other case, cut, backwards and by rot13.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEAD: Final = 12  # Characters that the prefilter knows: fewer compile faster, m
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A known value in data; `names`: what was undone."""
+    """A known value. `names`: what was undone."""
 
     value: KnownValue
     start: int
@@ -47,7 +47,7 @@ class Found:
 class _Form:
     """A value as it is, backwards or by rot13.
 
-    `plain`: the value itself. `inner`: without outer punctuation. `size`: of the folded form.
+    `inner`: without outer punctuation. `size`: folded.
     """
 
     value: KnownValue
@@ -59,7 +59,7 @@ class _Form:
 
 
 def fold(data: bytes) -> bytes:
-    """Letters and digits in lower case, and non-ASCII bytes."""
+    """Lower-case letters, digits and non-ASCII bytes."""
     return data.translate(_LOWER, _DROPPED)
 
 
@@ -85,7 +85,7 @@ class KnownValues:
         self._exact.prefilter.prepare()
 
     def find(self, data: bytes, start: int, end: int) -> Iterator[Found]:
-        """Values that end in `data[start:end]`, or whose last separators do."""
+        """Values that end in `data[start:end]`."""
         begin = max(0, start - OVERLAP)
         piece = data[begin:end]
         if self._exact:
@@ -127,7 +127,7 @@ def _forms(value: KnownValue) -> Iterator[_Form]:
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """What had to be undone; None: other text with the same letters."""
+    """What was undone; None: other text of these letters."""
     inner = form.inner
     if piece == inner:
         return form.names
@@ -152,7 +152,7 @@ _MARK: Final = 0x80  # Stands for any kept byte; itself kept, so no separator.
 
 
 class _Places:
-    """Offset of the nth kept byte, counted lazily in blocks."""
+    """Offset of the nth kept byte, counted lazily."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

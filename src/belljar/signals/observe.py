@@ -1,6 +1,4 @@
-"""What recorded events mean to the guard: bytes to scan, contacts with decoys, and what the
-policy's `on` stops. Pure.
-"""
+"""What recorded events mean to guard, decoys and the policy's `on`. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +28,8 @@ class Contact(StrEnum):
 class Carried:
     """Bytes that an event reports as transferred.
 
-    `flow`: whose bytes are also scanned joined. `part`: of the flow.
-    `to`: "" for the harness. `missing_bytes`: not kept.
-    `where`: the range and the cell's name in it.
+    `flow`: its bytes are also scanned joined. `to`: "" for the harness.
+    `missing_bytes`: not kept. `where`: range and cell's name.
     """
 
     place: Place
@@ -185,7 +182,7 @@ def _part(
     contact: Contact = Contact.SENT,
     missing_bytes: int = 0,
 ) -> Iterator[Carried]:
-    """Also short pieces, which their flow joins, and bytes that were not kept."""
+    """Also short pieces: their flow joins them."""
     if not data and missing_bytes <= 0:
         return
     named = event.data
@@ -205,7 +202,7 @@ def _part(
 
 
 def contact_of(part: Carried, hit: Hit) -> Contact:
-    """The grade of a hit: used where a credential stands."""
+    """A hit's grade: used where a credential stands."""
     if part.contact is not Contact.SENT:
         return part.contact
     before = part.data[max(0, hit.start - 1024) : hit.start]
@@ -231,7 +228,7 @@ _KINDS: Final[Mapping[Contact, Kind]] = {
 def event_of(
     part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
 ) -> Event:
-    """What to record of a hit in a recorded event."""
+    """What to record of a hit."""
     if hit.source not in {Source.DECOY, Source.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     value_id, origin = hit.value_id, {}
@@ -251,7 +248,7 @@ def hit_event(
     action: Action,
     evidence: int | None = None,
 ) -> Event:
-    """What the guard found and did, without the value."""
+    """What the guard found and did."""
     data: dict[str, JsonValue] = {
         "class": hit.cls,
         "action": action.value,
@@ -276,7 +273,7 @@ def _guard_fields(part: Carried, evidence: int | None) -> dict[str, JsonValue]:
 
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
-    """That a part was not scanned whole, and why."""
+    """Why a part was not scanned whole."""
     data: dict[str, JsonValue] = {
         "operation": part.operation,
         "reason": reason,
@@ -306,7 +303,7 @@ _CONTACTS: Final = frozenset(
 
 
 class ServiceContacts:
-    """First contacts with a range's services. `addresses`: address → id."""
+    """First contacts with services. `addresses`: address → id."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = dict(addresses)
@@ -314,11 +311,11 @@ class ServiceContacts:
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Whether this is a raw stream to a service, which records what came on it."""
+        """Whether it is a raw stream, which the service records."""
         return event.kind is Kind.NETWORK_STREAM and event.data.get("stand_in") in self._ids
 
     def touched(self, event: Event, evidence: int) -> Event | None:
-        """The event of a connection's first contact, if this is it."""
+        """The event of a connection's first contact."""
         data = event.data
         if event.kind not in _CONTACTS or data.get("traffic_analysis") is True:
             return None
@@ -353,7 +350,7 @@ _ENDPOINTS: Final = {"range", "upstream"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """What is to be stopped, and why.
+    """What to stop, and why.
 
     `name`: the cell or range. `evidence`: None if unrecorded.
     """
@@ -368,7 +365,7 @@ class StopRequest:
 def trigger_of(event: Event) -> Trigger | None:
     """The trigger that an event is, if any.
 
-    Not a range's failure: its cells are ended with the breach as their error.
+    A range's failure is none: it ends its cells itself.
     """
     data = event.data
     match event.kind:

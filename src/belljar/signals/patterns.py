@@ -1,4 +1,4 @@
-"""Finds credentials, personal data and seed phrases by their shape."""
+"""Finds credentials, personal data and seed phrases."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ WEAK: Final = frozenset({"secret", "url_password"})
 
 
 def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
-    """Whether twelve listed words end at one of `ends`."""
+    """Whether twelve listed words end there."""
     known, skip_to = _word_numbers(), 0
     for end in ends:
         if end < skip_to:
@@ -91,7 +91,7 @@ def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
 
 
 def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """BIP-39 phrases of 12 to 24 words with a right checksum."""
+    """BIP-39 phrases with a right checksum."""
     known = _word_numbers()
     numbers = [
         known.get(word.decode(), -1) for word in re.findall(rb"[a-z]+", data[start:end].lower())

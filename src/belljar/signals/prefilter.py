@@ -1,6 +1,6 @@
-"""Tells in one fast pass what data can't hold, with hyperscan (the extra `guard`).
+"""Finds in one fast pass what data can't hold (hyperscan).
 
-Without it, or where it is busy in another thread, everything may be there: slower, never blind.
+Without it, or while another thread uses it, everything may be there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_PLACES: Final = 1 << 16  # Where there are more, they aren't worth listing.
 class Prefilter:
     """Searches for expressions (hyperscan's syntax) by name.
 
-    Compiled after `from_bytes` of use. `places`: names of which every place is wanted.
+    Compiled after `from_bytes` of use. `places`: find every one.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Prefilter:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Compile now, or, where that would take too long, never."""
+        """Compile now; too many are never compiled."""
         with self._lock:
             if not self._tried:
                 self._tried, self._wait_bytes = True, 0
@@ -112,7 +112,7 @@ class Prefilter:
 
 
 def _is_its_own(error: Exception) -> bool:
-    """Whether hyperscan raised it; anything else is our defect."""
+    """Whether hyperscan raised it."""
     return type(error).__module__.partition(".")[0] in {"hyperscan", "_hyperscan"}
 
 

@@ -1,4 +1,4 @@
-"""Text encodings without a mark of their own: base64, base32 and hex, in one piece or cut."""
+"""Base64, base32 and hex, in one piece or cut."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ class Run:
 
 
 def runs(data: bytes, held: Held = None) -> Iterator[Run]:
-    """What may be base64, base32 or hex, across small gaps and in groups.
-
-    `held`: from `marks`.
-    """
+    """What may be encoded, also across small gaps and in groups."""
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
     at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN
@@ -74,7 +71,7 @@ _SHORT_WORD: Final = re.compile(
 
 
 def _is_word(data: bytes, pieces: list[tuple[int, int]]) -> bool:
-    """Whether it is one short word or number, as most are."""
+    """Whether it is one short word or number."""
     start, size = pieces[0]
     end = start + size
     return (
@@ -144,7 +141,7 @@ _PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for by
 
 
 def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
-    """Groups of equal length (`QU tJ`, `41:4b`) with one short separator."""
+    """Groups with one short separator (`QU tJ`, `41:4b`)."""
     plain = data.translate(_PLAIN) if held is None else b""
     for name, (needle, urlsafe, pattern) in _GROUPS.items():
         if (name not in GROUPS_OF_LARGE and len(data) > SMALL) or (
@@ -200,7 +197,7 @@ def _within(
     start: int,
     end: int,
 ) -> tuple[int, int]:
-    """Offsets of decoded bytes as offsets outside, padding included."""
+    """Offsets of decoded bytes outside, with padding."""
     size = len(text)
     left, right = min(size, place + int(start * per)), min(size, place + int(end * per + 0.999))
     while text[right : right + 1] == b"=":
@@ -241,7 +238,7 @@ _BASE32_VALUES: Final = bytes.maketrans(
 
 
 def _base32(text: bytes) -> bytes:
-    """Python's own number reader, in pieces: its cost is square."""
+    """Decoded in pieces: `int`'s cost is square."""
     digits = text.translate(_BASE32_VALUES)[: len(text) // 8 * 8 + _WHOLE[len(text) % 8]]
     out = bytearray()
     for at in range(0, len(digits), 512):

@@ -1,7 +1,6 @@
-"""The scanner: known values first, then patterns, in data and in what is encoded within it.
+"""The scanner: known values and patterns, also in encoded data. Pure.
 
-Pure: no I/O; bytes in, hits out. Never raises for data: where a bound ends the scan, the result is
-incomplete and names the bound.
+A bound that ends the scan makes its result incomplete.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _small = Prefilter(
 
 
 def marks(data: bytes) -> Held:
-    """What data may hold → where it ends; None: unknown."""
+    """What data may hold → where it ends."""
     return (_small if len(data) <= SMALL else _large).look(data)
 
 
@@ -102,7 +101,7 @@ WALL_FACTOR: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Data to search: the outermost, or decoded from another."""
+    """Data to search, maybe decoded from another."""
 
     data: bytes
     names: tuple[str, ...] = ()
@@ -126,7 +125,7 @@ class _Exceeded(Exception):  # noqa: N818 - ends one scan
 
 
 class Scanner:
-    """Searches data for a spec. Thread-safe. Raises ValueError, MemoryError."""
+    """Searches data. Thread-safe. Raises ValueError, MemoryError."""
 
     def __init__(self, spec: ScanSpec) -> None:
         self.spec = spec
@@ -157,13 +156,13 @@ class Scanner:
         return result
 
     def prepare(self) -> None:
-        """Compile everything now, for a process that can't later."""
+        """Compile now, for a process that can't later."""
         prepare_marks()
         self._patterns.prepare()
         self._known.prepare()
 
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
-        """`data` with each hit's span replaced; overlapping ones as one."""
+        """Replace each hit's span; overlapping ones as one."""
         out, at = bytearray(), 0
         for start, end in sorted((hit.start, hit.end) for hit in hits):
             if start >= at:
@@ -194,7 +193,7 @@ class _Scan:
         self._problem = ""
 
     def run(self, data: bytes) -> Scanned:
-        """Breadth first: the least encoded is found before a bound."""
+        """Breadth first: the least encoded comes first."""
         try:
             self._views.append(_View(data))
             self._search([data], [self._views[0]].__getitem__)
@@ -224,7 +223,7 @@ class _Scan:
             raise _Exceeded("time")
 
     def _search(self, pieces: list[bytes], view_of: Callable[[int], _View]) -> None:
-        """Find known values, in many small pieces at once."""
+        """Find known values, in many pieces at once."""
         self._tick()
         data = pieces[0] if len(pieces) == 1 else SEPARATOR.join(pieces)
         starts: list[int] = []
@@ -243,7 +242,7 @@ class _Scan:
             self._tick()
 
     def _decode(self, view: _View) -> None:
-        """Search what a view may encode; queue what may hold more."""
+        """Search what a view may encode."""
         batch: list[Decoded] = []
         size = 0
         for decoded in self._decoded(view):
@@ -326,7 +325,7 @@ class _Scan:
             self._problem = f"package:{package}"
 
     def _is_new(self, view: _View, decoded: Decoded) -> bool:
-        """Whether decoded data is new and within the bounds."""
+        """Whether decoded data is new and within bounds."""
         if not decoded.whole:
             self._problem = self._problem or "decoded_bytes"
         data = decoded.data

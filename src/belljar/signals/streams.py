@@ -1,6 +1,7 @@
-"""Joins what crosses borders: chunks, header and body, query parameters, requests, DNS queries,
-WebSocket messages, mails. Each part of a flow keeps a short tail that is searched again with what
-follows; compressed data goes on being read where its last chunk ended.
+"""Scans flows: what is cut into chunks, fields, requests, queries or messages.
+
+Each part keeps a tail that is searched again with what follows.
+Compressed data is read on where its last chunk ended.
 """
 
 from __future__ import annotations
@@ -68,10 +69,9 @@ class _Flow:
 
 
 class StreamScanner:
-    """Searches the flows of one range: a cell's bytes to one destination. Not thread-safe.
+    """Searches a range's flows, each from a cell to a destination. Not thread-safe.
 
-    `part`: `url`, `header` (lines), `body`, `label` (a DNS name), `message` or any other name.
-    `dropped`: flows whose tails were given up for others.
+    `dropped`: flows whose tails made room for others.
     """
 
     def __init__(self, scanner: Scanner) -> None:
@@ -84,9 +84,9 @@ class StreamScanner:
         self.dropped = 0
 
     def feed(self, flow: str, channel: Channel, part: str, data: bytes) -> Scanned:
-        """Find what was not found before.
+        """Find what is new. Offsets are in `data`; `start` 0: began earlier.
 
-        Offsets refer to `data`; of what began earlier, `start` is 0.
+        `part`: `url`, `header`, `body`, `label` (DNS), `message` or another.
         """
         state = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
@@ -160,7 +160,7 @@ class StreamScanner:
         return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
 
     def _border(self, state: _Flow, data: bytes) -> Scanned:
-        """What spans the end of one part and the next."""
+        """What spans two parts."""
         end, state.end = state.end, (state.end + data)[-self._tail :]
         if not end or not data:
             return Scanned()
@@ -177,7 +177,7 @@ class StreamScanner:
     def _join(
         self, field: _Part, before: bytes, piece: bytes, size: int, *, alone: bool
     ) -> Scanned:
-        """Search a piece behind its field's. `alone`: the piece itself was joined."""
+        """Search a field and its next piece. `alone`: it is joined."""
         if not before and not alone:
             return Scanned()
         result = self._scanner.scan(before + (piece if alone else piece[: self._tail]))
@@ -195,10 +195,9 @@ class StreamScanner:
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> bool:
-    """Whether a find that began here, in the first `before` bytes, was reported already.
+    """Whether this find is one reported earlier, now longer.
 
-    A pattern's is no new credential, a known value's the same one with its padding. A known value
-    where only a pattern was found is news.
+    A known value is news where only a pattern was found.
     """
     if not hit.start < before < hit.end:
         return False
@@ -214,7 +213,7 @@ def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
 
 
 def _together(results: Iterable[Scanned]) -> Scanned:
-    """One result of several; overlapping finds of one value once."""
+    """One result; overlapping finds of one value once."""
     hits: list[Hit] = []
     problem = ""
     for result in results:
@@ -234,7 +233,7 @@ def _fields(
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
     """Name, field, what it had, and each piece that may continue it.
 
-    Joined without what only counts or repeats, and with it where there is such.
+    Joined without counters and repetitions, and also with them.
     """
     new = old = 0
     for name, piece in _pieces(channel, part, data):

@@ -1,6 +1,4 @@
-"""What the guard's scanner looks for and what it reports; protected files read into known values.
-
-JSON both ways; never a value in a repr."""
+"""What the scanner looks for and reports; values of protected files."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class Source(StrEnum):
 
 
 class Channel(StrEnum):
-    """How data travels, and so what borders it has."""
+    """How data travels."""
 
     HTTP = "http"
     DNS = "dns"
@@ -52,8 +50,8 @@ class Channel(StrEnum):
 class KnownValue:
     """One value to look for, 10 to 4,096 bytes of UTF-8.
 
-    `id`: its name in events. `kind`: its class in a hit, else the source. `case_sensitive` False:
-    another case is the value itself, else an encoding (`case`).
+    `id`: its name in events. `kind`: its class in a hit, else the source.
+    `case_sensitive`: another case is an encoding (`case`).
     """
 
     id: str
@@ -79,7 +77,7 @@ class KnownValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBounds:
-    """Bounds of one scan; hitting one makes it incomplete."""
+    """Bounds; hitting one makes a scan incomplete."""
 
     depth: int = 5
     decoded_bytes: int = 16 << 20
@@ -113,7 +111,7 @@ class ScanSpec:
             raise ValueError(f"a digest key has at least {MIN_KEY_BYTES} bytes")
 
     def digest(self, found: bytes) -> str:
-        """HMAC-SHA256 in hex: tells equal values without telling them."""
+        """HMAC-SHA256 in hex: equal for equal values."""
         return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +141,7 @@ def spec_of(
     key: bytes,
     bounds: ScanBounds | None = None,
 ) -> ScanSpec:
-    """A scanner's spec; of equal values the first counts."""
+    """A scanner's spec; equal values count once."""
     chosen: dict[str, KnownValue] = {}
     for value in (*decoys, *protected):
         chosen.setdefault(value.text, value)
@@ -159,9 +157,9 @@ def spec_of(
 class Hit:
     """Something found.
 
-    `cls`: `card`, `aws_key`, …; of a known value its kind or source. `value_id`: "" of a pattern.
-    `source`: decoy, protected, foreign or `pattern`. `start`, `end`: in the outermost data.
-    `decoding`: outermost first. `digest`: of a known value as given, else as found.
+    `cls`: as `KnownValue.cls`, or a pattern's. `value_id`: "" of a pattern.
+    `source`: a `Source` or `pattern`. `start`, `end`: in the outermost data.
+    `decoding`: outermost first. `digest`: of a known value as given.
     """
 
     cls: str
@@ -175,7 +173,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """Result of one scan. `problem`: the bound that was hit."""
+    """Result of a scan. `problem`: the bound hit."""
 
     hits: tuple[Hit, ...] = ()
     complete: bool = True
@@ -187,10 +185,9 @@ _HINT_SIZE: Final = "split it, or name the columns that matter"
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """The values of one entry of `guard.protect`, from its file's `content`.
+    """Values of an entry of `guard.protect`. Raises PolicyError.
 
-    CSV with a header (`columns`), JSON lines (`.jsonl`), or one value a line; shorter than 10 bytes
-    is left out. Raises PolicyError.
+    CSV (`columns`), JSON lines (`.jsonl`) or a value a line; under 10 bytes: left out.
     """
     where = item.file or f"guard.protect {item.id}"
     if not item.file:
