@@ -111,16 +111,6 @@ DEFAULT_SIZE: Final = 1
 MAX_SIZE: Final = 16
 
 
-def should_make(*, size: int, ready: int, claimed: int, ended: bool) -> bool:
-    """One more cell is wanted: the pool isn't full, or a request waits for the one being made."""
-    return not ended and (ready < size or claimed > 0)
-
-
-def may_claim(*, making: bool, claimed: int) -> bool:
-    """Waiting for the cell in the making is quicker than making one: nothing else waits for it."""
-    return making and not claimed
-
-
 def fresh_for_s(*, made_s: float, now_s: float, lifetime_s: float) -> float:
     """How much longer a cell may be given out; 0 or less: it is stale."""
     return made_s + STALE_SHARE * lifetime_s - now_s

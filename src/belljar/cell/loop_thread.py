@@ -1,8 +1,8 @@
 """A thread with an event loop of its own, where cells are made ahead and their lifetimes are held.
 
-A thread, because taking a cell and giving it back may be separate coroutines, and no task group may
-span them (Inspect's `sample_init` and `sample_cleanup`). Other threads speak to it by `post`, which
-never waits, and hear from it by futures: `result_of`.
+Taking a cell and giving it back may be separate coroutines, and no task group may span them
+(Inspect's `sample_init` and `sample_cleanup`). Other threads `post` to it and wait for its futures
+with `result_of`. anyio's blocking portal would have `post` wait for the loop, which makes cells.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Made only by `open_loop_thread` and `async_loop_thread`, which end all that was spawned, and
-    join the thread.
+    """Made only by `open_loop_thread` and `async_loop_thread`, which end it.
 
-    What is posted runs in the thread, in order, and must neither wait nor raise. A task that is
-    spawned handles its own errors; when the end has come it must end by itself, within bounds:
-    `at_end` tells those who asked.
+    What is posted runs in the thread, in order, and must neither wait nor raise. A spawned task
+    handles its own errors, and ends within bounds once `closing` is set.
+
+    Attributes, for use in the thread only:
+        making: held while a cell is made: one at once.
+        closing: set when the thread is to end.
     """
+
+    making: anyio.Lock
+    closing: anyio.Event
+    _tasks: TaskGroup
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -39,13 +45,7 @@ class LoopThread:
         self._posted = asyncio.Event()
         self._started = threading.Event()
         self._ends: list[Callable[[], None]] = []
-        self._tasks: TaskGroup | None = None
-        self._making: anyio.Lock | None = None
-        self._closing: anyio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="cells-ahead", daemon=True)
-
-    def start(self) -> None:
-        """Start it, and wait until its loop runs."""
         self._thread.start()
         self._started.wait()
 
@@ -54,7 +54,7 @@ class LoopThread:
 
         An interrupt at the terminal meanwhile is raised when that is done.
         """
-        self.post(self._begin_end)
+        self.post(lambda: self.closing.set())
         interrupt: KeyboardInterrupt | None = None
         while self._thread.is_alive():
             try:
@@ -75,20 +75,11 @@ class LoopThread:
 
     def spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a task. In the thread only."""
-        if self._tasks is None:
-            raise RuntimeError("the thread is not open")
         self._tasks.start_soon(task)
 
     def at_end(self, end: Callable[[], None]) -> None:
         """Have `end` run in the thread when it is to be closed. In the thread only."""
         self._ends.append(end)
-
-    @property
-    def making(self) -> anyio.Lock:
-        """Held while a cell is made: one at once. In the thread only."""
-        if self._making is None:
-            raise RuntimeError("the thread is not open")
-        return self._making
 
     def _run(self) -> None:
         try:
@@ -97,14 +88,14 @@ class LoopThread:
             self._started.set()
 
     async def _main(self) -> None:
-        self._making, self._closing = anyio.Lock(), anyio.Event()
+        self.making, self.closing = anyio.Lock(), anyio.Event()
         try:
             async with anyio.create_task_group() as listening:
                 listening.start_soon(self._listen)
                 async with anyio.create_task_group() as self._tasks:
                     self._loop = asyncio.get_running_loop()
                     self._started.set()
-                    await self._closing.wait()
+                    await self.closing.wait()
                     for end in self._ends:
                         end()
                 listening.cancel_scope.cancel()
@@ -124,16 +115,11 @@ class LoopThread:
         while self._acts:
             self._acts.popleft()()
 
-    def _begin_end(self) -> None:
-        if self._closing is not None:
-            self._closing.set()
-
 
 @contextmanager
 def open_loop_thread() -> Iterator[LoopThread]:
     """A thread for an owner without an event loop."""
     thread = LoopThread()
-    thread.start()
     try:
         yield thread
     finally:
@@ -144,7 +130,6 @@ def open_loop_thread() -> Iterator[LoopThread]:
 async def async_loop_thread() -> AsyncIterator[LoopThread]:
     """A thread; its end is shielded."""
     thread = LoopThread()
-    thread.start()
     try:
         yield thread
     finally:
@@ -153,10 +138,7 @@ async def async_loop_thread() -> AsyncIterator[LoopThread]:
 
 
 async def result_of(future: Future[_T]) -> _T:
-    """What another thread promised, waited for in whatever event loop this is.
-
-    Cancelled, it leaves the future as it is.
-    """
+    """Wait for another thread's future in any event loop. Cancelled, it leaves the future alone."""
     far, near = socket.socketpair()
 
     def wake(_: Future[_T]) -> None:

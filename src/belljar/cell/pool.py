@@ -28,9 +28,7 @@ from belljar.cell.lease import (
     Lease,
     PooledCell,
     is_worth_replacing,
-    may_claim,
     oldest_fresh,
-    should_make,
     undo,
 )
 from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
@@ -125,8 +123,7 @@ class Pool:
         self._listeners: deque[Future[int]] = deque()
         self._filling = False
         self._making = False
-        self._ending: anyio.Event | None = None
-        thread.post(self._begin)
+        thread.post(partial(thread.at_end, self._end))
 
     # ---- the taker's side, in any event loop
 
@@ -182,17 +179,13 @@ class Pool:
 
     # ---- the pool's side, in its thread
 
-    def _begin(self) -> None:
-        self._ending = anyio.Event()
-        self._thread.at_end(self._end)
-
     def _is_ended(self) -> bool:
-        return self._ending is None or self._ending.is_set() or self.breach is not None
+        return self._thread.closing.is_set() or self.breach is not None
 
     def _serve(self, request: CellRequest) -> None:
         """Answer a request, or have its answer made."""
         if self.breach is not None:
-            # Each gets an error of his own: it comes to hold what he did
+            # An error of its own for each, since it comes to hold the taker's traceback
             if request.set_running_or_notify_cancel():
                 request.set_exception(
                     ContainmentBreach(
@@ -205,7 +198,8 @@ class Pool:
         )
         if index is not None:
             self._ready.pop(index).call(request=request)
-        elif not self._is_ended() and may_claim(making=self._making, claimed=self._waiting()):
+        elif self._making and not self._is_ended() and not self._waiting():
+            # Quicker than making another
             self._requests.append(request)
         else:
             request.answer(None)
@@ -232,10 +226,8 @@ class Pool:
         request has it tried again.
         """
         try:
-            # Not longer than the pool lasts
-            if after_s and self._ending is not None:
-                with anyio.move_on_after(after_s):
-                    await self._ending.wait()
+            with anyio.move_on_after(after_s):
+                await self._thread.closing.wait()
             async with self._thread.making:
                 self._making = True
                 while self._wants_one():
@@ -256,9 +248,9 @@ class Pool:
                 self._tell(self._listeners.popleft())
 
     def _wants_one(self) -> bool:
-        size, ready, ended = self._supply.size, len(self._ready), self._is_ended()
-        wanted = should_make(size=size, ready=ready, claimed=self._waiting(), ended=ended)
-        return wanted and self._supply.admit(ready)
+        ready = len(self._ready)
+        is_wanted = ready < self._supply.size or self._waiting() > 0
+        return is_wanted and not self._is_ended() and self._supply.admit(ready)
 
     async def _own(self, pooled: PooledCell) -> None:
         """One cell's whole life, in one task."""
@@ -270,7 +262,7 @@ class Pool:
                     self.counts.made += 1
                     await self._hold(pooled, opened)
         except Exception as failure:  # noqa: BLE001
-            # Told to whom it concerns: the taker, the pool's owner, or the record alone.
+            # `_close` reports it to the taker, the pool's owner, or nobody: it is on record.
             error = failure
         finally:
             self._close(pooled, error)
@@ -313,7 +305,7 @@ class Pool:
         await cell.destroy(reason=pooled.reason)
 
     def _fault(self, report: ProbeReport, cell: Cell) -> Discard | None:
-        """Why a cell is not given out after its warm-up; None when it may be."""
+        """Why a cell is not given out after its warm-up; None: it is."""
         if report.verdict is Verdict.CONTAINED:
             return None
         breach = breach_of(report, cell.id)
@@ -339,7 +331,7 @@ class Pool:
         self._withdraw(pooled, Discard.DEAD)
 
     def _withdraw(self, pooled: PooledCell, reason: Discard) -> None:
-        """Discard an idle cell; one that was called for already is its caller's."""
+        """Discard a cell that is still idle."""
         if pooled in self._ready:
             self._ready.remove(pooled)
             pooled.call(reason=reason)
@@ -362,8 +354,7 @@ class Pool:
         return True
 
     async def _recall(self, opened: Range, waiting: anyio.CancelScope) -> None:
-        if self._ending is not None:
-            await self._ending.wait()
+        await self._thread.closing.wait()
         opened.disconnect()
         await anyio.sleep(_END_TIMEOUT_S)
         waiting.cancel()
@@ -387,8 +378,6 @@ class Pool:
 
     def _end(self) -> None:
         """Nothing more is made or given out; what nobody took goes."""
-        if self._ending is not None:
-            self._ending.set()
         while self._requests:
             self._requests.popleft().answer(None)
         for pooled in tuple(self._cells):

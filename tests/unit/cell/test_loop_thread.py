@@ -36,21 +36,19 @@ async def test_its_end_waits_for_what_was_spawned() -> None:
     said: list[str] = []
 
     def begin(thread: LoopThread) -> None:
-        ending = anyio.Event()
-
         async def work() -> None:
             said.append("begun")
-            await ending.wait()
+            await thread.closing.wait()
             said.append("ended")
 
-        thread.at_end(ending.set)
+        thread.at_end(lambda: said.append("ending"))
         thread.spawn(work)
 
     async with async_loop_thread() as thread:
         thread.post(partial(begin, thread))
-    assert said == ["begun", "ended"]
+    assert sorted(said) == ["begun", "ended", "ending"]
     assert not thread.post(lambda: said.append("late"))
-    assert said == ["begun", "ended"]
+    assert "late" not in said
     assert not thread._thread.is_alive()
 
 
@@ -64,7 +62,6 @@ def test_it_is_closed_when_its_owner_fails() -> None:
 def test_an_interrupt_does_not_cut_the_end_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the owner waits for the end is raised when everything is gone."""
     thread = LoopThread()
-    thread.start()
     join: Callable[[], None] = thread._thread.join
     interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
 

@@ -188,6 +188,48 @@ async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
         await begun.wait()
 
 
+async def test_only_one_waits_for_the_cell_in_the_making() -> None:
+    """A second taker is quicker with a cell of its own."""
+    async with stand() as it:
+        real, begun, go = it.open, Future[None](), Future[None]()
+        first: list[Any] = []
+
+        @asynccontextmanager
+        async def slow(*, ahead: bool) -> AsyncIterator[Any]:
+            if ahead and not begun.done():
+                begun.set_result(None)
+                await result_of(go)
+            async with real(ahead=ahead) as opened:
+                yield opened
+
+        async def take() -> None:
+            async with it.cell() as cell:
+                first.append(cell)
+
+        object.__setattr__(it.pool._supply, "open", slow)
+        it.pool.refill()
+        await result_of(begun)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.wait_all_tasks_blocked()
+            await it.heard()
+            async with it.cell() as own:
+                assert own not in it.ahead
+            assert not first
+            go.set_result(None)
+        assert first == it.ahead[:1]
+
+
+async def test_a_pool_is_filled_and_no_more() -> None:
+    """As many cells as its size; none once it has ended."""
+    async with stand(2) as it:
+        await it.filled()
+        await it.filled()
+        assert len(it.ahead) == 2
+    it.pool.refill()
+    assert len(it.ahead) == 2
+
+
 async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
     """Its taker's own probes would come later for it. One that nobody waits for any more is warmed
     before it stands."""

@@ -10,33 +10,8 @@ from belljar.cell.lease import (
     STALE_SHARE,
     fresh_for_s,
     is_worth_replacing,
-    may_claim,
     oldest_fresh,
-    should_make,
 )
-
-
-@pytest.mark.parametrize(
-    ("ready", "claimed", "ended", "made"),
-    [
-        (0, 0, False, True),
-        (1, 0, False, True),
-        (2, 0, False, False),
-        (2, 1, False, True),
-        (0, 1, True, False),
-    ],
-)
-def test_the_shelf_is_filled_and_no_more(ready: int, claimed: int, ended: bool, made: bool) -> None:
-    """Two stand ready at most; who waits gets one besides; an ended pool makes nothing."""
-    assert should_make(size=2, ready=ready, claimed=claimed, ended=ended) is made
-
-
-def test_only_one_waits_for_the_cell_in_the_making() -> None:
-    """A second taker is quicker with a cell of his own; without one in the making there is nothing
-    to wait for."""
-    assert may_claim(making=True, claimed=0)
-    assert not may_claim(making=True, claimed=1)
-    assert not may_claim(making=False, claimed=0)
 
 
 def test_a_cell_is_stale_after_a_twentieth_of_its_lifetime() -> None:
