@@ -11,9 +11,10 @@ import uuid
 from ipaddress import IPv4Address
 from typing import Final, Protocol
 
-from belljar.channel import Renewed, RenewedBit, network_part
+from belljar.channel import GuestClient, Renewed, RenewedBit, network_part
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
+from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
 
 SEED_BYTES: Final = 256
@@ -46,6 +47,18 @@ def fresh_renewal() -> Renewal:
     )
 
 
+async def renew(client: GuestClient, new: Renewal, port: Port | None) -> Renewed:
+    """Have the guest agent take the new identity; `judge` what it did. Raises `CellError`."""
+    return await client.renew(
+        realtime_ns=time.time_ns(),
+        seed=new.seed,
+        machine_id=new.machine_id,
+        boot_id=new.boot_id,
+        hostname=new.hostname,
+        network=b"" if port is None else network_of(port.settings),
+    )
+
+
 def network_of(settings: PortSettings) -> bytes:
     """RENEW's network part. Raises `ValueError`: impossible settings."""
     return network_part(
@@ -58,14 +71,18 @@ def network_of(settings: PortSettings) -> bytes:
     )
 
 
-def now_ns() -> int:
-    """The realtime clock; read it late."""
-    return time.time_ns()
-
-
-def renewed_names(renewed: Renewed) -> list[str]:
-    """What the guest reports renewed."""
-    return [bit.name.lower() for bit in RenewedBit if bit in renewed.done and bit.name is not None]
+def renewed_event(cell_id: str, renewed: Renewed, new: Renewal, **place: str) -> Event:
+    """What the guest reports renewed; `place`: on its network. Pure."""
+    done: list[JsonValue] = [
+        bit.name.lower() for bit in RenewedBit if bit in renewed.done and bit.name is not None
+    ]
+    data: dict[str, JsonValue] = {
+        "done": done,
+        "machine_id": new.machine_id,
+        "hostname": new.hostname,
+        **place,
+    }
+    return Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
 
 
 def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE) -> None:

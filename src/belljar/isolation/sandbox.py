@@ -201,6 +201,11 @@ class Sandbox:
         """Host pid of its outermost process."""
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
 
+    def making_times(self) -> dict[str, JsonValue]:
+        """How long its making took, by phase, for the record."""
+        timings: dict[str, JsonValue] = {n: round(ms, 1) for n, ms in self.timings_ms.items()}
+        return {"duration_ms": timings["total"], "timings_ms": timings}
+
     def holds(self, pid: int) -> bool:
         """Whether that host pid is in the jail."""
         supervisor = None if self.jail is None else self.jail.supervisor

@@ -14,7 +14,7 @@ from belljar.isolation.renewal import (
     fresh_renewal,
     judge,
     network_of,
-    renewed_names,
+    renewed_event,
 )
 
 ALL = (
@@ -40,7 +40,8 @@ def test_the_boot_id_is_where_possible() -> None:
     """All but the boot id is enough; the record says what was done."""
     renewed = Renewed(done=ALL & ~RenewedBit.BOOT_ID, detail="")
     judge(renewed, where="cell c-0")
-    assert renewed_names(renewed) == ["rng", "clock", "machine_id", "hostname"]
+    event = renewed_event("c-0", renewed, fresh_renewal())
+    assert event.data["done"] == ["rng", "clock", "machine_id", "hostname"]
 
 
 def test_a_network_that_did_not_come_up_fails_closed() -> None:

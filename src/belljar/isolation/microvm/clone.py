@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 
 from belljar.errors import CellError
-from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.events import Event, Kind, Recorder
 from belljar.image import Image, Kernel
 from belljar.isolation.microvm.template import (
     Rejection,
@@ -32,9 +32,8 @@ from belljar.isolation.renewal import (
     Port,
     fresh_renewal,
     judge,
-    network_of,
-    now_ns,
-    renewed_names,
+    renew,
+    renewed_event,
 )
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
@@ -130,20 +129,11 @@ async def _clone(
             if port is not None:
                 # Before the guest's first instruction: the range's rules are in force when its
                 # first frame comes
-                wire_began = time.monotonic()
                 await start_wire(vmm, port, home=home)
-                vmm.timings_ms["wire"] = elapsed_ms(wire_began)
             await _resume(vmm)
             await _renew(vmm, recorder, port)
             vmm.timings_ms["total"] = elapsed_ms(began)
-            timings: dict[str, JsonValue] = {
-                name: round(ms, 1) for name, ms in vmm.timings_ms.items()
-            }
-            data: dict[str, JsonValue] = {
-                "template": template.key,
-                "duration_ms": timings["total"],
-                "timings_ms": timings,
-            }
+            data = {"template": template.key, **vmm.making_times()}
             recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
     except BaseException as exc:
         vmm.raise_if_killed(exc)  # the template is not to blame
@@ -206,27 +196,14 @@ async def _renew(vmm: Vmm, recorder: Recorder, port: Port | None) -> None:
     began, where, new = time.monotonic(), f"cell {vmm.cell_id}", fresh_renewal()
     try:
         await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)
-        renewed = await vmm.client.renew(
-            realtime_ns=now_ns(),
-            seed=new.seed,
-            machine_id=new.machine_id,
-            boot_id=new.boot_id,
-            hostname=new.hostname,
-            network=b"" if port is None else network_of(port.settings),
-        )
+        renewed = await renew(vmm.client, new, port)
     except CellError as exc:
         cause = vmm.cause_of_death() or exc.what
         what = f"the restored guest could not be renewed: {cause}"
         raise RestoreError(what, where=where) from exc
     judge(renewed, where=where, needed=NEEDED_OF_CLONE if port is None else NEEDED_ON_A_NETWORK)
-    data: dict[str, JsonValue] = {
-        "done": list(renewed_names(renewed)),
-        "machine_id": new.machine_id,
-        "hostname": new.hostname,
-    }
+    place = {}
     if port is not None:
-        data |= {"address": str(port.settings.address), "mac": port.settings.mac}
-    recorder.record(
-        Event(kind=Kind.CELL_RENEWED, cell_id=vmm.cell_id, data=data, trust=Trust.GUEST_REPORTED)
-    )
+        place = {"address": str(port.settings.address), "mac": port.settings.mac}
+    recorder.record(renewed_event(vmm.cell_id, renewed, new, **place))
     vmm.timings_ms["renew"] = elapsed_ms(began)

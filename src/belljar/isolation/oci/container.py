@@ -29,7 +29,7 @@ from belljar.isolation.oci.trace import Trace, watch_sandbox
 from belljar.isolation.oci.trees import Tree, inner_tmp
 from belljar.isolation.oci.watching import watch_container
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot
-from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Port, Renewal, judge, network_of, now_ns
+from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Port, Renewal, judge, renew
 from belljar.isolation.sandbox import HostUsage, Sandbox, elapsed_ms, owned
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
@@ -300,14 +300,7 @@ class Container(Sandbox):
             debugger_calls=shape.debugger_calls,
             hostname=renewal.hostname,
         )
-        renewed = await client.renew(
-            realtime_ns=now_ns(),
-            seed=renewal.seed,
-            machine_id=renewal.machine_id,
-            boot_id=renewal.boot_id,
-            hostname=renewal.hostname,
-            network=b"" if port is None else network_of(port.settings),
-        )
+        renewed = await renew(client, renewal, port)
         # The link is there already; the guest agent only names the resolver, in a file that a
         # workload may edit without reaching anything more.
         needed = NEEDED_OF_CONTAINER if port is None else NEEDED_OF_CONTAINER | RenewedBit.NETWORK

@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image import Image
 from belljar.isolation.oci.container import Container, ContainerSpec, start_container
 from belljar.isolation.oci.trees import held_tree
 from belljar.isolation.program_root import ensure_runtime_root
-from belljar.isolation.renewal import Port, fresh_renewal, renewed_names
+from belljar.isolation.renewal import Port, fresh_renewal, renewed_event
 from belljar.isolation.sandbox import recorded_lifetime
 from belljar.plan.model import OciPlan
 from belljar.store.journal import new_cell_id
@@ -83,16 +83,8 @@ async def _make(
     container, renewed = await start_container(
         spec, renewal, home=home, owner=owner, recorder=recorder
     )
-    data = {
-        "done": list(renewed_names(renewed)),
-        "machine_id": renewal.machine_id,
-        "hostname": renewal.hostname,
-    }
-    recorder.record(
-        Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
-    )
-    timings: dict[str, JsonValue] = {n: round(ms, 1) for n, ms in container.timings_ms.items()}
-    data = {"duration_ms": timings["total"], "timings_ms": timings}
+    recorder.record(renewed_event(cell_id, renewed, renewal))
+    data = container.making_times()
     if container.attempts > 1:
         data["attempts"] = container.attempts
     recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
