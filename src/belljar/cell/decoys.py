@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, runtime_checkable
 
@@ -23,7 +23,7 @@ from belljar.channel.trees import Record, RecordKind, encode
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
-from belljar.isolation.touches import Access, FileWatch, Operation
+from belljar.isolation.touches import Access, FileWatch
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
 from belljar.units import printable
@@ -49,7 +49,7 @@ _key_lock: Final = threading.Lock()
 
 @runtime_checkable
 class KnowsValues(Protocol):
-    """A recorder that looks for values in what it records, and knows its range's decoy services."""
+    """A recorder that looks for values, and knows its range's decoy services."""
 
     services: tuple[Minted, ...]
 
@@ -63,8 +63,10 @@ class KnowsValues(Protocol):
 
 
 def decoy_key(run: RunDirectory) -> bytes:
-    """The run's key of decoys, made when it is first needed: `decoys.key`, in hex, for its user
-    alone. Who has it can tell whose a value is, and make the values of the run's cells."""
+    """The run's key of decoys, made on first use: `decoys.key`, in hex, for its user alone.
+
+    It tells whose a value is, and makes the values of the run's cells.
+    """
     with _key_lock:
         path = run.path / KEY_FILE
         if not path.exists():
@@ -82,8 +84,10 @@ def read_key(run_path: Path) -> bytes:
 
 
 def home_of(passwd: bytes, user: str) -> str:
-    """The home directory of a user, by name or number, as the image's passwd says; else `/root`
-    for root, and `/` as a container runtime has it. The file is the image's: hostile."""
+    """The home directory of a user, by name or number, as the image's passwd says.
+
+    Else `/root` for root, and `/` as a container runtime has it. The file is hostile.
+    """
     wanted = user.partition(":")[0]
     for line in passwd.decode("utf-8", "replace").splitlines():
         fields = line.split(":")
@@ -162,7 +166,7 @@ _runs: Final[dict[Path, _RunValues]] = {}
 
 @contextmanager
 def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator[None]:
-    """Have the cell's guard look for its own values, and each guard of the run for the others'."""
+    """Have the cell's guard look for its own values, and the run's guards for each other's."""
     from belljar.signals.values import Source
 
     recorder = cell._recorder
@@ -196,8 +200,11 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
 
 
 def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted, ...]:
-    """What the decoy services of a new range hold. Its cells have no ids yet: a name of its own
-    stands for them, and the record says whose the values are once a sample has them."""
+    """What the decoy services of a new range hold.
+
+    Its cells have no ids yet: a name of its own stands for them. The record says whose the values
+    are once a sample has them.
+    """
     wanted = [spec for spec in specs if spec.is_service]
     scope = f"range-{secrets.token_hex(8)}"
     return tuple(mint_service(decoy_key(run), scope, spec) for spec in wanted)
@@ -274,8 +281,10 @@ def _refuse(cell: Cell, minted: Minted, error: Exception) -> NoReturn:
 
 
 async def _image_time(cell: Cell) -> float:
-    """What no decoy may be newer than: the image, as the time of its accounts has it, and now. `/`
-    has no time of the image, since what is mounted in it was made with the cell."""
+    """What no decoy may be newer than: the image, by the time of its passwd, and now.
+
+    Not by that of `/`, where mounts were made with the cell.
+    """
     now_s = time.time()
     try:
         return min(now_s, (await cell.stat("/etc/passwd", user="0")).mtime_s)
@@ -284,10 +293,10 @@ async def _image_time(cell: Cell) -> float:
 
 
 async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
-    """The time of the nearest directory that is there, or of the image if that is older. Raises
-    `OSError` unless nothing is at the path, and each parent that exists is a real directory.
+    """The time of the nearest existing directory, or of the image if that is older.
 
-    `times_s`: of directories that are known to be; what is found is added.
+    Raises `OSError` if something is at the path, or a parent is no real directory. `times_s` are
+    those of directories that were found before; more are added.
     """
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
@@ -309,9 +318,9 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
 
 
 async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
-    """With the rights of the cell's user below its home, so that parents are its own; else root's.
+    """As the cell's user below its home, which then owns the parents; else as root.
 
-    Each file is older than `newest_s` by its age, and each directory that was there keeps its time.
+    Each file is older than `newest_s` by its age. Directories keep their times.
     """
     in_folder: dict[str, list[MintedFile]] = {}
     for file in minted.files:
@@ -346,32 +355,22 @@ def _records(files: Sequence[MintedFile], newest_s: float, manifest: Manifest) -
 
 
 def file_time(newest_s: float, age_s: int) -> float:
-    """When a decoy's file was changed last. An image whose files all have one early time, as
-    reproducible builds make them, has decoys of that time."""
+    """When a decoy's file was changed last.
+
+    A reproducible build's files have one early time, and its decoys too.
+    """
     return newest_s - age_s if newest_s >= MIN_BUILD_S else newest_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Touch:
-    """A watched file was opened or read.
+class Touch(Access):
+    """A decoy's file was opened or read; `decoy` is the id given with it.
 
-    Attributes:
-        path: as it was given to `watch_files`, whatever name it was touched by.
-        decoy: the id given with it.
-        process: its name; "": unknown. The workload chooses it.
-        pid: in the cell; None: unknown.
-        trust: `guest-reported` where the guest agent is the sensor.
-        count: touches of this kind since the last one reported: at most one a second for each
-            file, operation and process, and 32 a second in all, are reported.
+    `trust`: `guest-reported` where the guest agent is the sensor.
     """
 
-    path: str
     decoy: str
-    operation: Operation
-    process: str
-    pid: int | None
     trust: Trust
-    count: int = 1
 
 
 @dataclass(slots=True)
@@ -386,10 +385,10 @@ class Sensor:
 async def watch_files(
     cell: Cell, files: Mapping[str, str], *, on_touch: Callable[[Touch], None]
 ) -> AsyncIterator[Sensor]:
-    """Report who opens or reads these files of the cell (path → decoy id) until the block is left.
+    """Report who opens or reads these files (path → decoy id) until the block is left.
 
-    A sensor that doesn't start, or ends, is on record as `sensor.failed`; it is no error. Reads of
-    Belljar's own (`Cell.read_file`, copies) are not reported.
+    A sensor that doesn't start, or ends, is recorded as `sensor.failed`; it is no error. Belljar's
+    own reads (`Cell.read_file`, copies) are not reported.
 
     Args:
         files: regular files that exist. Another file that takes the path later is not watched.
@@ -421,21 +420,9 @@ async def watch_files(
         cell.note(Kind.SENSOR_STARTED, {"sensor": sensor.name, "decoys": watched})
         trust = watch.trust
         watch.begin(
-            lambda access: on_touch(_touch(access, files[access.path], trust)),
+            lambda seen: on_touch(Touch(**asdict(seen), decoy=files[seen.path], trust=trust)),
             lambda reason: failed(reason, watched),
         )
         yield sensor
     finally:
         await watch.aclose()
-
-
-def _touch(access: Access, decoy: str, trust: Trust) -> Touch:
-    return Touch(
-        path=access.path,
-        decoy=decoy,
-        operation=access.operation,
-        process=access.process,
-        pid=access.pid,
-        trust=trust,
-        count=access.count,
-    )

@@ -51,7 +51,7 @@ WITHHELD: Final = b"[withheld: it could not be scanned]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetOut:
-    """What goes on of some bytes. `stopped`: nothing does, and whoever waits for it is to end."""
+    """What goes on of some bytes. `stopped`: nothing; the caller is to end its connection."""
 
     data: bytes
     stopped: bool = False
@@ -108,10 +108,18 @@ class GuardedRecorder:
         contacts = self._contacts
         if contacts is not None:
             if self._reports_touches:
-                self._report_touch(contacts, event, number)
+                with self._lock:
+                    touch = contacts.touched(event, number)
+                if touch is not None:
+                    self._record_counted((str(touch.data["decoy"]), "connect", ""), touch)
             if contacts.records_itself(event):
                 return number
-        parts = tuple(map(self._placed, carried(event)))
+        parts = tuple(
+            replace(part, place=Place.UPSTREAM)
+            if part.place is Place.RANGE and part.to in self._upstreams
+            else part
+            for part in carried(event)
+        )
         if parts:
             self._submit(_Job(parts=parts, cell_id=event.cell_id, evidence=number))
         return number
@@ -126,8 +134,7 @@ class GuardedRecorder:
     def reporting_services(self) -> Iterator[None]:
         """Report who reaches the range's decoy services until the block is left.
 
-        What is told of their connections after it is still theirs: the range's gateway ends later
-        than its cells.
+        Later events of their connections are still theirs: the gateway ends after the cells.
         """
         self._contacts, self._reports_touches = ServiceContacts(self.service_addresses), True
         try:
@@ -180,9 +187,7 @@ class GuardedRecorder:
         return ScanSpec(values=self._values, classes=self.rules.classes, key_hex=self._key.hex())
 
     def flush(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
-        """Return when all that was recorded until now is looked at; False when that takes
-        longer.
-        """
+        """Wait until all that was recorded is scanned; False when that takes longer."""
         with self._lock:
             if self._thread is None or self._is_closed:
                 return True
@@ -191,7 +196,7 @@ class GuardedRecorder:
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Return when all that was recorded is looked at, or is on record as not looked at."""
+        """Wait until all that was recorded is scanned, or on record as not scanned."""
         with self._lock:
             self._is_closed = True
             thread = self._thread
@@ -205,11 +210,7 @@ class GuardedRecorder:
             except queue.Empty:
                 break
             if isinstance(job, _Job):
-                self._report_unscanned(job, "the cell ended before it was scanned")
-
-    def _placed(self, part: Carried) -> Carried:
-        is_real = part.place is Place.RANGE and part.to in self._upstreams
-        return replace(part, place=Place.UPSTREAM) if is_real else part
+                self._report_unscanned(job, "the cell ended before it was scanned", *job.parts)
 
     def _submit(self, job: _Job) -> None:
         with self._lock:
@@ -222,9 +223,9 @@ class GuardedRecorder:
                     self._thread = threading.Thread(target=self._work, name="guard", daemon=True)
                     self._thread.start()
         if is_late:
-            self._report_unscanned(job, "the guard had ended")
+            self._report_unscanned(job, "the guard had ended", *job.parts)
         elif is_full:
-            self._report_unscanned(job, "too much waits to be scanned")
+            self._report_unscanned(job, "too much waits to be scanned", *job.parts)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -239,7 +240,8 @@ class GuardedRecorder:
             except Exception as error:  # noqa: BLE001
                 # What is not scanned is on record, whatever the reason.
                 with suppress(BelljarError):
-                    self._report_unscanned(job, f"the scan failed: {type(error).__name__}")
+                    reason = f"the scan failed: {type(error).__name__}"
+                    self._report_unscanned(job, reason, *job.parts)
             finally:
                 with self._lock:
                     self._queued_bytes -= job.size_bytes
@@ -257,20 +259,12 @@ class GuardedRecorder:
                 if hit.value_id or hit.digest not in known:
                     self._report(part, hit, job)
             if part.missing_bytes:
-                reason = "more was sent than is kept"
-                self._inner.record(
-                    unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason)
-                )
+                self._report_unscanned(job, "more was sent than is kept", part)
             if not scanned.complete:
-                whole = replace(part, missing_bytes=0)
-                self._inner.record(
-                    unscanned(
-                        whole, cell_id=job.cell_id, evidence=job.evidence, reason=scanned.problem
-                    )
-                )
+                self._report_unscanned(job, scanned.problem, replace(part, missing_bytes=0))
 
     def _made_scanner(self) -> Scanner:
-        """Made when it is first needed: most short commands have nothing to be scanned."""
+        """Made on first use: most short commands have nothing to scan."""
         from belljar.signals.scanner import Scanner
         from belljar.signals.streams import StreamScanner
 
@@ -283,11 +277,6 @@ class GuardedRecorder:
     def _report(self, part: Carried, hit: Hit, job: _Job) -> None:
         from belljar.signals.values import Source
 
-        key = (hit.value_id or hit.digest, part.operation, part.to)
-        self._seen[key] += 1
-        count = self._seen[key]
-        if count > MAX_SAME and count & (count - 1):
-            return
         action = self.rules.action(part.place)
         is_known = hit.source in {Source.DECOY, Source.FOREIGN}
         if (
@@ -298,25 +287,20 @@ class GuardedRecorder:
             return  # the gateway has looked at it before, and said what it did
         done = action if action is Action.STOP else Action.FLAG
         event = event_of(part, hit, cell_id=job.cell_id, evidence=job.evidence, action=done)
-        if count > 1:
-            event = replace(event, data={**event.data, "count": count})
-        self._inner.record(event)
+        self._record_counted((hit.value_id or hit.digest, part.operation, part.to), event)
 
-    def _report_touch(self, contacts: ServiceContacts, event: Event, number: int) -> None:
+    def _record_counted(self, key: tuple[str, str, str], event: Event) -> None:
+        """The first events of a key, then each power of two, with how many there were."""
         with self._lock:
-            touch = contacts.touched(event, number)
-            if touch is None:
-                return
-            key = (str(touch.data["decoy"]), "connect", "")
             self._seen[key] += 1
             count = self._seen[key]
         if count <= MAX_SAME or not count & (count - 1):
             self._inner.record(
-                touch if count == 1 else replace(touch, data={**touch.data, "count": count})
+                event if count == 1 else replace(event, data={**event.data, "count": count})
             )
 
-    def _report_unscanned(self, job: _Job, reason: str) -> None:
-        for part in job.parts:
+    def _report_unscanned(self, job: _Job, reason: str, *parts: Carried) -> None:
+        for part in parts:
             self._inner.record(
                 unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason)
             )

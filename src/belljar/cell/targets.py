@@ -23,7 +23,7 @@ from belljar.compose.values import SETTLE_S, is_idle
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan
-from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier
+from belljar.policy import LoadedPolicy, Policy, demanded_tier
 from belljar.policy.files import read_regular
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import format_size, printable
@@ -66,7 +66,9 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
     if isinstance(written, PythonStandIn):
         del own["files"]
     fields = {name: getattr(policy, name) for name in _INHERITED}
-    tier = _tier(policy, written.tier)
+    tier = demanded_tier(policy.risk, policy.tier)
+    if written.tier is not None:
+        tier = max(tier, written.tier)
     try:
         made = Policy.model_validate(
             {**fields, **own, "name": stand_in.id, "tier": tier, "network": "none"}, strict=False
@@ -79,11 +81,6 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
         ) from error
     data = parent.data.of(stand_in.id) if parent.data is not None else None
     return replace(parent, policy=made, data=data)
-
-
-def _tier(policy: Policy, own: Tier | None) -> Tier:
-    least = demanded_tier(policy.risk, policy.tier)
-    return least if own is None else max(least, own)
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
@@ -117,7 +114,12 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     else:
         command = words_to_run(stand_in.settings, cell)
     health = health_of(cell, stand_in, command)
-    await _make_directories(cell, stand_in)
+    if directories := stand_in.settings.get("directories"):
+        made = await cell.exec(
+            ["mkdir", "-p", "--", *directories], user="0", cwd="/", timeout_s=_START_TIMEOUT_S
+        )
+        if not made.success:
+            raise _failed(stand_in, cell, f"its directories can't be made: {_error_text(made)}")
     if stand_in.settings.get("completes"):
         # Run the program to its end, for at most the cell's `exec_timeout`
         output = await cell.exec(command) if command else None
@@ -162,17 +164,6 @@ def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
     return cell.image_command if arguments is None else (*cell.image_entrypoint, *arguments)
-
-
-async def _make_directories(cell: Cell, stand_in: StandInPlan) -> None:
-    paths = stand_in.settings.get("directories")
-    if not paths:
-        return
-    output = await cell.exec(
-        ["mkdir", "-p", "--", *paths], user="0", cwd="/", timeout_s=_START_TIMEOUT_S
-    )
-    if not output.success:
-        raise _failed(stand_in, cell, f"its directories can't be made: {_error_text(output)}")
 
 
 async def _start(

@@ -111,8 +111,14 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> No
                 target = posixpath.join(file.target, entry.path)
                 await _write(cell, file, target, contents, mode=entry.mode)
                 size += len(contents)
-            digest.update(_line(entry, contents))
-        await _make_links(cell, file.target, tree)
+            # Kind, mode, path, link, and the digest of its contents
+            words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
+            line = "\0".join((*words, hashlib.sha256(contents).hexdigest()))
+            digest.update(line.encode() + b"\n")
+        for entry in tree.entries:
+            if entry.kind is EntryKind.LINK:
+                place = posixpath.join(file.target, entry.path)
+                await _run(cell, file.target, ["ln", "-s", "--", entry.link, place])
         number = sum(entry.kind is EntryKind.FILE for entry in tree.entries)
     cell.note(
         Kind.TASK_FILES_COPIED,
@@ -125,13 +131,6 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> No
             "sha256": digest.hexdigest(),
         },
     )
-
-
-def _line(entry: Entry, contents: bytes) -> bytes:
-    """One entry as a directory's digest has it: kind, mode, path, link, and the digest of its
-    contents."""
-    words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
-    return "\0".join((*words, hashlib.sha256(contents).hexdigest())).encode() + b"\n"
 
 
 async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
@@ -165,13 +164,6 @@ async def _make_directories(cell: Cell, target: str, tree: Tree) -> None:
         same = [path for path, entry in zip(paths, directories, strict=True) if entry.mode == mode]
         for some in _batches(same):
             await _run(cell, target, ["chmod", f"{mode:04o}", "--", *some])
-
-
-async def _make_links(cell: Cell, target: str, tree: Tree) -> None:
-    for entry in tree.entries:
-        if entry.kind is EntryKind.LINK:
-            place = posixpath.join(target, entry.path)
-            await _run(cell, target, ["ln", "-s", "--", entry.link, place])
 
 
 def _batches(words: Sequence[str]) -> Iterator[Sequence[str]]:
