@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, field
 from typing import Any, Final
 
@@ -220,14 +220,6 @@ class RangeGatherer:
         for found in self._found.values():
             found.name_places()
         return self._found
-
-
-def gather_ranges(lines: Iterable[Line]) -> dict[str, RangeFindings]:
-    """The ranges of a run, out of all of its events."""
-    gatherer = RangeGatherer()
-    for line in lines:
-        gatherer.take(line)
-    return gatherer.end()
 
 
 def _add(found: RangeFindings, line: Line) -> None:

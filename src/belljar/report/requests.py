@@ -5,7 +5,7 @@ A guest chose what requests quote, and may have compromised the gateway: it is e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -246,11 +246,3 @@ class UpstreamGatherer:
             for known, new in ((use.reasons, reason), (use.addresses, address)):
                 if new and new not in known:
                     known.append(new)
-
-
-def gather_upstreams(lines: Iterable[Line]) -> tuple[UpstreamUse, ...]:
-    """The real hosts of a run, from all of its events."""
-    gatherer = UpstreamGatherer()
-    for line in lines:
-        gatherer.take(line)
-    return tuple(gatherer.found.values())

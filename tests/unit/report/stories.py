@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
 from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.report.cells import gather_cells
-from belljar.report.ranges import gather_ranges
+from belljar.report.ranges import RangeFindings, RangeGatherer
 from belljar.report.samples import RunFindings, Transcript
 from belljar.report.signals import SignalGatherer
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
@@ -116,6 +116,14 @@ def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
     ]
 
 
+def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
+    """The ranges of a run by id."""
+    gatherer = RangeGatherer()
+    for each in lines:
+        gatherer.take(each)
+    return gatherer.end()
+
+
 def findings_of(
     transcripts: Sequence[Transcript], lines: Sequence[Line], *, error: str = ""
 ) -> RunFindings:
@@ -128,7 +136,7 @@ def findings_of(
         Evidence(
             logs=[LogRecord(transcripts=tuple(transcripts), status=status, error=error)],
             cells=gather_cells(lines),
-            ranges=gather_ranges(lines),
+            ranges=ranges_of(lines),
             signals=signals,
             run=RunRecord(run_id="R", ended=True),
         )

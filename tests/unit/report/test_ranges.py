@@ -14,13 +14,13 @@ from tests.unit.report.stories import (
     findings_of,
     judged,
     line,
+    ranges_of,
     story,
 )
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
 from belljar.probe.model import Verdict
-from belljar.report.ranges import gather_ranges
 from belljar.report.reasons import Reason, ReasonCode
 
 
@@ -144,7 +144,7 @@ def test_an_address_has_all_names_that_led_to_it() -> None:
         *(line(Kind.NETWORK_DNS, **NAME, name=name, answer="10.0.0.7") for name in names),
         line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.0.0.7"}),
     )
-    found = gather_ranges(lines)[RANGE]
+    found = ranges_of(lines)[RANGE]
     said = "(a.example, b.example, c.example and other names)"
     assert [request.what for request in found.requests] == [f"10.0.0.7:25 {said}"]
     assert [flow.to.named for flow in found.flows.values()] == [{f"10.0.0.7:22 {said}": 2}]
@@ -216,13 +216,9 @@ def test_bytes_that_are_in_no_event_void_the_sample() -> None:
     """What a gateway received and has nowhere is missing evidence; what it has as the remainder is
     listed by kind."""
     kept = connection(remainder={"chunked": 20, "ws_mask": 4}, remainder_bytes=24)
-    (found,) = gather_ranges(
-        [line(Kind.NETWORK_CONNECTION, **data) for data in (kept, kept)]
-    ).values()
+    (found,) = ranges_of([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, kept)]).values()
     assert found.remainder == {"chunked": 40, "ws_mask": 8}
     assert not any(each.code is ReasonCode.BYTES_NOT_RECORDED for each in found.lost)
     lost = connection(missing_bytes=3, accounted=False)
-    (found,) = gather_ranges(
-        [line(Kind.NETWORK_CONNECTION, **data) for data in (kept, lost)]
-    ).values()
+    (found,) = ranges_of([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, lost)]).values()
     assert [each.code for each in found.lost if each.code is ReasonCode.BYTES_NOT_RECORDED] != []

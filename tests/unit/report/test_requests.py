@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from tests.unit.report.stories import ANSWER, NAME, RANGE, REQUEST, STREAM, judged, line, story
+from tests.unit.report.stories import (
+    ANSWER,
+    NAME,
+    RANGE,
+    REQUEST,
+    STREAM,
+    judged,
+    line,
+    ranges_of,
+    story,
+)
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
-from belljar.report.ranges import gather_ranges
 from belljar.report.requests import FIRST, LAST
 
 
@@ -18,7 +27,7 @@ def test_what_was_read_afterwards_is_told_as_of_its_own_time() -> None:
         line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, traffic_analysis=True),
         line(Kind.NETWORK_STREAM, **STREAM, traffic_analysis=True, at_s="soon"),
     )
-    found = gather_ranges(lines)[RANGE]
+    found = ranges_of(lines)[RANGE]
     (mine,), (theirs, raw) = found.requests, found.between_cells
     assert (mine.status, theirs.status, theirs.traffic_analysis) == (None, 403, True)
     assert theirs.time == "2026-11-22T06:43:08.250000Z"
@@ -38,7 +47,7 @@ def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
             for n in numbers
         ),
     )
-    requests = gather_ranges(many)[RANGE].requests
+    requests = ranges_of(many)[RANGE].requests
     listed = [*range(1, FIRST + 1), *range(1001 - LAST, 1001)]
     assert [request.what for request in requests] == [f"http://a/{n}" for n in listed]
     assert [request.status for request in requests] == [200 + n % 7 for n in listed]
@@ -67,7 +76,7 @@ def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
             for n in numbers
         ),
     )
-    found = gather_ranges(many)[RANGE]
+    found = ranges_of(many)[RANGE]
     assert [request.what for request in found.requests][-1] == f"http://a/{FIRST + LAST}"
     assert (found.requests.between, found.between_cells.between) == (1, 1)
     assert (found.requests.ambiguous, found.between_cells.ambiguous) == (0, FIRST + LAST)
@@ -78,7 +87,7 @@ def test_a_raw_connection_is_told_when_it_ends() -> None:
     opened = line(Kind.NETWORK_STREAM, **STREAM, phase="opened")
     closed = line(Kind.NETWORK_STREAM, **{**STREAM, "bytes": 9}, phase="closed", sent_bytes=4)
     name = line(Kind.NETWORK_DNS, **NAME, name="mail.example", answer="10.0.0.7")
-    requests = gather_ranges(story(name, opened, opened, closed))[RANGE].requests
+    requests = ranges_of(story(name, opened, opened, closed))[RANGE].requests
     (told,) = requests
     assert (told.method, told.what, told.request_bytes, told.answer_bytes) == (
         "TCP",
@@ -88,4 +97,4 @@ def test_a_raw_connection_is_told_when_it_ends() -> None:
     )
     assert requests.still_open == 1
     refused = line(Kind.NETWORK_STREAM, **{**STREAM, "verdict": "refused", "reason": "too many"})
-    assert [each.verdict for each in gather_ranges(story(refused))[RANGE].requests] == ["refused"]
+    assert [each.verdict for each in ranges_of(story(refused))[RANGE].requests] == ["refused"]

@@ -13,7 +13,7 @@ from tests.unit.report.stories import HOSTILE, line
 from belljar.cli.findings import remarks, show_findings
 from belljar.events import Kind
 from belljar.ledger import Line
-from belljar.report.requests import UpstreamUse, gather_upstreams
+from belljar.report.requests import UpstreamGatherer, UpstreamUse
 from belljar.report.samples import RunFindings, as_json
 
 
@@ -30,10 +30,18 @@ def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
     return line(Kind.NETWORK_UPSTREAM, **said)
 
 
+def uses_of(lines: list[Line]) -> tuple[UpstreamUse, ...]:
+    """The real hosts of a run."""
+    gatherer = UpstreamGatherer()
+    for each in lines:
+        gatherer.take(each)
+    return tuple(gatherer.found.values())
+
+
 def test_uses_are_gathered_by_host() -> None:
     """Connections, failures and refusals are counted; addresses and reasons are told once; other
     events are none."""
-    uses = gather_upstreams(
+    uses = uses_of(
         [
             dial(verdict="dialled"),
             dial(verdict="dialled"),
@@ -67,7 +75,7 @@ def test_uses_are_gathered_by_host() -> None:
         uses[0].sentence()
         == "REAL network: real.example (93.184.215.1): 2 connection(s), 1 failed. Why: why"
     )
-    assert gather_upstreams([]) == ()
+    assert uses_of([]) == ()
 
 
 def test_the_report_shows_them_in_red(
@@ -75,9 +83,7 @@ def test_the_report_shows_them_in_red(
 ) -> None:
     """Each on a line of its own, on a terminal in red, in the JSON too; a run that reached nothing
     real has no such line."""
-    findings = RunFindings(
-        rows=(), strays=(), upstreams=gather_upstreams([dial(verdict="dialled")])
-    )
+    findings = RunFindings(rows=(), strays=(), upstreams=uses_of([dial(verdict="dialled")]))
     show_findings(findings, Path("/runs/r"))
     plain = capsys.readouterr().out
     assert "\nREAL network: real.example (93.184.215.1): 1 connection(s). Why: why\n" in plain

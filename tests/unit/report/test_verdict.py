@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, line, story
+from tests.unit.report.stories import ENDED, line, ranges_of, story
 
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import Action, Call, gather_cells
-from belljar.report.ranges import gather_ranges
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import RunFindings, Transcript, as_json, headline
 from belljar.report.tools import Outside, ToolCall
@@ -29,7 +28,7 @@ def evidence(*logs: LogRecord, lines: list[Line] | None = None, **more: Any) -> 
     """A run of one sample of which everything is there."""
     lines = story() if lines is None else lines
     ready = Evidence(
-        logs=logs or (LOG,), cells=gather_cells(lines), ranges=gather_ranges(lines), run=RUN
+        logs=logs or (LOG,), cells=gather_cells(lines), ranges=ranges_of(lines), run=RUN
     )
     return replace(ready, **more)
 
