@@ -41,20 +41,29 @@ class Check:
 @click.option(
     "--no-prove",
     is_flag=True,
-    help="Don't boot a guest or run a container to prove that it can be done.",
+    help="Only look: boot no test guest, run no test container, halt no test jail.",
 )
 @click.option(
     "--prove-again",
     is_flag=True,
-    help="Boot a guest and run containers even if the results are remembered.",
+    help="Test again, even if earlier results are stored.",
 )
 def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
-    """Say what this host can do in each tier, and why not. Installs and changes nothing.
+    """Check which tiers this host can run, and how to fix the others.
 
-    KVM counts only when a guest really boots under it, an OCI runtime only when it ran a container;
-    the results are remembered per kernel and program, but a runtime that failed is tried each time.
-    Exit code 0 when microVM cells, which the default risk demands, can run here (emulated, if there
-    is no hardware virtualisation), 3 when not.
+    Installs nothing. KVM is tested by booting a guest, an OCI runtime by running a container.
+    Results are stored for each kernel and program; a runtime that failed is tested each time.
+
+    \b
+    States:
+      ok    works
+      note  something is limited or missing; cells still run
+      no    microVM cells can't run
+
+    \b
+    Exit codes:
+      0  microVM cells, which the default risk needs, can run here; without KVM emulated
+      3  they can't
     """
     from belljar.cli.policy import host_facts
     from belljar.store.home import belljar_home
@@ -86,14 +95,14 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
 
     found = run(test_switch, home)
     if found.ok:
-        yield Check("kill switch", "ok", f"halted a jail of its own in {found.duration_ms:.0f} ms")
+        yield Check("kill switch", "ok", f"works: halted a test jail in {found.duration_ms:.0f} ms")
     elif found.is_made:
-        detail = f"could not halt a jail of its own: {found.reason}"
-        hint = "report it, with what `belljar doctor --json` prints"
-        yield Check("kill switch", "no", detail, hint)
+        hint = "report this as a bug, with the output of `belljar doctor --json`"
+        yield Check("kill switch", "no", f"could not halt a test jail: {found.reason}", hint)
     else:
-        detail = f"not tested, since no jail could be made: {found.reason}"
-        yield Check("kill switch", "note", detail, "see what the tiers lack")
+        detail = f"not tested: no test jail could be started: {found.reason}"
+        hint = "fix what the tiers above lack, then run `belljar doctor` again"
+        yield Check("kill switch", "note", detail, hint)
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
@@ -104,9 +113,10 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
     yield Check("host", "ok", f"{system}, kernel {facts.kernel_release}, as {user}")
     yield Check("processors", "ok", f"{facts.cpus} × {facts.cpu_model}")
     rest = f"of {_mib(facts.memory_total_mib)} free"
-    hint = "free some, or run fewer cells"
+    hint = "free some, or run fewer cells at a time"
     yield _amount("memory", facts.memory_available_mib, _LOW_MEMORY_MIB, rest, hint)
-    rest, hint = f"free for {facts.home}", "free some, or put BELLJAR_HOME elsewhere"
+    rest = f"free in {facts.home}"
+    hint = "free some, or set BELLJAR_HOME to a directory on a larger disk"
     yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
     yield from _virtualisation(facts)
     yield _cores(facts)
@@ -131,15 +141,15 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
         if found:
             continue
         if runtime is None:
-            how = "can run, emulated; the first cell will prove it"
+            how = "can run, emulated; not tested before the first cell"
             if facts.kvm.state.value == "proven":
                 how = "works: a guest booted under KVM"
             yield Check(f"tier {tier}", "ok", how)
             continue
-        name = f"{runtime.name} {runtime.version}, {runtime.path}"
+        name = f"{runtime.name} {runtime.version} ({runtime.path})"
         if runtime.state.value == "proven":
             port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
-            yield Check(f"tier {tier}", "ok", f"works: {name} ran a container{port}")
+            yield Check(f"tier {tier}", "ok", f"works: {name} ran a test container{port}")
         else:
             yield Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
     lacking = network_obstacles(facts)
@@ -147,8 +157,9 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
         yield Check("ranges", "note", *obstacle_text(obstacle))
     if not lacking:
         nft = facts.tool("nft")
-        needed = f"nft {nft.version if nft else ''}, network namespaces, the libraries of the extra"
-        yield Check("ranges", "ok", f"can be made: {needed} `network`")
+        found_nft = f"nft {nft.version}" if nft else "nft"
+        detail = f"policies can have a network: {found_nft}, network namespaces, Python libraries"
+        yield Check("ranges", "ok", detail)
 
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
@@ -183,26 +194,28 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
-        yield Check("KVM", "ok", f"proven: a guest booted under it ({kvm.proved_for})")
+        yield Check("KVM", "ok", f"works: a guest booted under it ({kvm.proved_for})")
     else:
-        emulated = "Cells are emulated, and risk critical is refused"
-        detail = f"{kvm.state.value}: {kvm.reason}. {emulated}"
+        state = {KvmState.UNPROVEN: "not tested", KvmState.REFUTED: "does not work"}
+        what = f"{state.get(kvm.state, 'not available')}: {kvm.reason.rstrip('.')}."
+        detail = f"{what} MicroVM cells are emulated, and risk `critical` is refused."
         yield Check("KVM", "note", detail, KVM_HINTS.get(kvm.state, ""))
     userns = facts.userns
-    detail = userns.reason or f"at most {userns.max_user_namespaces}"
+    detail = userns.reason or f"available, at most {userns.max_user_namespaces:,}"
     yield Check("user namespaces", "ok" if userns.available else "no", detail, userns.hint)
     ids = facts.ids
-    own = (
-        "a range for each cell" if facts.is_root else "subordinate ids, shared by this user's cells"
-    )
+    own = "each cell gets user and group ids of its own"
+    if not facts.is_root:
+        own = "subordinate user and group ids, shared by all cells of this user"
     yield Check("ids", "ok" if ids.available else "note", ids.reason or own, ids.hint)
     yield _open_files()
     group = facts.cgroup
-    detail = f"{group.version.value}; usable: {', '.join(group.controllers) or 'none'}"
+    usable = ", ".join(group.controllers) or "none"
+    detail = f"version {group.version.value}; usable controllers: {usable}"
     if group.reason:
         hint = (
-            "run as root, or in a scope with delegated controllers; until then only microVMs "
-            "run, bounded by rlimits and the VM's shape"
+            "run as root, or with `systemd-run --user --scope -p Delegate=yes`; until then only "
+            "the microvm tier works, limited by rlimits and the size of the VM"
         )
         yield Check("control groups", "note", f"{detail} ({group.reason})", hint)
     else:
@@ -214,36 +227,36 @@ def _open_files() -> Check:
     from belljar.descriptors import limit_at_start
 
     limit = limit_at_start()
-    detail = f"soft limit {limit.soft:,}, raised to the hard limit {limit.hard:,} by every command"
+    detail = f"hard limit {limit.hard:,}, to which Belljar raises the soft limit {limit.soft:,}"
     if limit.hard >= _LOW_OPEN_FILES:
         return Check("open files", "ok", detail)
     raising = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit)"
-    return Check("open files", "note", detail, f"{raising}, or run few cells at once")
+    return Check("open files", "note", detail, f"{raising}, or run few cells at a time")
 
 
 def _cores(facts: HostFacts) -> Check:
-    # Where cores go in the lowest tier: those of the others go no worse places.
+    # Asked for the lowest tier: cores of the others go to no worse places.
     from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import cores_warning
     from belljar.policy import Tier
 
     warning = cores_warning(Tier.CONTAINER, facts.cores)
     if warning is None:
-        return Check("core dumps", "ok", "none is made of a cell: its limit forbids the file")
+        return Check("core dumps", "ok", "a crash in a cell writes no core dump")
     return Check("core dumps", "note", *obstacle_text(warning))
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
     for tool in facts.tools:
-        needed = f" (at least {tool.needed_min})" if tool.needed_min else ""
-        found = f"{tool.version or 'version unknown'}{needed}, {tool.path}"
+        needed = f" (needed: {tool.needed_min} or newer)" if tool.needed_min else ""
+        found = f"{tool.version or 'unknown version'}{needed}, {tool.path}"
         detail = found if tool.path else f"missing{needed}"
         state: State = "note"
         if tool.ok:
             state = "ok"
         elif tool.needed and tool.tier == "microvm":
             state = "no"
-        yield Check(tool.name, state, f"{detail}: {tool.use}", tool.hint)
+        yield Check(tool.name, state, f"{detail}; used for {tool.use}", tool.hint)
 
 
 def store_checks(home: Path) -> list[Check]:
@@ -273,10 +286,9 @@ def _writable(home: Path) -> Check:
         return Check("store", "ok", str(home))
     if os.statvfs(place).f_flag & os.ST_RDONLY:
         detail = f"{home}: the file system of {place} is read-only"
-        hint = "set BELLJAR_HOME to a directory on a file system that can be written"
-        return Check("store", "no", detail, hint)
-    hint = "set BELLJAR_HOME to a directory of your own, or work as the user who owns this one"
-    return Check("store", "no", f"{home}: this user can't write {place}", hint)
+        return Check("store", "no", detail, "set BELLJAR_HOME to a directory that is writable")
+    hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
+    return Check("store", "no", f"{home}: this user can't write to {place}", hint)
 
 
 def verdict(found: Sequence[Check], *, emulated: bool) -> str:
@@ -290,15 +302,17 @@ def verdict(found: Sequence[Check], *, emulated: bool) -> str:
     if "no" in states.get("guest kernel", ()):
         unready.add(Tier.MICROVM)
     if "no" in states.get("store", ()) or unready == set(Tier):
-        return "No cell can run here yet: see `no` and `note` above."
-    ready, lacking = (
-        ", ".join(sorted(tier.value for tier in tiers)) for tiers in (set(Tier) - unready, unready)
-    )
-    has_machines = Tier.MICROVM not in unready
-    jail = " (emulated: the jail, not the VM, is the boundary)" if emulated and has_machines else ""
-    can = f"Cells can run here in {ready}{jail}"
-    demanded = "" if has_machines else ", which the default risk demands"
-    return f"{can}; not in {lacking}{demanded}: see above." if unready else f"{can}."
+        return "No tier can be used here yet. Follow the hints above."
+    ready = ", ".join(tier.value for tier in Tier if tier not in unready)
+    sentences = [f"Tiers that can be used here: {ready}."]
+    if Tier.MICROVM in unready:
+        sentences.append("The default risk needs the tier microvm.")
+    elif emulated:
+        sentences.append("MicroVMs are emulated: the security boundary is the jail around the VM.")
+    if unready:
+        lacking = ", ".join(tier.value for tier in Tier if tier in unready)
+        sentences.append(f"Not yet: {lacking}. Follow the hints above.")
+    return "\n".join(sentences)
 
 
 def _show(found: list[Check], conclusion: str) -> None:

@@ -32,8 +32,9 @@ _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
 def image() -> None:
     """Build, import, name, list, inspect and remove images.
 
-    An image is an immutable root file system. It is named by a reference, as Docker writes it
-    (NAME, NAME:TAG, NAME@sha256:DIGEST), by its digest here, or by a unique beginning of that.
+    An image is the read-only root file system of cells. REF is a name as in Docker (NAME,
+    NAME:TAG, NAME@sha256:DIGEST), or a digest of `belljar image ls`; its first characters do if
+    they are unique.
     """
 
 
@@ -43,25 +44,25 @@ def image() -> None:
     "--from-compose",
     "is_compose",
     is_flag=True,
-    help="Each SOURCE is a compose file: get all images it runs.",
+    help="Each SOURCE is a compose file: import all its images.",
 )
 @click.option(
     "--from-task",
     "is_task",
     is_flag=True,
-    help="Each SOURCE is an Inspect task: get all images its samples run.",
+    help="Each SOURCE is an Inspect task: import all images of its samples.",
 )
 @click.option(
-    "-T", "task_args", multiple=True, metavar="KEY=VALUE", help="An argument of the tasks."
+    "-T", "task_args", multiple=True, metavar="NAME=VALUE", help="Set a task argument. Repeatable."
 )
-@click.option("--name", default="", help="The image's name [default: those its source has for it].")
+@click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
     "--max-size",
     callback=parsed_by(parse_size),
     metavar="SIZE",
     default="8GiB",
     show_default=True,
-    help="Most that an image may hold, uncompressed.",
+    help="Refuse images that are larger, uncompressed.",
 )
 @click.option(
     "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
@@ -78,16 +79,20 @@ def import_(
     keep_setuid: bool,
     as_json: bool,
 ) -> None:
-    """Import the container image SOURCE, or all images of compose files or tasks.
+    """Import container images from a registry, a file, Docker or Podman.
 
     \b
-    docker://[REGISTRY/]NAME[:TAG][@sha256:DIGEST]   docker-daemon:NAME[:TAG]
-    docker-archive:FILE[:NAME]   oci-archive:FILE   oci:DIRECTORY[:TAG]
+    SOURCE is one of:
+      docker://[REGISTRY/]NAME[:TAG][@sha256:DIGEST]   in a registry
+      docker-daemon:NAME[:TAG]                         in Docker
+      docker-archive:FILE[:NAME], oci-archive:FILE     in a file
+      oci:DIRECTORY[:TAG]                              in a directory
 
-    What an image holds is checked before anything of it is used; entrypoint, command, environment,
-    user and working directory are kept. With --from-compose or --from-task, images in the store are
-    skipped, and each other one is taken from a Docker daemon or Podman if one has it, else from its
-    registry.
+    The image is checked before it is stored. Its entrypoint, command, environment, user and working
+    directory are kept.
+
+    With --from-compose or --from-task, images that are in the store are skipped. The others come
+    from Docker or Podman if one has them, otherwise from their registries.
     """
     from belljar.image.oci import ImportLimits, import_image
 
@@ -95,8 +100,8 @@ def import_(
     if is_compose or is_task:
         if name or keep_setuid or (is_compose and is_task):
             raise Misuse(
-                "--from-compose, --from-task, --name and --keep-setuid don't go together",
-                hint="give only one of --from-compose and --from-task, without the other two",
+                "--from-compose and --from-task exclude each other, --name and --keep-setuid",
+                hint="give only one of these options",
             )
         from belljar.cli.image_obtain import obtain_all, wanted_by_files, wanted_by_tasks
 
@@ -105,7 +110,7 @@ def import_(
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
     if len(sources) > 1:
-        raise Misuse("one image is imported at a time", hint="run it once for each SOURCE")
+        raise Misuse("only one SOURCE can be imported at a time", hint="run it once for each")
     store = _store()
     with progress(f"Importing {sources[0]}", quiet=as_json) as report:
         made = import_image(
@@ -117,13 +122,13 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Also take the name `default` from another image.")
+@click.option("--force", is_flag=True, help="Move the name `default` from another image.")
 @json_option("Print the image as one JSON object.")
 def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
-    """Give the image REF one more NAME, taken from whichever image had it.
+    """Give the image REF an additional NAME.
 
-    `default` is what policies and tasks run that name no image: it is taken from another image only
-    with --force.
+    If another image has that name, it loses it. Policies and tasks that name no image use the name
+    `default`, so it is moved only with --force.
     """
     from belljar.image.store import check_name
     from belljar.policy.model import Policy
@@ -135,9 +140,9 @@ def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
         had = store.find(default)
         if had.digest != image.digest:
             raise PolicyError(
-                f"`{default}` is another image, which runs where a policy names none",
+                f"another image is named `{default}`, which policies without an image use",
                 where=printable(name),
-                hint="choose another name, or take this one with --force",
+                hint="choose another name, or move this one with --force",
             )
     _print_image(store.name(image, name), as_json=as_json)
 
@@ -145,7 +150,7 @@ def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
 @image.command()
 @json_option("Print a JSON list.")
 def ls(*, as_json: bool) -> None:
-    """List the images."""
+    """List the images in the store."""
     images = _store().list()
     if as_json:
         print_json([entry.to_json() for entry in images])
@@ -173,7 +178,7 @@ def ls(*, as_json: bool) -> None:
 
 @image.command()
 @click.argument("ref")
-@click.option("--verify", is_flag=True, help="Hash the image's bytes again.")
+@click.option("--verify", is_flag=True, help="Check that the stored bytes match the digest.")
 @json_option()
 def inspect(ref: str, *, verify: bool, as_json: bool) -> None:
     """Show the image REF."""
@@ -195,7 +200,10 @@ def inspect(ref: str, *, verify: bool, as_json: bool) -> None:
 @click.argument("ref")
 @json_option("Print what was removed as one JSON object.")
 def rm(ref: str, *, as_json: bool) -> None:
-    """Remove the name REF, and with its last name (or by digest) the image."""
+    """Remove an image, or one of its names.
+
+    Removing its last name, or its digest, removes the image.
+    """
     store = _store()
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
@@ -248,16 +256,21 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @image.command()
 @click.argument("context", default="", metavar="[CONTEXT]")
 @click.option(
-    "-f", "--file", "dockerfile", default="", help="The Dockerfile [default: CONTEXT/Dockerfile]."
+    "-f", "--file", "dockerfile", default="", help="Dockerfile [default: CONTEXT/Dockerfile]."
 )
 @click.option(
-    "-t", "--tag", "name", default="", help="The image's name [default: the context's directory]."
+    "-t", "--tag", "name", default="", help="Name of the image [default: CONTEXT's own name]."
 )
 @click.option("--network", is_flag=True, help="Let the build steps use this host's network.")
 @click.option(
-    "--build-arg", "args", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="An argument."
+    "--build-arg",
+    "args",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="Set an ARG of the Dockerfile.",
 )
-@click.option("--target", default="", metavar="STAGE", help="Build up to this stage.")
+@click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
 @click.option(
     "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
 )
@@ -265,7 +278,7 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
     "--base",
     default="default",
     show_default=True,
-    help="With --apt or --pip: the image to start from.",
+    help="With --apt or --pip: the image that gets the packages.",
 )
 @click.option(
     "--apt",
@@ -285,7 +298,7 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
     "--mirror",
     default="",
     metavar="URL",
-    help="Debian mirror of Belljar's own images [default: this host's].",
+    help="Debian mirror for Belljar's own images [default: this host's].",
 )
 @json_option("Print the image as one JSON object.")
 def build(
@@ -303,16 +316,17 @@ def build(
     mirror: str,
     as_json: bool,
 ) -> None:
-    """Build an image from a Dockerfile in CONTEXT, without Docker.
+    """Build an image from the Dockerfile in CONTEXT, without Docker.
+
+    Needs buildah: see `belljar setup --with build`. Base images must be in the store: see `belljar
+    image import`. Build steps have no network unless --network is given. If Dockerfile, context,
+    arguments and base images are unchanged, nothing is built.
 
     \b
-    belljar image build -t tools:1 DIRECTORY           a Dockerfile; needs buildah
-    belljar image build -t tools:1 --network --apt jq  packages on top of --base
-    belljar image build default                        Belljar's own: default, debian-dev
-
-    The bases must be in the store (`belljar image import`). Build steps have no network unless
-    --network is given. A build with the same Dockerfile, context, arguments and bases is not made
-    again. `belljar setup --with build` installs buildah.
+    Examples:
+      belljar image build -t tools:1 DIRECTORY           from a Dockerfile
+      belljar image build -t tools:1 --network --apt jq  packages added to --base
+      belljar image build default                        Belljar's own: default, debian-dev
     """
     from belljar.interrupts import termination_as_interrupt
 
@@ -322,16 +336,7 @@ def build(
 
     home = _store().home
     if apt or pip:
-        if context or dockerfile or target:
-            raise Misuse(
-                "--apt and --pip take no CONTEXT, --file or --target",
-                hint="add packages to an image with --base IMAGE, or put them into the Dockerfile",
-            )
-        if not name:
-            raise Misuse("the image needs a name", hint="add -t NAME")
-        if not network:
-            what = "--apt and --pip fetch packages, which needs a network"
-            raise Misuse(what, hint="add --network")
+        _check_packages(name, has_network=network, from_dockerfile=context or dockerfile or target)
         from belljar.image.packages import build_packages
 
         with termination_as_interrupt():
@@ -358,5 +363,18 @@ def build(
         with termination_as_interrupt():
             made, is_new = build_dockerfile(home, request, report=report)
         if not is_new:
-            report("unchanged: the store has this build")
+            report("unchanged: this image is in the store already")
     _print_image(made, as_json=as_json)
+
+
+def _check_packages(name: str, *, has_network: bool, from_dockerfile: str) -> None:
+    """Raises `Misuse` for options that don't go with --apt and --pip."""
+    if from_dockerfile:
+        raise Misuse(
+            "--apt and --pip can't be combined with CONTEXT, --file or --target",
+            hint="add packages to an image with --base IMAGE, or in the Dockerfile",
+        )
+    if not name:
+        raise Misuse("the image needs a name", hint="add -t NAME")
+    if not has_network:
+        raise Misuse("--apt and --pip need the network", hint="add --network")

@@ -92,7 +92,7 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
 def obtain_all(
     store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool
 ) -> None:
-    """Get them, a line for each. Raises one `HostError` for all that could not be got.
+    """Get them, a line for each. Raises one `HostError` for all that failed.
 
     Before anything is got: `PolicyError` for different builds of one name.
     """
@@ -105,7 +105,7 @@ def obtain_all(
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))
     running_builds((each.build for each in todo), {each.image for each in todo})
-    with progress(f"Getting {len(todo)} images", quiet=as_json) as report:
+    with progress(f"Importing {len(todo)} images", quiet=as_json) as report:
         for result in obtain(store.home, todo, limits=limits, build=build, report=report):
             results.append(result)
             if not as_json:
@@ -114,7 +114,8 @@ def obtain_all(
     error = None
     if failed:
         listed = "".join(f"\n  {printable(image)}: {_why(each)}" for image, each in failed)
-        error = HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
+        what = f"{len(failed)} of {len(results)} images could not be imported{listed}"
+        error = HostError(what)
     if as_json:
         images = [
             {

@@ -33,51 +33,31 @@ if TYPE_CHECKING:
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     name: (f"belljar.cli.{module}", attribute, summary)
     for name, module, attribute, summary in (
+        ("setup", "setup", "setup", "Install what is needed: tools, guest kernel, image."),
         (
-            "setup",
-            "setup",
-            "setup",
-            "Install what this host needs: tools, guest kernel, default image.",
+            "doctor",
+            "doctor",
+            "doctor",
+            "Check which tiers can be used here, and why not.",
         ),
-        ("doctor", "doctor", "doctor", "Check what this host can do, and say what is missing."),
         ("policy", "policy", "policy", "Check a policy; print the schema or a preset."),
-        ("plan", "policy", "plan", "Print a policy's blast radius on this host."),
-        ("image", "image", "image", "Build, import, list, inspect and remove images."),
-        (
-            "check",
-            "policy",
-            "check",
-            "Check which cells a task would get, and what is missing here.",
-        ),
+        ("plan", "policy", "plan", "Print what a cell of a policy could do on this host."),
+        ("image", "image", "image", "Build, import, name, list, inspect and remove images."),
+        ("check", "policy", "check", "Show how a task would run here, without running it."),
         ("run", "run", "run", "Run an Inspect evaluation in cells."),
         ("exec", "exec", "exec_command", "Run one command in a fresh cell."),
         ("shell", "sessions", "shell", "Open a terminal in a fresh cell."),
         ("probe", "probe", "probe", "Try to break out of a fresh cell, and report the verdict."),
-        (
-            "control",
-            "probe",
-            "control",
-            "Test that a policy's signals are reliable, with scripted agents.",
-        ),
+        ("control", "probe", "control", "Test a policy's signals with scripted agents."),
         ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
-        (
-            "forward",
-            "sessions",
-            "forward",
-            "Forward a local port to a server in a cell.",
-        ),
+        ("forward", "sessions", "forward", "Forward a local port to a server in a cell."),
         ("ps", "cells", "ps", "List cells and who owns them."),
         ("guard", "signals", "guard", "Try the egress guard on files and cases."),
         ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
         ("reap", "cells", "reap", "Remove what crashed owners left behind."),
         ("kill", "cells", "kill", "Halt cells of this user at once, with proof."),
         ("release", "cells", "release", "Allow new cells again after `kill --hold`."),
-        (
-            "prune",
-            "cells",
-            "prune",
-            "Remove templates, unpacked images and kernels that are unused.",
-        ),
+        ("prune", "cells", "prune", "Remove unused templates, unpacked images and kernels."),
         ("runs", "run", "runs", "List run directories."),
         ("verdict", "run", "verdict", "Judge a run by its record, offline."),
         ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
@@ -159,7 +139,7 @@ def root() -> None:
       0    success
       1    an evaluation or check failed
       2    wrong usage; or containment was breached, or evidence of it is missing
-      3    this host can't
+      3    this host lacks something
       4    the policy, task or input file is wrong
       5    a cell or its record failed
       130  interrupted

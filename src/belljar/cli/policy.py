@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +35,7 @@ MAX_WIDTH: Final = 110
 _OUTCOMES: Final = {
     "runs": "runs as written",
     "differs": "runs, with differences",
-    "missing": "can't run here yet",
+    "missing": "can't run on this host yet",
     "refused": "refused",
 }
 
@@ -55,20 +57,24 @@ def policy() -> None:
     "Print one JSON object: ok, problems with line and column, and the policy with all defaults."
 )
 def check_file(file: Path, *, as_json: bool) -> int:
-    """Say whether FILE is a valid policy, and all that is wrong with it and with the files that its
-    stand-ins are made from.
+    """Check the policy FILE and list all problems.
 
-    Knows nothing of this host: `belljar plan FILE` says whether it can be carried out here. Exit
-    code 0 when it is valid, 4 when not.
+    Also checks the files that its stand-ins use. Whether this host can run it is not checked: see
+    `belljar plan FILE`.
+
+    \b
+    Exit codes:
+      0  valid
+      4  not valid
     """
     from belljar.errors import PolicyError
-    from belljar.policy import PRESETS, demanded_tier
+    from belljar.policy import PRESETS, Tier, demanded_tier
     from belljar.policy.load import refusal
 
     if str(file) in PRESETS and not file.exists():
         raise PolicyError(
-            f"`{file}` is a preset, and presets need no check",
-            hint=f"see it with `belljar policy show {file}`",
+            f"`{file}` is a preset, which is always valid",
+            hint=f"to print it: `belljar policy show {file}`",
         )
     if as_json:
         return _check_json(file)
@@ -76,10 +82,12 @@ def check_file(file: Path, *, as_json: bool) -> int:
     policy = found.policy
     if policy is None or found.problems:
         raise refusal(found.problems, str(file), hint="")
+    tier = demanded_tier(policy.risk, policy.tier)
+    stronger = "" if policy.tier or tier is max(Tier) else " or stronger"
     click.echo(
-        f"{printable(str(file))}: ok — `{policy.name}`, risk {policy.risk}, at least tier "
-        f"{demanded_tier(policy.risk, policy.tier)}, image {policy.image}, "
-        f"network {_network(policy)}"
+        f"{printable(str(file))}: valid\n"
+        f"  name {policy.name}, risk {policy.risk}, tier {tier}{stronger}, image {policy.image}\n"
+        f"  network: {_network(policy)}"
     )
     return 0
 
@@ -99,13 +107,13 @@ def _network(policy: Policy) -> str:
     count, default = len(network.stand_ins), network.default.value
     words = [
         f"{count} stand-in{'' if count == 1 else 's'}",
-        "unknown names simulated" if default == "simulate" else "unknown names don't exist",
+        "other names are simulated" if default == "simulate" else "other names don't exist",
     ]
     if network.sink:
-        words.append("a sink")
+        words.append("other ports are recorded by a sink")
     if real := ", ".join(upstream.host for upstream in network.upstreams):
-        words.append(_in_red(f"REAL: {real}"))
-    return f"({', '.join(words)})"
+        words.append(_in_red(f"REAL hosts: {real}"))
+    return ", ".join(words)
 
 
 def _check_json(file: Path) -> int:
@@ -130,10 +138,10 @@ def _check_json(file: Path) -> int:
 
 @policy.command()
 def schema() -> None:
-    """Print the JSON Schema of a policy file.
+    """Print the JSON Schema of policy files.
 
-    Save it, and point your editor at it with this first line of a policy:
-    `# yaml-language-server: $schema=policy.schema.json`
+    Editors use it to complete and check fields. Save it as policy.schema.json, and begin your
+    policy with this line: `# yaml-language-server: $schema=policy.schema.json`
     """
     from belljar.policy import policy_schema
 
@@ -159,15 +167,19 @@ def show(preset: str) -> None:
 @click.option(
     "--no-prove",
     is_flag=True,
-    help="Don't boot a guest or run a container, even if that was never tried here.",
+    help="Don't boot a test guest or run a test container.",
 )
 def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool) -> int:
-    """Print what a cell of POLICY can read, write, reach and consume here, and which layers are
-    between it and this host.
+    """Print what a cell of POLICY could do on this host.
 
-    POLICY is a policy file or a preset (low, medium, high, critical); default: high. No cell is
-    started. Exit code 0 when one could be made (once its image is built), 3 when this host can't do
-    what the policy demands or is held, 4 when the policy is wrong.
+    Shows what the cell can read, write, reach and consume, and the layers that isolate it. No cell
+    is started. POLICY is a policy file or a preset (low, medium, high, critical); default: high.
+
+    \b
+    Exit codes:
+      0  a cell can run here, once its image is built
+      3  this host can't provide what the policy demands, or `belljar kill --hold` stops new cells
+      4  the policy is wrong
     """
     from belljar.cli.cells import warn_if_held
     from belljar.errors import HostError
@@ -248,25 +260,30 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
 @click.command("check", options_metavar="[OPTIONS]")
 @click.argument("target", metavar="TASK|COMPOSE|POLICY")
 @click.option(
-    "--policy", "run_policy", default="", metavar="FILE|PRESET", help="As for `belljar run`."
+    "--policy",
+    "run_policy",
+    default="",
+    metavar="FILE|PRESET",
+    help="The policy of every cell, as for `belljar run`.",
 )
-@click.option("--override", is_flag=True, help="As for `belljar run`.")
-@click.option("--allow-upstreams", is_flag=True, help="As for `belljar run`.")
-@tier_option("As for `belljar run`.")
 @click.option(
-    "-T", "task_args", multiple=True, metavar="NAME=VALUE", help="A task argument. Repeatable."
+    "--override", is_flag=True, help="Let --policy replace the task's image, user and services."
 )
-@click.option("--limit", default=None, metavar="N|A-B", help="Only these samples.")
 @click.option(
-    "--sample-id", default=None, metavar="ID,…", help="Only these samples, as for Inspect."
+    "--allow-upstreams", is_flag=True, help="Allow the real hosts that the task's policy names."
 )
+@tier_option()
+@click.option(
+    "-T", "task_args", multiple=True, metavar="NAME=VALUE", help="Set a task argument. Repeatable."
+)
+@click.option("--limit", metavar="N|A-B", help="Check only the first N samples, or A to B.")
+@click.option("--sample-id", metavar="ID,…", help="Check only these samples.")
 @click.option(
     "--sample-shuffle",
     is_flag=False,
     flag_value="true",
-    default=None,
     metavar="[SEED]",
-    help="Shuffled, as for Inspect; without a seed, any sample may run.",
+    help="Shuffle samples before --limit, as Inspect does. Without a seed, all are checked.",
 )
 @json_option()
 def check(
@@ -282,16 +299,19 @@ def check(
     sample_shuffle: str | None,
     as_json: bool,
 ) -> int:
-    """Say for each sample what is kept, changed, dropped and refused, which images are missing and
-    what gets them, and which cell it gets on this host.
+    """Show how a task would run here, without running it.
 
-    The target is a task (a file, file@task or package/task), a compose file, a policy file or a
-    preset. Nothing is started, built or fetched; a task's Python file is loaded, as by
-    `belljar run`.
+    Lists for each sample its cell and what is kept, changed, dropped or refused. Names missing
+    images and the commands that get them. TASK is file.py, file.py@task or package/task; POLICY is
+    a file or a preset.
+
+    Nothing is started, built or fetched. A task's Python file is loaded, as by `belljar run`.
 
     \b
-    Exit codes: 0 runs, as written or with the differences that are listed
-      3 something is missing on this host: an image, a tool · 4 refused: the task or policy is wrong
+    Exit codes:
+      0  all samples run, as written or with the listed differences
+      3  something is missing on this host, such as an image or a tool
+      4  refused: the task or the policy is wrong
 
     \b
     Examples:
@@ -299,52 +319,42 @@ def check(
       belljar check task.py@ctf --policy high --limit 10
       belljar check compose.yaml
     """
+    from belljar.harness import preview
     from belljar.harness.evaluate import check_tasks
-    from belljar.harness.preview import (
-        Host,
-        check_compose,
-        check_policy,
-        exit_code,
-        kind_of,
-        outlooks,
-    )
-    from belljar.harness.preview import as_json as to_json
     from belljar.store.home import belljar_home
 
-    if override and not run_policy:
-        raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
     options: OperatorOptions = {
         "run_policy": run_policy,
         "override": override,
         "tier": tier or "",
         "allow_upstreams": allow_upstreams,
     }
-    kind, home = kind_of(target), belljar_home()
+    kind, home = preview.kind_of(target), belljar_home()
+    if override and not run_policy:
+        raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
     if kind == "policy" and run_policy:
-        raise Misuse(
-            "--policy goes with a task or a compose file, not with a policy", hint="leave it out"
-        )
-    chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
-    arguments = [target, *(word for given in task_args for word in ("-T", given))]
-    for option, value in chosen.items():
-        arguments += [option, value] if value is not None else []
-    host = Host(
+        what = f"--policy can't be combined with the policy `{target}`"
+        raise Misuse(what, hint="leave --policy out, or check a task or a compose file")
+    if kind == "compose":
+        previews = preview.check_compose(target, options)
+    elif kind == "policy":
+        previews = preview.check_policy(target, options)
+    else:
+        chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
+        words = [("-T", each) for each in task_args]
+        words += [(name, value) for name, value in chosen.items() if value is not None]
+        previews = check_tasks([target, *chain.from_iterable(words)], options)
+    host = preview.Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),
         image=lambda name: image_facts(home, name),
     )
-    if kind == "compose":
-        previews = check_compose(target, options)
-    elif kind == "policy":
-        previews = check_policy(target, options)
-    else:
-        previews = check_tasks(arguments, options)
-    found = outlooks(previews, host)
+    found = preview.outlooks(previews, host)
     if as_json:
-        print_json(to_json(target, kind, found))
+        print_json(preview.as_json(target, kind, found))
     else:
         click.echo("\n".join(_lines(found)))
-    return exit_code(found)
+    return preview.exit_code(found)
 
 
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:
@@ -372,17 +382,18 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
         yield ""
     missing = all_missing(found)
     if missing:
-        yield "Missing images:"
+        yield "Missing images, and the commands that get them:"
         for image in missing:
             yield f"  {printable(image.image)}: {printable(image.command, max_chars=600)}"
         yield ""
-    counts = {
-        word: sum(len(each.group.samples) for each in found if each.outcome == word)
-        for word in _OUTCOMES
-    }
-    outcomes = ", ".join(f"{count} {_OUTCOMES[word]}" for word, count in counts.items() if count)
+    counts = Counter[str]()
+    for each in found:
+        counts[each.outcome] += len(each.group.samples)
+    outcomes = ", ".join(
+        f"{what}: {counts[word]}" for word, what in _OUTCOMES.items() if counts[word]
+    )
     images = f"; {len(missing)} image(s) missing" if missing else ""
-    yield f"{sum(counts.values())} checked: {outcomes or 'no samples'}{images}"
+    yield f"{counts.total()} checked; {outcomes or 'there are no samples'}{images}"
 
 
 def _cell(plan: Plan) -> str:
@@ -390,14 +401,14 @@ def _cell(plan: Plan) -> str:
     parts = [
         f"{plan.tier}{' (emulated)' if plan.emulated else ''}",
         f"image {plan.policy.image}",
-        f"{limits.cpus} cpu(s)",
+        f"{limits.cpus} CPU{'' if limits.cpus == 1 else 's'}",
         f"{format_size(limits.memory_bytes)} memory",
         f"{format_size(limits.disk_bytes)} disk",
         f"{limits.processes} processes",
-        format_duration(limits.lifetime_s),
+        f"lifetime {format_duration(limits.lifetime_s)}",
     ]
     if network is not None and network.upstreams:
-        parts.append(f"REAL: {', '.join(upstream.host for upstream in network.upstreams)}")
+        parts.append(f"REAL hosts: {', '.join(upstream.host for upstream in network.upstreams)}")
     if network is not None and network.stand_ins:
-        parts.append(f"with {', '.join(network.stand_ins)}")
+        parts.append(f"stand-ins: {', '.join(network.stand_ins)}")
     return printable(", ".join(parts), max_chars=600)

@@ -88,7 +88,7 @@ def probe(
     Exit codes:
       0  contained
       2  breached, or void: evidence is missing
-      3  this host can't
+      3  this host lacks something
       4  the policy is wrong
 
     \b
@@ -318,7 +318,7 @@ def control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
     Exit codes:
       0  both passed
       1  a control failed: signals are invalid
-      3  this host can't
+      3  this host lacks something
       4  the policy is wrong
     """
     return run_async(_control, policy, tier, as_json=as_json)

@@ -37,25 +37,25 @@ from belljar.units import printable
 
 
 @click.command()
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
-@click.option("--no-image", is_flag=True, help="Build no image.")
-@click.option("--dev-image", is_flag=True, help="Build the image debian-dev (compilers, pip) too.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Only show the steps.")
+@click.option("--no-image", is_flag=True, help="Don't build images.")
+@click.option("--dev-image", is_flag=True, help="Also build the image debian-dev (compilers, pip).")
 @click.option(
     "--with",
     "parts",
     multiple=True,
     type=click.Choice(["build"]),
-    help="Install this too: build (buildah, for images from Dockerfiles).",
+    help="Also install buildah, which builds images from Dockerfiles.",
 )
-@click.option("--refresh", is_flag=True, help="Fetch the kernel and build the images anew.")
+@click.option("--refresh", is_flag=True, help="Fetch the kernel and build the images again.")
 @click.option(
     "--mirror",
     default="",
     metavar="URL",
-    help="Debian mirror for kernel and images [default: this host's].",
+    help="Debian mirror for the kernel and images [default: this host's].",
 )
-@json_option("Print one JSON object; does nothing unless --yes is given.")
+@json_option("Print one JSON object. Without --yes, nothing is changed.")
 def setup(
     *,
     yes: bool,
@@ -67,11 +67,16 @@ def setup(
     mirror: str,
     as_json: bool,
 ) -> int:
-    """Install what this host needs: tools, guest kernel, default image.
+    """Install what Belljar needs on this host: tools, guest kernel, default image.
 
-    Shows each step with its command and asks before it begins. Safe to run again: what is there is
-    left alone. As an ordinary user, it makes the kernel and the image, and says what root must
-    install. Exit code 3 when the host is not ready afterwards.
+    Lists the steps with their commands and asks for confirmation. Can be run again: only what is
+    missing is installed. Without root, it fetches the kernel, builds the image and prints the
+    commands that root must run.
+
+    \b
+    Exit codes:
+      0  the host is ready
+      3  something is still missing
     """
     home = belljar_home()
     images = (() if no_image else ("default",)) + (("debian-dev",) if dev_image else ())
@@ -80,46 +85,40 @@ def setup(
     plan = plan_setup(state, wanted)
     check_wanted(state, wanted)
     act = not dry_run and (yes or not as_json)
-    if not as_json:
-        if plan.steps:
-            click.echo("This is to be done:")
+    if not as_json and plan.steps:
+        click.echo("Steps:")
         for number, step in enumerate(plan.steps, 1):
-            click.echo(f"  {number}. {printable(step.title)}")
-            click.echo(f"       {printable(shown(step))}")
+            click.echo(f"  {number}. {printable(step.title)}\n       {printable(shown(step))}")
     if act and plan.steps and not yes:
         if not sys.stdin.isatty():
             raise Misuse(
-                "it needs a confirmation, and standard input is not a terminal",
-                hint="add --yes, or --dry-run to only look",
+                "confirmation is needed, but standard input is not a terminal",
+                hint="add --yes, or --dry-run to only show the steps",
             )
-        click.confirm("Go on?", default=True, abort=True)
+        click.confirm("Continue?", default=True, abort=True)
     is_blocked = any(problem.blocks_all for problem in plan.problems)
     done = _carry_out(plan, home, wanted, quiet=as_json) if act and not is_blocked else []
     left = plan_setup(host_state(home), replace(wanted, refresh=False)) if done else plan
     is_ready = not left.problems and not left.steps
     if as_json:
-        print_json(
-            {
-                "ready": is_ready,
-                "host": state.pretty_name,
-                "home": os.fspath(home),
-                "steps": [
-                    {"title": step.title, "command": shown(step), "done": step in done}
-                    for step in plan.steps
-                ],
-                "problems": [{"what": each.what, "hint": each.hint} for each in left.problems],
-            }
-        )
+        steps = [
+            {"title": step.title, "command": shown(step), "done": step in done}
+            for step in plan.steps
+        ]
+        problems = [{"what": each.what, "hint": each.hint} for each in left.problems]
+        about = {"ready": is_ready, "host": state.pretty_name, "home": os.fspath(home)}
+        print_json({**about, "steps": steps, "problems": problems})
     else:
         for problem in left.problems:
-            click.echo(as_text(Failure("", problem.what, hint=problem.hint)), err=True)
+            click.echo(as_text(Failure("", problem.what, "setup", problem.hint)), err=True)
         if is_ready:
             click.echo(
-                "This host is ready. `belljar doctor` says what it can do; `belljar exec -- uname "
-                "-a` runs a command in a cell."
+                "This host is ready.\n"
+                "Next: `belljar doctor` shows what it can do, and `belljar exec -- uname -a` runs "
+                "a command in a cell."
             )
         elif not act and left.steps:
-            click.echo("Nothing was done.")
+            click.echo("Nothing was changed.")
     return 0 if not left.problems and (dry_run or not left.steps) else HostError.exit_code
 
 
@@ -190,7 +189,7 @@ def write_root_file(path: Path, content: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise HostError(
-            f"it can't be written: {error.strerror}",
+            f"this file can't be written: {error.strerror}",
             where=str(path),
             hint="run `belljar setup` as root",
         ) from error
@@ -207,8 +206,8 @@ def host_state(home: Path) -> HostState:
     """The host and the store in `home`. Raises `HostError`."""
     if platform.system() != "Linux":
         raise HostError(
-            f"Belljar runs on Linux; this is {platform.system()}",
-            hint="use a Linux machine or a virtual one",
+            f"Belljar runs on Linux, and this is {platform.system()}",
+            hint="use a Linux machine, or a virtual machine with Linux",
         )
     release: Mapping[str, str] = {}
     with suppress(OSError):

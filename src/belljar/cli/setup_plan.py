@@ -115,7 +115,7 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
         Need("sqfstar", "squashfs-tools", "packing images"),
         Need("skopeo", "skopeo", "importing images"),
         Need("zstd", "zstd", "importing images"),
-        Need("newuidmap", "uidmap", "working as an ordinary user", elsewhere="shadow-utils"),
+        Need("newuidmap", "uidmap", "cells of ordinary users", elsewhere="shadow-utils"),
         Need("buildah", "buildah", "building images from Dockerfiles", only_with="build"),
     )
 
@@ -137,7 +137,7 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
     if missing and state.distribution != "debian":
         return SetupPlan(problems=(_elsewhere(state, missing),))
     if missing and state.codename not in {"bookworm", *_WHOLE_SUITES}:
-        what = f"{_names(missing)}, and {state.pretty_name} has no package new enough"
+        what = f"{_names(missing)}; the packages of {state.pretty_name} are too old"
         return SetupPlan(problems=(Problem(what=what, hint="use Debian 12 or 13"),))
     installing = _installing(state, missing) if missing else []
     if missing and not state.is_root:
@@ -168,7 +168,7 @@ def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
     if newer and not has_suite(state.sources, "bookworm-backports"):
         main = debian_sources(state.sources, "bookworm")[0]
         suite = AptSource(uri=main.uri, suites=("bookworm-backports",), signed_by=main.signed_by)
-        title = "Add the suite bookworm-backports"
+        title = "Add the suite bookworm-backports to apt"
         steps.append(Step(kind="write", title=title, path=BACKPORTS_FILE, content=suite.deb822()))
     steps.append(Step(kind="run", title="Read the package lists", command=(*_APT, "update")))
     for suite_name, packages, option in (
@@ -190,7 +190,7 @@ def _making(state: HostState, wanted: Wanted, missing: Sequence[Need]) -> tuple[
         steps.append(
             Step(
                 kind="kernel",
-                title="Fetch the guest kernel (Debian's cloud kernel, unpacked, not installed)",
+                title="Fetch the guest kernel (Debian's cloud kernel; not installed on this host)",
             )
         )
     if not absent & {"mmdebstrap", "sqfstar"}:
@@ -209,8 +209,8 @@ def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
     if state.free_bytes >= needed:
         return ()
     what = (
-        f"{format_size(state.free_bytes)} of disk is free where the store is; about "
-        f"{format_size(needed)} is needed"
+        f"about {format_size(needed)} of disk is needed, and {format_size(state.free_bytes)} is "
+        f"free where the store is"
     )
     hint = "free some space, or set BELLJAR_HOME to a directory on a larger disk"
     return (Problem(what=what, hint=hint, blocks_all=True),)
@@ -226,9 +226,9 @@ def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
     else:
         names = [version_text(need) for need in missing]
         how = "install with your distribution's tool:"
-    only = f"Belljar installs packages on Debian 12 and later only (this is {state.pretty_name})"
+    only = f"`belljar setup` installs packages on Debian only, and this is {state.pretty_name}"
     hint = f"{how} {' '.join(names)}\nthen run `belljar setup` again"
-    return Problem(what=f"{_names(missing)}, and {only}", hint=hint)
+    return Problem(what=f"{_names(missing)}; {only}", hint=hint)
 
 
 def _names(missing: Sequence[Need]) -> str:

@@ -179,7 +179,7 @@ def test_too_little_space_is_said_before_anything_is_begun(
     monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: full)
     assert run(["setup", "--yes", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
-    assert "1 MiB of disk is free" in document["problems"][0]["what"]
+    assert "1 MiB is free" in document["problems"][0]["what"]
     assert [step["done"] for step in document["steps"]] == [False] * 6
 
 
