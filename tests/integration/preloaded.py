@@ -3,21 +3,25 @@ and forks for each command.
 
 `server SOCKET` is that process; `client SOCKET ARGS…` runs `python -m belljar ARGS…` in a fork of
 it, with the client's own arguments, environment, directory and streams, and ends with its exit
-code. If the client ends first, the command is killed. Nothing of Belljar is imported beforehand.
-What depends on signals, on a session of its own or on the start itself is tested with real
-processes. Belljar takes the operator's variables from the environment that its process was
-*started* with (`/proc/self/environ`), which a fork has from the server: a client whose own ones
-differ starts a real process.
+code. The client passes SIGHUP, SIGINT and SIGTERM on; if it ends first, the command is killed.
+Nothing of Belljar is imported beforehand. What depends on ignored signals, on a session of its own
+or on the start itself is tested with real processes. Belljar takes the operator's variables from
+the environment that its process was *started* with (`/proc/self/environ`): a fork gets the client's
+there, too, or starts a real process when there is no room for it.
 """
 
 import array
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 
-_EXIT_BYTES = 4
+_NUMBER_BYTES = 4
+ROOM = {"ROOM": "x" * 65536}
+"""For the server's environment, so that those of its forks have place in it."""
+_ENV_START = 47  # fields of /proc/PID/stat after the name: where the environment begins, and ends
 _OTHERS = (
     "inspect_ai._cli.main",
     "inspect_ai._eval.eval",
@@ -43,7 +47,15 @@ _OTHERS_BY_NEED = (
         "email_validator",
         "rich.markdown",
     ),
-    *("sse_starlette", "acp", "cryptography.x509"),
+    *("sse_starlette", "acp", "cryptography.x509", "rfc8785", "openai.lib.streaming.chat"),
+    *(
+        "anyio._backends._asyncio",
+        "uvicorn.protocols.http.auto",
+        "uvicorn.protocols.websockets.auto",
+    ),
+    *("inspect_ai._cli._scanner", "inspect_ai.hooks", "inspect_ai.model._providers.none"),
+    *("inspect_ai.agent._acp.server", "inspect_ai.model._openai_responses"),
+    *("inspect_ai.tool._mcp._local", "inspect_ai.tool._mcp._sandbox", "rich._emoji_codes"),
 )
 
 
@@ -51,11 +63,6 @@ def client(path: str, arguments: list[str]) -> int:
     """Pass everything on and wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(path)
-        server_pid = int.from_bytes(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
-        )
-        if of_operator(f"/proc/{server_pid}/environ") != of_operator("/proc/self/environ"):
-            os.execv(sys.executable, [sys.executable, "-m", "belljar", *arguments])  # noqa: S606
         words = [
             os.getcwd(),  # noqa: PTH109 - pathlib would be a third of a client's time
             str(len(arguments)),
@@ -66,20 +73,11 @@ def client(path: str, arguments: list[str]) -> int:
         os.write(body, "\0".join(words).encode(errors="surrogateescape"))
         fds = array.array("i", [body, 0, 1, 2])
         sock.sendmsg([b"run"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds.tobytes())])
-        said = sock.recv(_EXIT_BYTES)
+        pid = int.from_bytes(sock.recv(_NUMBER_BYTES), "big")
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _frame: os.kill(pid, number))
+        said = sock.recv(_NUMBER_BYTES)
     return int.from_bytes(said, "big") if said else 255
-
-
-def of_operator(environ: str) -> set[bytes]:
-    """The variables of a start environment that Belljar reads there."""
-    with open(environ, "rb") as file:  # noqa: PTH123 - as above
-        entries = file.read().split(b"\0")
-    named = (b"HOME=", b"XDG_CONFIG_HOME=", b"BELLJAR_")
-    return {
-        entry
-        for entry in entries
-        if entry.startswith(named) and not entry.startswith(b"BELLJAR_HOME=")
-    }
 
 
 def server(path: str) -> None:
@@ -121,7 +119,7 @@ def serve(listener: socket.socket) -> None:
                 _, status = os.waitpid(pid, 0)
                 code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
                 with contextlib.suppress(OSError):
-                    sock.send(code.to_bytes(_EXIT_BYTES, "big"))
+                    sock.send(code.to_bytes(_NUMBER_BYTES, "big"))
                 sock.close()
                 os.close(pidfd)
                 del commands[pidfd]
@@ -138,6 +136,7 @@ def serve(listener: socket.socket) -> None:
                 run(fds)
             for fd in fds:
                 os.close(fd)
+            sock.send(pid.to_bytes(_NUMBER_BYTES, "big"))
             commands[os.pidfd_open(pid)] = (pid, sock)
 
 
@@ -162,6 +161,9 @@ def run(fds: list[int]) -> None:
     for variable in variables:
         name, _, value = variable.partition("=")
         os.environ[name] = value
+    start_environment = "\0".join([*variables, ""]).encode(errors="surrogateescape")
+    if not started_with(start_environment):
+        os.execv(sys.executable, [sys.executable, "-m", "belljar", *sys.argv[1:]])  # noqa: S606
     random.seed()
     code = 0
     try:
@@ -178,6 +180,21 @@ def run(fds: list[int]) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def started_with(environment: bytes) -> bool:
+    """Whether `/proc/self/environ` now shows this: it is written where the kernel put that of the
+    server, which came with `ROOM`; the rest of that reads as a word that is no variable.
+    `os.environ` must be empty or copied from there."""
+    import ctypes
+
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib is for the client too slow
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
+    if len(environment) > end - start:
+        return False
+    ctypes.memmove(start, environment.ljust(end - start, b"x"), end - start)
+    return True
 
 
 if __name__ == "__main__":

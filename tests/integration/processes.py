@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.preloaded import ROOM
 from tests.integration.remains import SERVERS_OF_TESTS
 
 from belljar.process import identify, is_alive, kill
@@ -29,7 +30,7 @@ def quick_command(*arguments: str) -> list[str]:
     if not _preloaded:
         path = f"{tempfile.mkdtemp(prefix='preloaded-')}/socket"
         words = [sys.executable, str(PRELOADED), "server", path]
-        env = {name: value for name, value in os.environ.items() if name != "BELLJAR_POLICY"}
+        env = {**os.environ, **ROOM}
         pipe = subprocess.PIPE
         started = subprocess.Popen(
             words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd="/", env=env

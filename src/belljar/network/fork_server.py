@@ -38,6 +38,8 @@ PRELOAD: Final = (
     "unicodedata",
     "wsproto",
 )
+# jsonschema imports it where it is installed, for formats that no stand-in checks; a second's work.
+_UNUSED: Final = "rfc3987_syntax"
 _STAND_INS: Final = "belljar.network.stand_ins"
 _MAX_UNASKED: Final = 10_000
 Child = Callable[[list[int], int], NoReturn]
@@ -51,6 +53,7 @@ def main(argv: list[str]) -> NoReturn:
             number, signal.SIG_IGN
         )  # a terminal's signals are the owner's to hear: he ends the range in order
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
+    sys.modules[_UNUSED] = None  # type: ignore[assignment]
     module, _, name = argv[1].partition(":")
     try:
         serve = getattr(importlib.import_module(module), name)
