@@ -24,7 +24,6 @@ from belljar.network.gateway.context import (
 )
 from belljar.network.gateway.main import watched_loop
 from belljar.network.gateway.serve import run
-from belljar.network.stand_ins.schemas import Schemas
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
@@ -118,6 +117,8 @@ async def crash(_receive: Receive, _send: Send) -> None:
 
 async def spin(_receive: Receive, send: Send) -> None:
     """Compares a value with a schema that goes round in itself three times a level: years."""
+    from belljar.network.stand_ins.schemas import Schemas  # slow, and for this alone
+
     value: dict[str, Any] = {}
     for _ in range(60):
         value = {"a": value}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -221,7 +221,11 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     score = (logged.samples[0].scores or {})["said"]
     assert (score.metadata or {})["sandbox_degraded"] == "shell_missing"
     shown = subprocess.run(
-        command("verdict", said["run_id"]), capture_output=True, text=True, timeout=60, check=False
+        quick_command("verdict", said["run_id"]),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert shown.returncode == 1
     assert "1 degraded: shell_missing" in shown.stdout.splitlines()[-2]
@@ -262,10 +266,12 @@ def test_bad_input(home: Path, tasks: Path) -> None:
 
 
 @contextmanager
-def running(tasks: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`belljar run …` while it runs."""
+def running(
+    tasks: Path, *arguments: str, by: Callable[..., list[str]] = quick_command
+) -> Iterator[subprocess.Popen[str]]:
+    """`belljar run …` while it runs; signals to the process reach it."""
     process = subprocess.Popen(
-        command("run", "--model", "mockllm/model", *arguments),
+        by("run", "--model", "mockllm/model", *arguments),
         cwd=tasks,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -306,9 +312,10 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
 )
 def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
-    """The cell is destroyed, the ledger is sealed, the exit code is 130."""
+    """The cell is destroyed, the ledger is sealed, the exit code is 130. A process of its own, as a
+    user starts it."""
     before = attach_sockets(home)
-    with running(tasks, "tasks.py@waits") as process:
+    with running(tasks, "tasks.py@waits", by=command) as process:
         new_cell(home, before)
         process.send_signal(number)
         process.communicate(timeout=60)
