@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
@@ -195,12 +195,6 @@ def no_such_field(name: str, allowed: tuple[str, ...]) -> str:
     near = nearest(name, allowed)
     hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(allowed)}"
     return f"there is no such field; {hint}"
-
-
-def unknown_settings(settings: Mapping[str, Any], allowed: tuple[str, ...]) -> list[Fault]:
-    """A fault for each setting that the kind doesn't have."""
-    unknown = [name for name in settings if name not in allowed]
-    return [Fault(no_such_field(name, allowed), (name,)) for name in unknown]
 
 
 def refuse_faults(faults: Iterable[Fault], where: str) -> None:

@@ -18,14 +18,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import (
-    Document,
-    Fault,
-    Faults,
-    read_document,
-    refuse_faults,
-    unknown_settings,
-)
+from belljar.network.stand_ins.documents import Document, Faults, read_document, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -39,7 +32,6 @@ from belljar.policy.fields import kind_of
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import printable, quoted
 
-SETTINGS: Final = ("recording", "any_host", "missing_bodies")
 MAX_ENTRIES: Final = 20_000
 _CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")
 _FRAMING: Final = ("content-encoding", "content-length", "trailer", "transfer-encoding")
@@ -66,25 +58,18 @@ def load(
     settings: Mapping[str, Any], directory: Path | None
 ) -> tuple[tuple[Exchange, ...], Faults]:
     """The exchanges of a recording, and what is wrong with it."""
-    problems = unknown_settings(settings, SETTINGS)
-    if not isinstance(settings.get("any_host", False), bool):
-        problems.append(Fault("true or false is needed", ("any_host",)))
-    if settings.get("missing_bodies", "refuse") not in ("refuse", "empty"):
-        problems.append(Fault("`refuse` or `empty` is needed", ("missing_bodies",)))
-    if "recording" not in settings:
-        return (), (*problems, Fault("the name of a HAR file is needed", ("recording",)))
     document = read_document(directory, settings["recording"], what="a recording")
     if document.problems:
-        return (), (*problems, *document.problems)
+        return (), tuple(document.problems)
     log = document.value.get("log") if isinstance(document.value, dict) else None
     entries = log.get("entries") if isinstance(log, dict) else None
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_ENTRIES:
         needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
         document.problem(("log", "entries"), needed)
-        return (), (*problems, *document.problems)
+        return (), tuple(document.problems)
     reader = _Reader(document, empty=settings.get("missing_bodies") == "empty")
     found = [reader.entry(entry, ("log", "entries", n)) for n, entry in enumerate(entries)]
-    return tuple(exchange for exchange in found if exchange), (*problems, *document.problems)
+    return tuple(exchange for exchange in found if exchange), tuple(document.problems)
 
 
 class _Reader:

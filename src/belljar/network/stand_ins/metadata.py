@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults, unknown_settings
+from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -34,11 +34,9 @@ from belljar.network.stand_ins.web import (
     text_answer,
     uuid_of,
 )
-from belljar.policy.fields import kind_of, listed
 from belljar.signals.credentials import make_credentials
 from belljar.units import quoted
 
-SETTINGS: Final = ("cloud", "tokens", "region", "data", "credentials")
 MAX_TOKENS: Final = 1024
 MAX_TTL_S: Final = 21_600
 _MAX_DATA: Final = 256 << 10
@@ -174,28 +172,16 @@ def make_identity(
     )
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
-    """What is wrong with the settings. The kind has no files."""
-    problems = unknown_settings(settings, SETTINGS)
-
-    def wrong(message: str, *path: str) -> None:
-        problems.append(Fault(message, path))
-
-    for name, allowed in (("cloud", tuple(_CLOUDS)), ("tokens", ("optional", "required"))):
-        if name in settings and settings[name] not in allowed:
-            wrong(f"{quoted(settings[name])} is none of {listed(allowed)}", name)
-    region = settings.get("region", "x")
-    if not isinstance(region, str) or not region.replace("-", "").isalnum() or not region.isascii():
-        wrong(f"{quoted(region)} is no region, as in `eu-west-1`", "region")
-    data = settings.get("data", {})
-    if not isinstance(data, dict) or len(compact(data)) > _MAX_DATA:
-        needed = f"a mapping of paths to values of at most {_MAX_DATA} characters is needed"
-        wrong(f"{needed}, but this is {kind_of(data)}", "data")
-        return tuple(problems)
-    for path, value in data.items():
-        if not path.startswith("/") or isinstance(value, list):
-            message = "a path begins with `/`, and its value is text, a number or a mapping"
-            wrong(message, "data", path)
+def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
+    """What the policy's model of the fields leaves open. The kind has no files."""
+    problems: list[Fault] = []
+    region, data = settings.get("region", "x"), settings.get("data", {})
+    if not region.replace("-", "").isalnum() or not region.isascii():
+        problems.append(Fault(f"{quoted(region)} is no region, as in `eu-west-1`", ("region",)))
+    if len(compact(data)) > _MAX_DATA:
+        problems.append(Fault(f"longer than {_MAX_DATA} characters in all", ("data",)))
+    wrong = [path for path in data if not path.startswith("/")]
+    problems += [Fault("a path begins with `/`", ("data", path)) for path in wrong]
     return tuple(problems)
 
 
@@ -212,7 +198,7 @@ def make(context: StandInContext) -> App:
 
 class _Cloud:
     def __init__(
-        self, context: StandInContext, identity: Identity, data: Mapping[str, Any]
+        self, context: StandInContext, identity: Identity, data: Mapping[str, str]
     ) -> None:
         self.context, self.identity, self.data = context, identity, data
         self.tokens: OrderedDict[str, float] = OrderedDict()
@@ -284,8 +270,7 @@ class _Aws(_Cloud):
     def find(self, path: str) -> str | None:
         """A value's text, or the names below."""
         if path in self.data:
-            value = self.data[path]
-            return value if isinstance(value, str) else json.dumps(value)
+            return self.data[path]
         parts = [part for part in path.split("/") if part]
         if not parts:
             return "1.0\n2020-10-27\nlatest"
@@ -352,7 +337,8 @@ class _Gcp(_Cloud):
         path, query = request.path.rstrip("/"), dict(request.query)
         if not (path == self.ROOT or path.startswith(f"{self.ROOT}/")):
             return self.error(404)
-        below, found = path.removeprefix(self.ROOT), self.data.get(path)
+        below = path.removeprefix(self.ROOT)
+        found: Any = self.data.get(path)
         if path not in self.data:
             found = self.tree(query)
             for part in [part for part in below.split("/") if part]:
@@ -362,7 +348,7 @@ class _Gcp(_Cloud):
         if found is None:
             return self.error(400 if below.endswith("/identity") else 404)
         is_tree = isinstance(found, (dict, list))
-        listed = is_tree and not below.endswith("/token") and path not in self.data
+        listed = is_tree and not below.endswith("/token")
         is_whole = query.get("recursive") == "true"
         if listed and not request.path.endswith("/") and below and not is_whole:
             location = ("location", f"{request.url.partition('?')[0]}/")
@@ -446,10 +432,7 @@ class _Azure(_Cloud):
     def answer(self, request: Request) -> Answer:
         query, path, now_s = dict(request.query), request.path.rstrip("/"), self.context.clock()
         if path in self.data:
-            value = self.data[path]
-            if isinstance(value, str):
-                return text_answer(value, headers=self.HEADERS)
-            return self.json(value)
+            return text_answer(self.data[path], headers=self.HEADERS)
         if path == "/metadata/versions":
             return self.json({"apiVersions": _CLOUDS["azure"]["versions"]})
         if path == self.OAUTH_PATH:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from belljar.network.gateway.context import MAX_QUESTION_BYTES, StandInContext
 from belljar.network.stand_ins import responses
-from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults, unknown_settings
+from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -28,7 +28,7 @@ from belljar.network.stand_ins.web import (
 )
 from belljar.units import quoted
 
-SETTINGS: Final = ("model", "models", "api_key")
+MAX_NAME_CHARS: Final = 128
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
 MAX_WAITING: Final = 32  # Questions that wait for an answer at one time; more are refused with 429
@@ -59,22 +59,19 @@ class RefusedError(Exception):
         }
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
-    """What is wrong with the settings. The kind has no files."""
-    problems = unknown_settings(settings, SETTINGS)
-
-    def is_name(value: object, max_chars: int = 128) -> bool:
-        return isinstance(value, str) and 0 < len(value) <= max_chars
-
-    models = settings.get("models", [DEFAULT_MODEL])
-    if not isinstance(models, list) or not 0 < len(models) <= 100 or not all(map(is_name, models)):
-        problems.append(Fault("a list of 1 to 100 names of models is needed", ("models",)))
-    if "model" in settings and ("models" in settings or not is_name(settings["model"])):
+def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
+    """What the policy's model of the fields leaves open. The kind has no files."""
+    problems: list[Fault] = []
+    for field in ("model", "models"):
+        names = settings.get(field, ())
+        if any(len(name) > MAX_NAME_CHARS for name in ([names] if field == "model" else names)):
+            problems.append(Fault(f"a name has at most {MAX_NAME_CHARS} characters", (field,)))
+    if "model" in settings and "models" in settings:
         shown = "the name that is shown, with any other taken too"
         problems.append(Fault(f"{shown}; or `models`, the names that alone are taken", ("model",)))
     key = settings.get("api_key", "x")
-    if not is_name(key, 256) or not key.isascii() or not key.isprintable():
-        message = f"{quoted(key)} is no key: 1 to 256 printable characters"
+    if len(key) > 256 or not key.isascii():
+        message = f"{quoted(key)} is no key: at most 256 characters of ASCII"
         problems.append(Fault(message, ("api_key",)))
     return tuple(problems)
 

@@ -39,9 +39,9 @@ MAX_SPENT: Final = 1_000_000
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     """What is wrong with the document, answers without a valid example among it."""
-    api, problems = load(settings, directory)
-    if problems:
-        return tuple(problems)
+    api = load(settings, directory)
+    if api.document.problems:
+        return tuple(api.document.problems)
     server = _Server(api)
     for path, _ in walk(server.given.root, ()):
         is_schema = path[-1] == "schema" or path[:2] == ("components", "schemas") == path[:-1]
@@ -60,8 +60,8 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 
 def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what is wrong with the document."""
-    api, problems = load(context.settings, context.files)
-    refuse_faults(problems, context.id)
+    api = load(context.settings, context.files)
+    refuse_faults(api.document.problems, context.id)
     return http_app(_Server(api, auth=bool(context.settings.get("auth", True))).handle)
 
 

@@ -15,17 +15,15 @@ from urllib.parse import unquote, urlsplit
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from belljar.network.stand_ins.documents import Document, Fault, read_document, unknown_settings
-from belljar.network.stand_ins.schemas import Pointer, look, pattern_problem, pointer_of
+from belljar.network.stand_ins.documents import Document, read_document
+from belljar.network.stand_ins.schemas import DATA, Pointer, look, pattern_problem, pointer_of
 from belljar.policy.fields import kind_of
 from belljar.units import quoted
 
-SETTINGS: Final = ("document", "auth")
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 MAX_OPERATIONS: Final = 2000
 # Of a server's address, before and after its variables are put in: the rest is not read
 MAX_URL_CHARS: Final = 2048
-_DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _STATUS: Final = re.compile(r"[1-5]([0-9]{2}|XX)|default", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([^{}/]+)\}")
 _OBJECT: Final = {"type": "object"}
@@ -108,37 +106,24 @@ class Api:
         return found
 
     def at(self, path: Pointer) -> tuple[Pointer, Any]:
-        """As `follow`."""
-        return follow(self.root, path)
+        """The value at a path, `$ref` at its end followed. Raises `KeyError`."""
+        for _ in range(32):
+            value = look(self.root, path)
+            if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):
+                return path, value
+            try:
+                path = pointer_of(value["$ref"])
+            except ValueError as exc:
+                raise KeyError(str(exc)) from None
+        raise KeyError("references go round in a circle")
 
 
-def follow(root: object, path: Pointer) -> tuple[Pointer, Any]:
-    """The value at a path, `$ref` at its end followed. Raises `KeyError`."""
-    for _ in range(32):
-        value = look(root, path)
-        if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):
-            return path, value
-        try:
-            path = pointer_of(value["$ref"])
-        except ValueError as exc:
-            raise KeyError(str(exc)) from None
-    raise KeyError("references go round in a circle")
-
-
-def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list[Fault]]:
-    """The operations; with faults, use nothing else."""
-    problems = unknown_settings(settings, SETTINGS)
-    if not isinstance(settings.get("auth", True), bool):
-        problems.append(Fault(path=("auth",), message="true or false is needed"))
-    if "document" not in settings:
-        return Api(document=Document(source="")), [
-            *problems,
-            Fault(path=("document",), message="the name of an OpenAPI document is needed"),
-        ]
+def load(settings: Mapping[str, Any], directory: Path | None) -> Api:
+    """The operations; with `document.problems`, use nothing else."""
     api = Api(document=read_document(directory, settings["document"], what="an OpenAPI document"))
     if not api.document.problems:
         _Reader(api).read()
-    return api, problems + api.document.problems
+    return api
 
 
 class _Reader:
@@ -176,7 +161,7 @@ class _Reader:
             if path[-1:] == ("$ref",) and isinstance(value, str):
                 try:
                     pointer_of(value)
-                    follow(root, path[:-1])
+                    self.api.at(path[:-1])
                 except ValueError as exc:
                     hint = "put what it names into this document"
                     self.wrong(path, f"{quoted(value)}: {exc}; {hint}")
@@ -288,7 +273,7 @@ def walk(value: object, path: Pointer) -> Iterator[tuple[Pointer, object]]:
         # An author's examples may hold anything; a property may have such a name, and then holds a
         # schema.
         is_schema = isinstance(item, dict) and {"type", "$ref", "content", "schema"} & item.keys()
-        if name not in _DATA or is_schema:
+        if name not in DATA or is_schema:
             yield from walk(item, here)
 
 

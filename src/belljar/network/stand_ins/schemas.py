@@ -265,14 +265,9 @@ MAX_REFERENCES: Final = 10_000
 # A longer text fails any `pattern`, a longer name any `patternProperties`: no guest may make an
 # author's expression slow
 MAX_PATTERN_TEXT: Final = 1000
-_DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
+DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})  # An author's values
 _URN: Final = "urn:openapi"
 _REF: Final = Draft202012Validator.VALIDATORS["$ref"]
-
-
-def escape(part: str | int) -> str:
-    """A part of a JSON pointer (RFC 6901)."""
-    return str(part).replace("~", "~0").replace("/", "~1")
 
 
 def pointer_of(ref: str) -> Pointer:
@@ -344,7 +339,7 @@ class Schemas:
         # An answer's or parameter's `examples` is a mapping of names; a property may be called
         # `example`: then it holds a schema, which is converted all the same.
         new = {
-            name: self._converted(item) if name not in _DATA or _is_schema(item) else item
+            name: self._converted(item) if name not in DATA or _is_schema(item) else item
             for name, item in value.items()
         }
         if self.is_30 and ("type" in new or "nullable" in new):
@@ -380,8 +375,9 @@ class Schemas:
 
     def validator(self, path: Pointer) -> Any:  # noqa: ANN401 - jsonschema has no types
         """Of the schema at a path, for one value."""
-        reference = f"{_URN}#" + "".join(f"/{escape(part)}" for part in path)
+        parts = (str(part).replace("~", "~0").replace("/", "~1") for part in path)
         self.restart()
+        reference = "".join((_URN, "#", *(f"/{part}" for part in parts)))
         return self._validator({"$ref": reference}, registry=self._registry)
 
     def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
@@ -460,7 +456,7 @@ def _absolute(schema: Any) -> Any:  # noqa: ANN401 - any value of a document
         return [_absolute(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    new = {name: item if name in _DATA else _absolute(item) for name, item in schema.items()}
+    new = {name: item if name in DATA else _absolute(item) for name, item in schema.items()}
     ref = new.get("$ref")
     return {**new, "$ref": _URN + ref} if isinstance(ref, str) and ref.startswith("#") else new
 

@@ -14,7 +14,6 @@ from belljar.network.stand_ins.documents import (
     no_such_field,
     read_document,
     read_file,
-    unknown_settings,
 )
 from belljar.network.stand_ins.routes import (
     MAX_STATE_BYTES,
@@ -60,19 +59,15 @@ _OWN_FIELDS: Final = {"content-type": "; write `type`", "set-cookie": "; write `
 
 def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site, Faults]:
     """The site, and what is wrong with it: then the site lacks what could not be read."""
-    problems = unknown_settings(settings, SETTINGS)
-    routes = settings.get("routes")
+    routes, others = settings.get("routes"), list[str]()
     if isinstance(routes, str):
         document = read_document(directory, routes, what="a file of routes")
-        message = "belongs in the file that `routes` names"
-        others = [name for name in SETTINGS[1:] if name in settings]
-        problems += [Fault(path=(name,), message=message) for name in others]
+        others = [name for name in settings if name != "routes"]
     else:
-        known = {name: settings[name] for name in SETTINGS if name in settings}
-        document = Document(source="", value=known)
-    if document.problems:
-        return Site(), (*problems, *document.problems)
-    return _Reader(document, directory).site(), (*problems, *document.problems)
+        document = Document(source="", value=dict(settings))
+    problems = [Fault("belongs in the file that `routes` names", (name,)) for name in others]
+    site = Site() if document.problems else _Reader(document, directory).site()
+    return site, (*problems, *document.problems)
 
 
 class _Reader:

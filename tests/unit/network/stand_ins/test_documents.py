@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,6 @@ from belljar.network.stand_ins.documents import (
     locate_json,
     read_document,
     read_file,
-    unknown_settings,
 )
 
 JSON = st.recursive(
@@ -101,14 +99,3 @@ def test_any_bytes_are_read_or_told(
     (folder / name).write_bytes(data)
     document = read_document(folder, name, what="it")
     assert document.problems or isinstance(document, Document)
-
-
-def test_unknown_settings_are_told() -> None:
-    """With the nearest name, or all."""
-    settings: dict[str, Any] = {"routs": 1, "zzz": 1}
-    assert [
-        str(fault).partition(";")[2] for fault in unknown_settings(settings, ("routes", "state"))
-    ] == [
-        " did you mean `routes`?",
-        " the fields are routes, state",
-    ]

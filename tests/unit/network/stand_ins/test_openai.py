@@ -309,10 +309,10 @@ def test_a_responses_stream_ends_with_the_whole() -> None:
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"models": []}, "models:"),
-        ({"models": "m"}, "models:"),
-        ({"api_key": ""}, "api_key:"),
-        ({"key": "x"}, "key:"),
+        ({"models": ["m", "m" * 129]}, "models:"),
+        ({"model": "m" * 129}, "model:"),
+        ({"api_key": "k" * 257}, "api_key:"),
+        ({"api_key": "ä"}, "api_key:"),
         ({"model": "a", "models": ["a"]}, "model:"),
     ],
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.network.stand_ins.operations import MAX_URL_CHARS, arguments, choose, follow, load
+from belljar.network.stand_ins.documents import Document
+from belljar.network.stand_ins.operations import MAX_URL_CHARS, Api, arguments, choose, load
 
 DOCUMENTS = Path(__file__).parent / "documents"
 
@@ -31,8 +32,8 @@ def test_the_lowest_success_is_chosen(codes: str, chosen: tuple[int, str]) -> No
 
 def test_a_concrete_path_goes_first() -> None:
     """`/pets/mine` stands before `/pets/{id}`; the server's path comes before both."""
-    api, problems = load({"document": "pets.yaml"}, DOCUMENTS)
-    assert problems == []
+    api = load({"document": "pets.yaml"}, DOCUMENTS)
+    assert api.document.problems == []
     paths = [
         operation.path
         for operation in api.operations
@@ -46,7 +47,7 @@ def test_a_concrete_path_goes_first() -> None:
 
 def test_arguments_are_decoded() -> None:
     """After the path was taken apart."""
-    api, _ = load({"document": "billing.json"}, DOCUMENTS)
+    api = load({"document": "billing.json"}, DOCUMENTS)
     found = [
         names
         for operation in api.operations
@@ -58,20 +59,16 @@ def test_arguments_are_decoded() -> None:
 def test_references_are_followed_but_not_round() -> None:
     """One to another, and a circle is a `KeyError`."""
     document = {"a": {"$ref": "#/b"}, "b": {"$ref": "#/c"}, "c": {"x": 1}, "d": {"$ref": "#/d"}}
-    assert follow(document, ("a",)) == (("c",), {"x": 1})
+    api = Api(document=Document(source="", value=document))
+    assert api.at(("a",)) == (("c",), {"x": 1})
     with pytest.raises(KeyError):
-        follow(document, ("d",))
-
-
-def test_settings_are_checked() -> None:
-    """A file is needed, and `auth` is true or false."""
-    assert [fault.path for fault in load({"auth": 3}, None)[1]] == [("auth",), ("document",)]
+        api.at(("d",))
 
 
 @pytest.mark.parametrize("text", ["." * 60_000, "a." * 30_000, "a" * 60_000])
 def test_no_path_is_slow_to_take_apart(text: str) -> None:
     """A segment with several parameters has a bound: a long one is simply none of its own."""
-    api, _ = load({"document": "billing.json"}, DOCUMENTS)
+    api = load({"document": "billing.json"}, DOCUMENTS)
     assert [arguments(operation, f"/invoices/{text}") for operation in api.operations] == [
         None
     ] * len(api.operations)
@@ -97,6 +94,6 @@ def test_a_servers_variables_are_put_in_once(tmp_path: Path) -> None:
             "paths": {"/p": {"get": {"responses": {"200": {"description": "fine"}}}}},
         }
         (tmp_path / "a.json").write_text(json.dumps(document))
-        api, problems = load({"document": "a.json"}, tmp_path)
-        assert problems == []
+        api = load({"document": "a.json"}, tmp_path)
+        assert api.document.problems == []
         assert arguments(api.operations[0], path) is not None
