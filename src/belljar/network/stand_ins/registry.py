@@ -59,37 +59,33 @@ class PackageFiles:
         return self._digests[file.name]
 
 
-def check_directory(directory: Path | None, what: str) -> Faults:
-    """Faults of the whole: missing, empty, a link in it."""
-    if directory is None:
-        return (Fault(f"no directory of {what} is named: add `directory: PATH`"),)
+def check_directory(directory: Path, what: str) -> tuple[Faults, tuple[StoredFile, ...]]:
+    """Faults of the whole (missing, empty, a link in it), and its files."""
     if not directory.is_dir():
-        return (Fault("no such directory", file=str(directory)),)
+        return (Fault("no such directory", file=str(directory)),), ()
     try:
         files = list_files(directory)
     except FilesError as error:
-        return (Fault(error.what, file=str(directory)),)
+        return (Fault(error.what, file=str(directory)),), ()
     except OSError as error:
-        return (Fault(error.strerror or str(error), file=str(directory)),)
+        return (Fault(error.strerror or str(error), file=str(directory)),), ()
     message = "a symbolic link, which is not served; put the file itself there"
     links = tuple(Fault(message, file=str(directory / name)) for name in links_in(directory))
     if files or links:
-        return links
-    return (Fault(f"empty; put {what} into it", file=str(directory)),)
+        return links, files
+    return (Fault(f"empty; put {what} into it", file=str(directory)),), ()
 
 
 def check_packages(
-    directory: Path | None, what: str, identify: Callable[[StoredFile], Hashable], unique: str
+    directory: Path, what: str, identify: Callable[[StoredFile], Hashable], unique: str
 ) -> Faults:
     """Faults of a directory of packages.
 
     `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
     """
-    found = list(check_directory(directory, what))
-    if directory is None or not directory.is_dir():
-        return tuple(found)
-    seen: dict[Hashable, str] = {}
-    for file in list_files(directory):
+    faults, files = check_directory(directory, what)
+    found, seen = list(faults), dict[Hashable, str]()
+    for file in files:
         try:
             key = identify(file)
         except (ValueError, OSError) as error:

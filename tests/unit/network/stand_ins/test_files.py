@@ -74,14 +74,13 @@ async def _digests(digests: PackageFiles, file: StoredFile) -> dict[str, str]:
 
 
 def test_check_names_what_is_wrong(tmp_path: Path) -> None:
-    """No directory, a missing one, an empty one and a link are each a sentence that names it."""
-    assert "directory: PATH" in str(check_directory(None, "wheels")[0])
-    assert str(tmp_path / "gone") in str(check_directory(tmp_path / "gone", "wheels")[0])
-    assert "empty" in str(check_directory(tmp_path, "wheels")[0])
+    """A missing directory, an empty one and a link are each a sentence that names it."""
+    assert str(tmp_path / "gone") in str(check_directory(tmp_path / "gone", "wheels")[0][0])
+    assert "empty" in str(check_directory(tmp_path, "wheels")[0][0])
     (tmp_path / "a").write_bytes(b"")
-    assert check_directory(tmp_path, "wheels") == ()
+    assert check_directory(tmp_path, "wheels")[0] == ()
     (tmp_path / "b").symlink_to("a")
-    assert "symbolic link" in str(check_directory(tmp_path, "wheels")[0])
+    assert "symbolic link" in str(check_directory(tmp_path, "wheels")[0][0])
 
 
 MODIFIED = 1_700_000_000

@@ -19,7 +19,7 @@ from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.debian.repository import DebError, Repository, read_control
 from belljar.network.stand_ins.documents import Fault, Faults
-from belljar.network.stand_ins.files import StoredFile, file_answer, list_files
+from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import (
     PackageFiles,
     check_directory,
@@ -51,9 +51,9 @@ def make(context: StandInContext) -> App:
     return streaming_app(_Debian(context).handle)
 
 
-def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Faults of a directory of packages or a tree."""
-    if directory is None or not (directory / "dists").is_dir():
+    if not (directory / "dists").is_dir():
 
         def identify(file: StoredFile) -> tuple[str, str, str]:
             if not file.name.endswith(".deb"):
@@ -63,8 +63,9 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
 
         unique = "package, version and architecture"
         return check_packages(directory, _PACKAGES, identify, unique)
-    wrong = check_directory(directory, _PACKAGES)
-    if any(file.base in {"Release", "InRelease"} for file in list_files(directory / "dists")):
+    wrong, files = check_directory(directory, _PACKAGES)
+    suites = (file for file in files if file.name.startswith("dists/"))
+    if any(file.base in {"Release", "InRelease"} for file in suites):
         return wrong
     missing = "no suite in it has a Release or InRelease file"
     return (*wrong, Fault(missing, file=str(directory / "dists")))

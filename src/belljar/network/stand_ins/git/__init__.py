@@ -69,7 +69,7 @@ def make(context: StandInContext) -> App:
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Faults of a directory of bare repositories."""
     if directory is None:
-        return (Fault("no directory of bare repositories is named: add `directory: PATH`"),)
+        return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
     if not directory.is_dir():
         return (Fault("no such directory", file=str(directory)),)
     repositories = dict(find_repositories(directory)).values()

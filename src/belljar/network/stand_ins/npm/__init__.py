@@ -186,7 +186,7 @@ def make(context: StandInContext) -> App:
     return streaming_app(_Npm(context).handle)
 
 
-def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Faults of a directory of packed npm packages."""
 
     def identify(file: StoredFile) -> tuple[str, str]:

@@ -49,7 +49,7 @@ def make(context: StandInContext) -> App:
     return streaming_app(_Pypi(context).handle)
 
 
-def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Faults of a directory of Python packages."""
 
     def identify(file: StoredFile) -> str:

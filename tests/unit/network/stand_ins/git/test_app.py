@@ -62,7 +62,7 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     """Empty, no repository, a working copy, borrowed objects, SHA-256, a link, a reference to
     nothing."""
     assert "no such directory" in str(check({}, tmp_path / "gone")[0])
-    assert "directory: PATH" in str(check({}, None)[0])
+    assert "repositories: PATH" in str(check({}, None)[0])
     assert "empty" in str(check({}, tmp_path)[0])
     for name in ("good", "borrows", "broken"):
         subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / f"{name}.git")], check=True)

@@ -149,4 +149,3 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     ):
         assert name in text
     assert len(check({}, tmp_path)) == 4
-    assert "directory: PATH" in str(check({}, None)[0])
