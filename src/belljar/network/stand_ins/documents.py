@@ -64,18 +64,16 @@ class Document:
 
     def problem(self, path: FieldPath, message: str, *, key: bool = False) -> None:
         """At a value, or at its name; up to `MAX_PROBLEMS`."""
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(self.fault(path, message, key=key))
-
-    def fault(self, path: FieldPath, message: str, *, key: bool = False) -> Fault:
-        """At a value, or at its name."""
+        if len(self.problems) >= MAX_PROBLEMS:
+            return
         if not self.source:
-            return Fault(message, path)
+            self.problems.append(Fault(message, path))
+            return
         if self.tree is None:
             mark = locate_json(self.text, path)
         else:
             mark = closest_mark(self.tree, path, key=key)
-        return Fault(message, path, self.source, mark.line, mark.column)
+        self.problems.append(Fault(message, path, self.source, mark.line, mark.column))
 
 
 def locate_json(text: str, path: FieldPath) -> Mark:

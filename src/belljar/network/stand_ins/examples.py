@@ -119,23 +119,6 @@ class Maker:
                     if self.schemas.fits(schema, value):
                         return value
                 raise why
-        return self._typed(schema, name, depth, index)
-
-    def _merged(self, schema: Any, depth: int) -> dict[str, Any]:  # noqa: ANN401 - a schema
-        if not isinstance(schema, dict):
-            return {} if schema is True else {"not": {}}
-        self.steps += 1
-        if depth > MAX_DEPTH or self.steps > _MAX_STEPS:
-            raise NoExampleError("references go round in a circle, or are too many")
-        merged = {key: item for key, item in schema.items() if key not in ("$ref", "allOf")}
-        if "$ref" in schema:
-            named = look(self.schemas.root, pointer_of(schema["$ref"]))
-            merged = _both(self._merged(named, depth + 1), merged)
-        for part in schema.get("allOf", ()):
-            merged = _both(merged, self._merged(part, depth + 1))
-        return merged
-
-    def _typed(self, schema: dict[str, Any], name: str, depth: int, index: int) -> object:
         match _type_of(schema):
             case "object":
                 return self._object(schema, depth, index)
@@ -150,6 +133,20 @@ class Maker:
             case "null":
                 return None
         return {}
+
+    def _merged(self, schema: Any, depth: int) -> dict[str, Any]:  # noqa: ANN401 - a schema
+        if not isinstance(schema, dict):
+            return {} if schema is True else {"not": {}}
+        self.steps += 1
+        if depth > MAX_DEPTH or self.steps > _MAX_STEPS:
+            raise NoExampleError("references go round in a circle, or are too many")
+        merged = {key: item for key, item in schema.items() if key not in ("$ref", "allOf")}
+        if "$ref" in schema:
+            named = look(self.schemas.root, pointer_of(schema["$ref"]))
+            merged = _both(self._merged(named, depth + 1), merged)
+        for part in schema.get("allOf", ()):
+            merged = _both(merged, self._merged(part, depth + 1))
+        return merged
 
     def _object(self, schema: Mapping[str, Any], depth: int, index: int) -> dict[str, Any]:
         properties, required = schema.get("properties", {}), schema.get("required", [])

@@ -15,6 +15,7 @@ import stat
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate, parsedate_to_datetime
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -117,12 +118,10 @@ def list_files(
     directory: Path, *, hidden: bool = False, max_files: int = MAX_FILES, max_depth: int = MAX_DEPTH
 ) -> tuple[StoredFile, ...]:
     """Regular files sorted by name; no links. Raises `FilesError` beyond the bounds."""
-    found: list[StoredFile] = []
-    for file in _walk(directory, "", max_depth, hidden=hidden):
-        found.append(file)
-        if len(found) > max_files:
-            what = f"more than {max_files} files"
-            raise FilesError(what, where=str(directory), hint="serve fewer files")
+    found = list(islice(_walk(directory, "", max_depth, hidden=hidden), max_files + 1))
+    if len(found) > max_files:
+        what = f"more than {max_files} files"
+        raise FilesError(what, where=str(directory), hint="serve fewer files")
     return tuple(sorted(found, key=lambda file: file.name))
 
 

@@ -222,15 +222,14 @@ class _Server:
             "model": model,
             **found,
         }
-        filled["choices"] = [_choice(index, choice) for index, choice in enumerate(choices)]
+        filled["choices"] = []
+        for index, choice in enumerate(choices):
+            message = {"role": "assistant", "content": None, **choice["message"]}
+            usual = "tool_calls" if message.get("tool_calls") else "stop"
+            given = {"index": index, "logprobs": None, "finish_reason": usual, **choice}
+            filled["choices"].append({**given, "message": message})
         filled.setdefault("usage", {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
         return filled
-
-
-def _choice(index: int, choice: dict[str, Any]) -> dict[str, Any]:
-    message = {"role": "assistant", "content": None, **choice["message"]}
-    usual = "tool_calls" if message.get("tool_calls") else "stop"
-    return {"index": index, "logprobs": None, "finish_reason": usual, **choice, "message": message}
 
 
 def _too_large() -> RefusedError:

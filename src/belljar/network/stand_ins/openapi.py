@@ -213,9 +213,10 @@ class _Server:
 
     def body(self, media: str, item: Mapping[str, Any], at: Pointer) -> bytes | None:
         example = _example(item)
+        is_made = _is_json(media) or media.startswith("text/") or media in ("*/*", "application/*")
         if example is not None:
             (value,) = example
-        elif _is_made(media) and "schema" in item:
+        elif is_made and "schema" in item:
             value = self.maker.make((*at, "schema"))
         else:
             return None
@@ -286,10 +287,6 @@ def _is_json(media: str) -> bool:
     return kind.endswith(("/json", "+json"))
 
 
-def _is_made(media: str) -> bool:
-    return _is_json(media) or media.startswith("text/") or media in ("*/*", "application/*")
-
-
 def _values(parameter: Parameter, request: Request, names: Mapping[str, str]) -> list[str]:
     name = parameter.name
     match parameter.place:
@@ -298,7 +295,7 @@ def _values(parameter: Parameter, request: Request, names: Mapping[str, str]) ->
         case "query":
             return [value for key, value in request.query if key in (name, f"{name}[]")]
         case "header":
-            return list(request.fields([name.lower()]).values())
+            return [request.header(name.lower())] if request.has_header(name.lower()) else []
     return [request.cookies[name]] if name in request.cookies else []
 
 

@@ -163,7 +163,10 @@ def wheel(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: hatchling 1.21.1\n"
         "Root-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    lines = [f"{path},sha256={_digest(text)},{len(text.encode())}" for path, text in files.items()]
+    lines = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        lines.append(f"{path},sha256={digest.rstrip('=')},{len(text.encode())}")
     record = f"{about}/RECORD"
     files[record] = "\n".join((*lines, f"{record},,")) + "\n"
     out = io.BytesIO()
@@ -173,7 +176,3 @@ def wheel(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
             archive.writestr(entry, text)
     return f"{base}-py3-none-any.whl", out.getvalue()
-
-
-def _digest(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")

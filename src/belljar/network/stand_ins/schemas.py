@@ -338,8 +338,11 @@ class Schemas:
         self.has_name_patterns |= "patternProperties" in value
         # An answer's or parameter's `examples` is a mapping of names; a property may be called
         # `example`: then it holds a schema, which is converted all the same.
+        words = {"type", "$ref", "content", "schema", "description"}
         new = {
-            name: self._converted(item) if name not in DATA or _is_schema(item) else item
+            name: self._converted(item)
+            if name not in DATA or (isinstance(item, dict) and not words.isdisjoint(item))
+            else item
             for name, item in value.items()
         }
         if self.is_30 and ("type" in new or "nullable" in new):
@@ -373,20 +376,17 @@ class Schemas:
         """Another value or example follows."""
         self._references = 0
 
-    def validator(self, path: Pointer) -> Any:  # noqa: ANN401 - jsonschema has no types
-        """Of the schema at a path, for one value."""
-        parts = (str(part).replace("~", "~0").replace("/", "~1") for part in path)
-        self.restart()
-        reference = "".join((_URN, "#", *(f"/{part}" for part in parts)))
-        return self._validator({"$ref": reference}, registry=self._registry)
-
     def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
         """Places and messages; at most `MAX_ERRORS`."""
         # Other keywords look names up in `patternProperties`, too: so none gets that far.
         if self.has_name_patterns and _has_long_name(value):
             return [("", "a property's name is too long")]
+        self.restart()
+        parts = (str(part).replace("~", "~0").replace("/", "~1") for part in path)
+        reference = "".join((_URN, "#", *(f"/{part}" for part in parts)))
+        validator = self._validator({"$ref": reference}, registry=self._registry)
         try:
-            found = islice(self.validator(path).iter_errors(value), MAX_ERRORS)
+            found = islice(validator.iter_errors(value), MAX_ERRORS)
             return [(_place(error)[:200], str(error.message)[:300]) for error in found]
         except RecursionError:
             return [("", "nested too deeply")]
@@ -444,11 +444,6 @@ def _has_long_name(value: object) -> bool:
         elif isinstance(part, list):
             todo += part
     return False
-
-
-def _is_schema(item: object) -> bool:
-    words = {"type", "$ref", "content", "schema", "description"}
-    return isinstance(item, dict) and not words.isdisjoint(item)
 
 
 def _absolute(schema: Any) -> Any:  # noqa: ANN401 - any value of a document

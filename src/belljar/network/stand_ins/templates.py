@@ -273,13 +273,11 @@ def resolve(reference: Reference, view: View) -> Any:  # noqa: ANN401 - any JSON
             return request.body.decode("utf-8", "replace")
     if root in _NAMED:
         name = str(key(reference.steps[0], view))
-        match root:
-            case "query":
-                return first(request.query, name)
-            case "form":
-                return first(request.form, name)
-            case "header":
-                return request.fields([name.lower()]).get(name.lower())
+        if root in ("query", "form"):
+            pairs = request.query if root == "query" else request.form
+            return next((value for key_, value in pairs if key_ == name), None)
+        if root == "header":
+            return request.header(name.lower()) if request.has_header(name.lower()) else None
         return (request.cookies if root == "cookie" else view.path).get(name)
     found: Any = {"state": view.state, "session": view.session}.get(root)
     if root == "json":
@@ -287,11 +285,6 @@ def resolve(reference: Reference, view: View) -> Any:  # noqa: ANN401 - any JSON
     for step in reference.steps:
         found = child(found, key(step, view))
     return found
-
-
-def first(pairs: tuple[tuple[str, str], ...], name: str) -> str | None:
-    """The first value of that name."""
-    return next((value for key_, value in pairs if key_ == name), None)
 
 
 def key(step: Step, view: View) -> str | int:

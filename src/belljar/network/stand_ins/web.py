@@ -67,10 +67,6 @@ class Request:
         """Whether the field is there, even if empty."""
         return any(key == name for key, _ in self.headers)
 
-    def fields(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of the header fields that are there."""
-        return {name: self.header(name) for name in names if self.has_header(name)}
-
     @property
     def host(self) -> str:
         """In lower case, without a port."""

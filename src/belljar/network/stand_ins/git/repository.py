@@ -36,15 +36,11 @@ def find_repositories(
     for path in sorted(directory.iterdir()):
         if path.is_symlink() or not path.is_dir() or path.name.startswith("."):
             continue
-        if is_bare(path):
+        is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
+        if is_bare and (path / "HEAD").is_file():
             yield prefix + path.name, path
         else:
             yield from find_repositories(path, f"{prefix}{path.name}/", depth + 1)
-
-
-def is_bare(path: Path) -> bool:
-    """Looks like a bare repository."""
-    return (path / "HEAD").is_file() and (path / "objects").is_dir() and (path / "refs").is_dir()
 
 
 def why_not(path: Path) -> str:

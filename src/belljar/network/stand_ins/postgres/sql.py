@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
@@ -180,7 +179,11 @@ class _Select:
         if self._at != after and not self._is("from"):
             raise self._wrong()
         self._at = after
-        rows = self._order(self._where())
+        rows: list[Row] = list(self._table.rows)
+        if self._skip("where"):
+            test = self._any(0)
+            rows = [row for row in rows if test(row)]
+        rows = self._order(rows)
         limit, offset = self._limits()
         if self._peek() is not None:
             raise self._wrong()
@@ -278,13 +281,6 @@ class _Select:
             return name, "text", self._constants[name]
         raise SqlError("42703", f'column "{name[:63]}" does not exist', token.position)
 
-    def _where(self) -> list[Row]:
-        rows: list[Row] = list(self._table.rows)
-        if not self._skip("where"):
-            return rows
-        test = self._any(0)
-        return [row for row in rows if test(row)]
-
     def _any(self, depth: int) -> Test:
         if depth > MAX_DEPTH:
             raise SqlError("54001", "stack depth limit exceeded")
@@ -361,9 +357,8 @@ class _Select:
                 continue
             if not 0 <= index < max(1, len(self._table.columns)):
                 raise SqlError("42P10", f"ORDER BY position {pick} is not in select list")
-            is_number = kind in ("integer", "bigint")
-            order = partial(_sort_key, index=index, is_number=is_number)
-            rows = sorted(rows, key=order, reverse=is_down)
+            order = _number_or_text if kind in ("integer", "bigint") else str
+            rows = sorted(rows, key=lambda row: order(_value(row, index)), reverse=is_down)
         return rows
 
     def _limits(self) -> tuple[int | None, int]:
@@ -380,11 +375,6 @@ class _Select:
             else:
                 offset = int(token.value)
         return limit, offset
-
-
-def _sort_key(row: Row, *, index: int, is_number: bool) -> tuple[int, float, str]:
-    value = _value(row, index)
-    return _number_or_text(value) if is_number else (1, 0.0, value)
 
 
 def _value(row: Row, pick: int | str) -> str:

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.message import Message
 from email.parser import BytesParser
 from functools import cached_property
 from hashlib import sha256
@@ -83,11 +82,6 @@ class Distribution:
     md5: str
     metadata: bytes
     requires_python: str
-
-    @property
-    def headers(self) -> Message:
-        """The metadata's fields."""
-        return BytesParser().parsebytes(self.metadata)
 
     @property
     def served_metadata(self) -> bool:
@@ -240,7 +234,7 @@ def release_json(
 
 
 def _info(one: Distribution, name: str) -> dict[str, object]:
-    fields = one.headers
+    fields = BytesParser().parsebytes(one.metadata)
     texts = ("Summary", "Author", "Author-email", "License", "Home-page", "Keywords")
     return {
         "name": fields.get("Name", name),

@@ -158,32 +158,27 @@ async def take_upload(
     context: StandInContext, request: Request, incoming: Incoming, *, is_refused: bool = False
 ) -> Answer | None:
     """Answer one upload (200, 403, 400), recorded first. Also one that broke off."""
+    form, refused = Form(), ""
     try:
         reader = MultipartReader(request.header("content-type"), kept_bytes=MAX_KEPT_BODY_BYTES)
+        form = reader.form
+        async for piece in incoming.pieces():
+            reader.feed(piece)
+        missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
+        if not form.complete:
+            refused = "the form ends too early"
+        elif missing:
+            refused = f"the form has no {missing}"
     except MultipartError as error:
-        await _record(context, request, Form(), str(error))
-        return text_answer("400 The upload is not a form", 400)
-    status, reason = 200, ""
-    try:
-        status, reason = await _read(incoming, reader)
-    except MultipartError as error:
-        status, reason = 400, str(error)
+        refused = str(error)
     except CutOffError:
-        await _record(context, request, reader.form, "it broke off")
+        await _record(context, request, form, "it broke off")
         return None
+    status = 400 if refused else 200
     if is_refused:
-        status, reason = 403, "Invalid or non-existent authentication information."
-    await _record(context, request, reader.form, reason)
-    return text_answer("" if status == 200 else f"{status} {reason}", status)
-
-
-async def _read(incoming: Incoming, reader: MultipartReader) -> tuple[int, str]:
-    async for piece in incoming.pieces():
-        reader.feed(piece)
-    if not reader.form.complete:
-        return 400, "the form ends too early"
-    missing = [name for name in ("name", "version") if not reader.form.fields.get(name)]
-    return (400, f"the form has no {missing[0]}") if missing else (200, "")
+        status, refused = 403, "Invalid or non-existent authentication information."
+    await _record(context, request, form, refused)
+    return text_answer(f"{status} {refused}" if refused else "", status)
 
 
 async def _record(context: StandInContext, request: Request, form: Form, refused: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
@@ -67,9 +67,8 @@ class RedisSession:
     greeting = b""
 
     def __init__(self, space: Keyspace) -> None:
-        self._space = space
+        self._space = self._selected = space
         self._reader = Reader()
-        self._database = 0
         self._version = 2
         self._name, self._user = b"", ""
         self._presented: Presented | None = None
@@ -153,7 +152,7 @@ class RedisSession:
             return _NOT_A_NUMBER
         if not 0 <= index < DATABASES:
             return Error(b"ERR DB index is out of range")
-        self._database = index
+        self._selected = self._space if index == 0 else replace(self._space, strings={}, hashes={})
         return _OK
 
     def _client(self, words: tuple[bytes, ...]) -> Reply:
@@ -224,15 +223,6 @@ class RedisSession:
 
     # ---- keys
 
-    def _keys_here(self) -> tuple[bytes, ...]:
-        return self._space.keys if self._database == 0 else ()
-
-    def _string(self, key: bytes) -> bytes | None:
-        return self._space.strings.get(key) if self._database == 0 else None
-
-    def _hash(self, key: bytes) -> Mapping[bytes, bytes] | None:
-        return self._space.hashes.get(key) if self._database == 0 else None
-
     def _scan(self, words: tuple[bytes, ...]) -> Reply:
         cursor, options = number(words[0]), words[1:]
         if cursor is None or cursor < 0:
@@ -252,21 +242,23 @@ class RedisSession:
                         return _NOT_A_NUMBER if number(value) is None else _SYNTAX
                 case _:
                     return _SYNTAX
-        keys, end = self._keys_here(), cursor + count
+        keys, end = self._selected.keys, cursor + count
         found = [key for key in keys[cursor:end] if kind in (b"", self._kind(key))]
         found = [key for key in found if _matches(key, pattern)]
         return [b"%d" % (end if end < len(keys) else 0), found]
 
     def _kind(self, key: bytes) -> bytes:
-        if self._string(key) is not None:
+        if key in self._selected.strings:
             return b"string"
-        return b"hash" if self._hash(key) is not None else b"none"
+        return b"hash" if key in self._selected.hashes else b"none"
 
     def _of_string(self, key: bytes, read: Callable[[bytes | None], Reply]) -> Reply:
-        return _WRONG_TYPE if self._hash(key) is not None else read(self._string(key))
+        held = self._selected
+        return _WRONG_TYPE if key in held.hashes else read(held.strings.get(key))
 
     def _of_hash(self, key: bytes, read: Callable[[Mapping[bytes, bytes]], Reply]) -> Reply:
-        return _WRONG_TYPE if self._string(key) is not None else read(self._hash(key) or {})
+        held = self._selected
+        return _WRONG_TYPE if key in held.strings else read(held.hashes.get(key, {}))
 
 
 _MANY: Final = 1 << 10
@@ -284,15 +276,15 @@ _COMMANDS: Final[Mapping[bytes, tuple[Method, int, int]]] = {
     b"command": (lambda _, words: {} if b"docs" in map(bytes.lower, words[:1]) else (), 0, _MANY),
     b"config": (RedisSession._config, 1, _MANY),
     b"info": (RedisSession._info, 0, _MANY),
-    b"keys": (lambda it, words: [key for key in it._keys_here() if _matches(key, words[0])], 1, 1),
+    b"keys": (lambda it, words: [k for k in it._selected.keys if _matches(k, words[0])], 1, 1),
     b"scan": (RedisSession._scan, 1, _MANY),
     b"type": (lambda it, words: Status(it._kind(words[0])), 1, 1),
     b"ttl": (lambda it, words: -2 if it._kind(words[0]) == b"none" else -1, 1, 1),
     b"pttl": (lambda it, words: -2 if it._kind(words[0]) == b"none" else -1, 1, 1),
     b"exists": (lambda it, words: sum(it._kind(key) != b"none" for key in words), 1, _MANY),
-    b"dbsize": (lambda it, _words: len(it._keys_here()), 0, 0),
+    b"dbsize": (lambda it, _words: len(it._selected.keys), 0, 0),
     b"get": (lambda it, words: it._of_string(words[0], lambda text: text), 1, 1),
-    b"mget": (lambda it, words: [it._string(key) for key in words], 1, _MANY),
+    b"mget": (lambda it, words: [it._selected.strings.get(key) for key in words], 1, _MANY),
     b"strlen": (lambda it, words: it._of_string(words[0], lambda text: len(text or b"")), 1, 1),
     b"hgetall": (lambda it, words: it._of_hash(words[0], dict), 1, 1),
     b"hget": (lambda it, words: it._of_hash(words[0], lambda hash_: hash_.get(words[1])), 2, 2),
