@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import binascii
+import importlib
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
@@ -67,9 +68,9 @@ def _near(pattern: re.Pattern[bytes], before: int) -> re.Pattern[bytes]:
 
 
 def entropy(text: bytes) -> float:
-    """Bits a byte."""
+    """Shannon's entropy in bits a byte; high of encoded data."""
     counts = Counter(text).values()
-    return -sum(n / len(text) * math.log2(n / len(text)) for n in counts)
+    return -sum((n / len(text) * math.log2(n / len(text)) for n in counts), 0.0) + 0.0
 
 
 _PLACEHOLDER: Final = re.compile(
@@ -319,14 +320,18 @@ _NATIONAL: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
-def _national(extra: str) -> Iterator[Detector]:
+def _extra(module: str, package: str, cls: str) -> Any:  # noqa: ANN401 - a module
     try:
-        from stdnum import get_cc_module
+        return importlib.import_module(module)
     except ModuleNotFoundError:
         raise HostError(
-            f"the guard's class `{extra}` needs python-stdnum",
+            f"the guard's class `{cls}` needs {package}",
             hint="pip install 'belljar-sandbox[guard]'",
         ) from None
+
+
+def _national() -> Iterator[Detector]:
+    get_cc_module = _extra("stdnum", "python-stdnum", "national_id").get_cc_module
     for name, shape in _NATIONAL:
         country, _, module = name.partition(".")
         number = get_cc_module(country.strip("_"), module)
@@ -350,13 +355,7 @@ _DOCUMENTED_IDS: Final = frozenset({b"078-05-1120", b"219-09-9999", b"123-45-678
 
 
 def _phones() -> Iterator[Detector]:
-    try:
-        import phonenumbers
-    except ModuleNotFoundError:
-        raise HostError(
-            "the guard's class `phone` needs phonenumbers",
-            hint="pip install 'belljar-sandbox[guard]'",
-        ) from None
+    phonenumbers = _extra("phonenumbers", "phonenumbers", "phone")
 
     def check(text: bytes) -> bool:
         try:
@@ -416,6 +415,6 @@ def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
         elif cls == "phone":
             yield from _phones()
         elif cls == "national_id":
-            yield from _national(cls)
+            yield from _national()
         else:
             raise ValueError(f"{cls!r} is no class of personal data")

@@ -1,6 +1,4 @@
-"""Takes connections, counts them, and gives each to what is spoken at the address and port that
-were dialled.
-"""
+"""Accepts and counts connections, and serves each by the address and port it dialled."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from hypercorn.config import Config
 
 from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED
+from belljar.network.gateway.config import Listeners
 from belljar.network.gateway.dns_server import DnsServer
 from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
@@ -47,24 +46,25 @@ class Front:
         self._of_cell: Counter[str] = Counter()
         self._connections: dict[asyncio.Task[Any] | None, Peer] = {}
 
-    def listen_dns(self, udp: socket.socket, tcp: socket.socket) -> None:
-        """Answer DNS on these sockets."""
-        self._dns.listen(udp)
-        self._group.create_task(self._accept(tcp, "dns_tcp_connections", self._serve_dns))
+    def listen(self, listeners: Listeners) -> None:
+        """Answer DNS, serve stand-ins' ports, record what the sink gets."""
 
-    def listen(self, tcp: socket.socket) -> None:
-        """Serve a stand-in's port."""
-        self._group.create_task(self._accept(tcp, "connections", self._serve))
+        async def serve_dns(sock: socket.socket, peer: Peer) -> None:
+            if peer.address == self._site.layout.resolver:
+                await self._dns.serve(TcpPipe(sock, peer.account), peer.cell)
 
-    def listen_sink(self, tcp: socket.socket) -> None:
-        """Record connections to nobody."""
-        self._group.create_task(
-            self._accept(
-                tcp,
-                "connections",
-                lambda sock, peer: sink(self._site, peer, TcpPipe(sock, peer.account)),
-            )
-        )
+        async def serve_sink(sock: socket.socket, peer: Peer) -> None:
+            await sink(self._site, peer, TcpPipe(sock, peer.account))
+
+        self._dns.listen(listeners.dns_udp)
+        served: list[tuple[socket.socket, str, Handler]] = [
+            (listeners.dns_tcp, "dns_tcp_connections", serve_dns),
+            *((tcp, "connections", self._serve) for tcp in listeners.tcp.values()),
+        ]
+        if listeners.sink is not None:
+            served.append((listeners.sink, "connections", serve_sink))
+        for tcp, kind, handler in served:
+            self._group.create_task(self._accept(tcp, kind, handler))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
         """A dead listener raises `OSError`, which ends the gateway."""
@@ -177,10 +177,17 @@ class Front:
         self._site.is_ending = True
         self._dns.flush()
         self._site.post_limits()
+        unreported = 0
+        idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
+        for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):
+            if loop.time() < until:
+                peer.account.end_for(RANGE_ENDED)
+                self._site.post(partial(connection_item, peer, closed=True))
+            else:
+                unreported += peer.account.has_unrecorded
         connections = [
             task for task in self._connections if task is not None and task not in self._site.idle
         ]
-        unreported = self._report_idle(until)
         for at in range(0, len(connections), CANCEL_BATCH):
             if loop.time() >= until:
                 break
@@ -191,47 +198,28 @@ class Front:
             await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
         return unreported + sum(not task.done() for task in connections)
 
-    def _report_idle(self, until: float) -> int:
-        loop, unreported = asyncio.get_running_loop(), 0
-        idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
-        for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):
-            if loop.time() < until:
-                peer.account.end_for(RANGE_ENDED)
-                self._site.post(partial(connection_item, peer, closed=True))
-            else:
-                unreported += peer.account.has_unrecorded
-        return unreported
-
-    async def _serve_dns(self, sock: socket.socket, peer: Peer) -> None:
-        if peer.address == self._site.layout.resolver:
-            await self._dns.serve(TcpPipe(sock, peer.account), peer.cell)
-
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         verdict = self._site.judge(peer)
         if not verdict.allowed:
             data = stream_data(peer, verdict.stand_in, "refused", verdict.reason)
             await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
             self._refuse(sock, peer, verdict.reason)
-        elif verdict.protocol in ENCRYPTED:
-            await self._serve_encrypted(sock, peer)
-        else:
+        elif verdict.protocol not in ENCRYPTED:
             await self._speak(TcpPipe(sock, peer.account), peer)
-
-    async def _serve_encrypted(self, sock: socket.socket, peer: Peer) -> None:
-        if self._open["tls_connections"] >= self._site.bounds.tls_connections:
+        elif self._open["tls_connections"] >= self._site.bounds.tls_connections:
             self._site.hit("tls_connections")
             self._refuse(sock, peer, "tls_connections")
-            return
-        self._open["tls_connections"] += 1
-        try:
-            pipe = TcpPipe(sock, peer.account)
-            shaken = await self._terminator.handshake(pipe, peer)
-            if shaken is None:
-                await pipe.close()
-            else:
-                await self._speak(*shaken)
-        finally:
-            self._open["tls_connections"] -= 1
+        else:
+            self._open["tls_connections"] += 1
+            try:
+                pipe = TcpPipe(sock, peer.account)
+                shaken = await self._terminator.handshake(pipe, peer)
+                if shaken is None:
+                    await pipe.close()
+                else:
+                    await self._speak(*shaken)
+            finally:
+                self._open["tls_connections"] -= 1
 
     def _refuse(self, sock: socket.socket, peer: Peer, reason: str) -> None:
         peer.account.end_for(reason)

@@ -1,16 +1,13 @@
-"""What the resolver answers: authoritative for the layout's names, NXDOMAIN for every other.
+"""The resolver's answers: authoritative for the layout's names, NXDOMAIN for others. Pure.
 
-Pure: bytes in, bytes and what to record out. No cache, no upstream, no recursion (RFC 1034 section
-4.3.1; RA is 0). A query has one question and at most one OPT record without a name; everything else
-is refused by its header, before a label is read. A message takes one pass over its bytes.
+No cache, no upstream, no recursion (RFC 1034 section 4.3.1).
+A query has one question and at most one OPT record without a name.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import struct
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -19,6 +16,7 @@ from typing import Final
 
 from belljar.network.decide import canonical_name, find
 from belljar.plan.addresses import RangeLayout
+from belljar.signals.detectors import entropy
 from belljar.units import printable
 
 TTL_S: Final = 30
@@ -65,8 +63,8 @@ class Rcode(IntEnum):
 class Answer:
     """What is sent back (`wire`) and recorded.
 
-    `header`: the query's id and flags, `edns`: its OPT's fixed fields, both hex. `whole`: these
-    fields hold every bit of the query.
+    `header`: the query's id and flags; `edns`: its OPT's fixed fields.
+    `whole`: these fields hold every bit of the query.
     """
 
     wire: bytes | None
@@ -109,25 +107,25 @@ class _Reply:
 def answer(query: bytes, layout: RangeLayout) -> Answer:
     """The answer to a message. Never raises.
 
-    A and ANY (RFC 8482) of an existing name: its A record; other types: NODATA with the SOA (RFC
-    2308). Another class, AXFR, IXFR: REFUSED. Another opcode: NOTIMP. Not one question and at most
-    one OPT: FORMERR. The name is returned as it was spelt (0x20).
+    A and ANY (RFC 8482): the A record; other types: NODATA with the SOA (RFC 2308).
+    Another class, AXFR, IXFR: REFUSED; another opcode: NOTIMP.
+    The name is returned as it was spelt (0x20).
     """
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
         return Answer(wire=None, answer="NOT A QUERY")
-    said = Answer(wire=None, answer="", header=query[:4].hex())
+    reported = Answer(wire=None, answer="", header=query[:4].hex())
     if opcode := query[2] >> 3 & 0xF:
         wire = _bare(query, Rcode.NOTIMP)
         return replace(
-            said, wire=wire, answer="NOTIMP", type=_OPCODES.get(opcode, f"OPCODE{opcode}")
+            reported, wire=wire, answer="NOTIMP", type=_OPCODES.get(opcode, f"OPCODE{opcode}")
         )
     parsed = _parse(query)
     if parsed is None:
-        return replace(said, wire=_bare(query, Rcode.FORMERR), answer="FORMERR")
+        return replace(reported, wire=_bare(query, Rcode.FORMERR), answer="FORMERR")
     labels = parsed.labels
     reply = _decide(parsed, layout)
     return replace(
-        said,
+        reported,
         wire=_wire(query, parsed, reply),
         name=printable(b".".join(labels), max_chars=MAX_SHOWN_CHARS),
         type=_TYPES.get(parsed.type, f"TYPE{parsed.type}"),
@@ -139,14 +137,6 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
         and not parsed.options_bytes
         and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
     )
-
-
-def entropy(text: bytes) -> float:
-    """Shannon's entropy, bits a byte; high of encoded data."""
-    if not text:
-        return 0.0
-    counts = Counter(text).values()
-    return -sum(count / len(text) * math.log2(count / len(text)) for count in counts) + 0.0
 
 
 def _bare(query: bytes, rcode: Rcode) -> bytes:

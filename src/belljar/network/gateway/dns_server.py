@@ -1,6 +1,4 @@
-"""DNS over UDP and TCP on the range's resolver address: each query is on record before its answer
-leaves.
-"""
+"""DNS over UDP and TCP: each query is on record before its answer leaves."""
 
 from __future__ import annotations
 
@@ -42,12 +40,12 @@ class _Batch:
         self.names: list[str] = []
         self.queries = Capture(max_kept_bytes=max_kept_bytes)
 
-    def add(self, said: Answer, query: bytes) -> None:
+    def add(self, reply: Answer, query: bytes) -> None:
         self.count += 1
-        self.longest_label = max(self.longest_label, said.longest_label)
-        self.entropy = max(self.entropy, said.entropy)
+        self.longest_label = max(self.longest_label, reply.longest_label)
+        self.entropy = max(self.entropy, reply.entropy)
         if len(self.names) < MAX_BATCH_NAMES:
-            self.names.append(said.name[:MAX_BATCH_NAME_CHARS])
+            self.names.append(reply.name[:MAX_BATCH_NAME_CHARS])
         self.queries.feed(struct.pack("!H", len(query)) + query)
 
 
@@ -60,30 +58,27 @@ class QueryRecord:
         self._used = 0
         self._batches: dict[_Key, _Batch] = {}
 
-    async def record(self, cell: str, said: Answer, transport: str, query: bytes) -> None:
+    async def record(self, cell: str, reply: Answer, transport: str, query: bytes) -> None:
         """Return when the query is on record."""
-        if self._has_token():
-            bodies = () if said.whole else (body_of("query", query, MAX_QUERY_BYTES),)
-            await self._site.reporter.record(dns_item(cell, said, transport, bodies))
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._used = second, 0
+        self._used += 1
+        if self._used <= self._site.bounds.dns_events_per_s:
+            bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
+            await self._site.reporter.record(dns_item(cell, reply, transport, bodies))
         else:
-            await asyncio.shield(self.count(cell, said, transport, query))
+            await asyncio.shield(self.count(cell, reply, transport, query))
 
-    def count(self, cell: str, said: Answer, transport: str, query: bytes) -> asyncio.Future[None]:
+    def count(self, cell: str, reply: Answer, transport: str, query: bytes) -> asyncio.Future[None]:
         """Record it with others; done when on record."""
         key = (cell, transport)
         batch = self._batches.get(key)
         if batch is None:
             batch = self._batches[key] = _Batch(self._site.bounds.kept_body_bytes)
             asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, key)
-        batch.add(said, query)
+        batch.add(reply, query)
         return batch.recorded
-
-    def _has_token(self) -> bool:
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._used = second, 0
-        self._used += 1
-        return self._used <= self._site.bounds.dns_events_per_s
 
     def flush_all(self) -> None:
         """Record counted queries now."""
@@ -122,18 +117,18 @@ class QueryRecord:
             posted.add_done_callback(lambda _: batch.recorded.set_result(None))
 
 
-def dns_item(cell: str, said: Answer, transport: str, bodies: tuple[Body, ...]) -> Item:
+def dns_item(cell: str, reply: Answer, transport: str, bodies: tuple[Body, ...]) -> Item:
     """The event of one message."""
     data: dict[str, JsonValue] = {
         "cell": cell,
-        "name": said.name,
-        "type": said.type,
-        "answer": said.answer,
-        "longest_label": said.longest_label,
-        "entropy": said.entropy,
+        "name": reply.name,
+        "type": reply.type,
+        "answer": reply.answer,
+        "longest_label": reply.longest_label,
+        "entropy": reply.entropy,
         "transport": transport,
-        "header": said.header,
-        "edns": said.edns,
+        "header": reply.header,
+        "edns": reply.edns,
     }
     return Item(Kind.NETWORK_DNS, data, bodies)
 
@@ -209,15 +204,15 @@ class DnsServer:
     ) -> None:
         try:
             cell = self._site.cell(peer[0])
-            said = answer(query, self._site.known_to(cell))
-            await self._record.record(cell, said, "udp", query)
-            if said.wire is not None and not await self._is_blocked(cell, said):
+            reply = answer(query, self._site.known_to(cell))
+            await self._record.record(cell, reply, "udp", query)
+            if reply.wire is not None and not await self._is_blocked(cell, reply):
                 source = (
                     socket.IPPROTO_IP,
                     _IP_PKTINFO,
                     _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4)),
                 )
-                sock.sendmsg([said.wire], [source], 0, peer)
+                sock.sendmsg([reply.wire], [source], 0, peer)
         except OSError:
             # A datagram may be lost at any time: the client asks again.
             pass
@@ -226,13 +221,10 @@ class DnsServer:
         finally:
             self._pending -= 1
 
-    async def _is_blocked(self, cell: str, said: Answer) -> bool:
+    async def _is_blocked(self, cell: str, reply: Answer) -> bool:
         """Whether the guard forbids an answer to this name."""
-        parts = [("label", said.name.encode())]
-        looked = self._site.guard.look("", Channel.DNS, parts, {"cell": cell})
-        if looked.items:
-            await self._site.reporter.record(*looked.items)
-        return looked.blocked
+        parts = [("label", reply.name.encode())]
+        return await self._site.blocks("", Channel.DNS, parts, {"cell": cell})
 
     async def serve(self, pipe: TcpPipe, cell: str) -> None:
         """Serve TCP (RFC 7766); fragments are recorded too."""
@@ -248,8 +240,8 @@ class DnsServer:
             rest.feed(bytes(begun))
             if rest.total_bytes:
                 pipe.account.record(rest.total_bytes)
-                said = Answer(wire=None, answer="NOT A QUERY")
-                self._site.post(lambda: dns_item(cell, said, "tcp", rest.bodies("query")))
+                fragment = Answer(wire=None, answer="NOT A QUERY")
+                self._site.post(lambda: dns_item(cell, fragment, "tcp", rest.bodies("query")))
             await pipe.close()
 
     async def _answer_each(self, pipe: TcpPipe, cell: str, begun: bytearray) -> None:
@@ -260,13 +252,13 @@ class DnsServer:
             if query is None:
                 return
             begun.clear()
-            said = answer(query, self._site.known_to(cell))
-            await self._record.record(cell, said, "tcp", query)
+            reply = answer(query, self._site.known_to(cell))
+            await self._record.record(cell, reply, "tcp", query)
             pipe.account.record(2 + len(query))
-            if said.wire is None or await self._is_blocked(cell, said):
+            if reply.wire is None or await self._is_blocked(cell, reply):
                 return
             async with asyncio.timeout(bounds.dns_tcp_idle_s):
-                await pipe.send(struct.pack("!H", len(said.wire)) + said.wire)
+                await pipe.send(struct.pack("!H", len(reply.wire)) + reply.wire)
 
 
 async def _read_out(pipe: TcpPipe, rest: Capture) -> None:

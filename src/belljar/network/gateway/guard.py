@@ -1,8 +1,7 @@
-"""Looks at what a cell sends before it goes on, where the policy's guard blocks or stops.
+"""Scans what a cell sends before it goes on, where the policy's guard blocks or stops.
 
-Where it only flags, the gateway does nothing: the owner looks at what it has recorded. What could
-not be looked at whole is held back where it would reach a real service, and goes on within the
-range, where it does no harm; either is on record.
+Where it only flags, the owner scans what is recorded. An incomplete scan blocks what would reach a
+real service; within the range, where it does no harm, it goes on.
 """
 
 from __future__ import annotations
@@ -21,18 +20,15 @@ from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel
 
 SCAN_TIMEOUT_S: Final = 0.5  # The gateway answers nobody while it scans.
-_HOLDING: Final = frozenset({Action.BLOCK, Action.STOP})
+_SCANNED_FIRST: Final = frozenset({Action.BLOCK, Action.STOP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class GuardResult:
     """What to record of a scan, and whether to block."""
 
     items: tuple[Item, ...] = ()
     blocked: bool = False
-
-
-NOTHING_FOUND: Final = Looked()
 
 
 class Guard:
@@ -48,23 +44,24 @@ class Guard:
             scanner.prepare()
             self._streams = StreamScanner(scanner)
 
-    def holds(self, stand_in: str) -> bool:
+    def scans(self, stand_in: str) -> bool:
         """Whether what goes there is scanned first."""
-        return self._streams is not None and self._rules.action(self._place(stand_in)) in _HOLDING
+        action = self._rules.action(self._place(stand_in))
+        return self._streams is not None and action in _SCANNED_FIRST
 
-    def look(
+    def scan(
         self,
         stand_in: str,
         channel: Channel,
         parts: Sequence[tuple[str, bytes]],
         common: Mapping[str, JsonValue],
-    ) -> Looked:
+    ) -> GuardResult:
         """Scan parts of one flow, `SCAN_TIMEOUT_S` each.
 
         `common`: fields of all events.
         """
-        if self._streams is None or not self.holds(stand_in):
-            return NOTHING_FOUND
+        if self._streams is None or not self.scans(stand_in):
+            return GuardResult()
         place = self._place(stand_in)
         action = self._rules.action(place)
         flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
@@ -91,7 +88,7 @@ class Guard:
                 reason = scanned.problem
                 items.append(_item(unscanned(part, cell_id=None, evidence=None, reason=reason)))
                 blocked = blocked or place is Place.UPSTREAM
-        return Looked(items=tuple(items), blocked=blocked)
+        return GuardResult(items=tuple(items), blocked=blocked)
 
     def _place(self, stand_in: str) -> Place:
         return Place.UPSTREAM if stand_in in self._upstreams else Place.RANGE

@@ -38,6 +38,8 @@ from belljar.network.gateway.site import (
     Peer,
     Site,
     connection_item,
+    first_error,
+    postpone,
 )
 from belljar.network.ipc import Item
 
@@ -100,15 +102,16 @@ class HttpConnection:
                 asyncio.timeout(bounds.connection_timeout_s),
                 asyncio.timeout(None) as self._deadline,
             ):
-                self._set_deadline(bounds.idle_timeout_s)
+                postpone(self._deadline, bounds.idle_timeout_s)
                 await self._serve()
         except TimeoutError:
             if self._in_head:
                 await self.on_refused("the request's head took too long")
         except Exception as error:  # noqa: BLE001
             # Hostile bytes in libraries: whatever they raise ends this connection only.
-            if not isinstance(_first(error), OSError):
-                await self.on_refused(f"protocol error: {type(_first(error)).__name__}")
+            cause = first_error(error)
+            if not isinstance(cause, OSError):
+                await self.on_refused(f"protocol error: {type(cause).__name__}")
         finally:
             self._stir()
             self._release()
@@ -132,7 +135,9 @@ class HttpConnection:
                 try:
                     await asyncio.wait([self._reader])
                 finally:
-                    self._report_unfinished()
+                    self._protocol.record_unfinished_message()
+                    if self._site.is_ending:
+                        self._abandon()
                 for stream in self._protocol.open_streams:
                     keep_unread(stream)
                 await self._protocol.handle(Closed())
@@ -154,10 +159,7 @@ class HttpConnection:
             self._answering.discard(task)
             scope["state"][INCOMING].leave()
 
-    def _report_unfinished(self) -> None:
-        self._protocol.record_unfinished_message()
-        if not self._site.is_ending:
-            return
+    def _abandon(self) -> None:
         self._protocol.abandon()
         if not self._refused and (unparsed := self._protocol.take_unclaimed()):
             self._refused = True
@@ -191,7 +193,7 @@ class HttpConnection:
             self._arrived = data
             try:
                 if data:
-                    self._head_may_begin(len(data))
+                    self._count_head(len(data))
                 self._arrived = b""
                 await self._protocol.handle(RawData(data))
                 account = self._peer.account
@@ -238,7 +240,7 @@ class HttpConnection:
             self._release()
             if event.idle and not self._protocol.has_unparsed:
                 self._rest()
-            self._set_deadline(self._site.bounds.idle_timeout_s if event.idle else None)
+            postpone(self._deadline, self._site.bounds.idle_timeout_s if event.idle else None)
 
     def _end(self) -> None:
         self._ended = True
@@ -249,12 +251,12 @@ class HttpConnection:
         self._site.heads_bytes -= self._held_bytes
         self._held_bytes = 0
 
-    def _head_may_begin(self, size: int) -> None:
+    def _count_head(self, size: int) -> None:
         """A head's deadline counts from its first byte."""
         is_idle = self._deadline is not None and self._deadline.when() is not None
         if is_idle and not self._in_head and self._protocol.awaits_head:
             self._in_head = True
-            self._set_deadline(self._site.bounds.head_timeout_s)
+            postpone(self._deadline, self._site.bounds.head_timeout_s)
         if self._in_head:
             self._held_bytes += size
             self._site.heads_bytes += size
@@ -262,27 +264,21 @@ class HttpConnection:
                 self._site.hit("heads_bytes")
                 raise RefusedRequest("the heads of all requests are over the bound", 503)
 
-    def _set_deadline(self, seconds: float | None) -> None:
-        if self._deadline is not None and not self._deadline.expired():
-            loop = asyncio.get_running_loop()
-            self._deadline.reschedule(None if seconds is None else loop.time() + seconds)
-
     async def on_refused(self, reason: str) -> None:
         """Record once why this connection is ended."""
         if self._refused:
             return
         self._refused = True
         self._peer.account.end_for(reason)
-        said = self._arrived
-        self._arrived = b""
+        received, self._arrived = self._arrived, b""
         if hasattr(self, "_protocol"):
-            said = self._protocol.take_refused() + said
-        await self._site.reporter.record(self._refusal(reason, said))
+            received = self._protocol.take_refused() + received
+        await self._site.reporter.record(self._refusal(reason, received))
 
-    def _refusal(self, reason: str, said: bytes = b"") -> Item:
+    def _refusal(self, reason: str, received: bytes) -> Item:
         peer = self._peer
         data: dict[str, JsonValue] = {
-            "cell": peer.cell,
+            **peer.connection_fields(),
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
@@ -292,14 +288,8 @@ class HttpConnection:
             "verdict": "refused",
             "reason": printable_text(reason, 200),
             "bytes": 0,
-            "connection": peer.account.number,
         }
-        peer.account.record(len(said))
-        bodies = (body_of("request", said, self._site.bounds.kept_body_bytes),) if said else ()
+        peer.account.record(len(received))
+        kept_bytes = self._site.bounds.kept_body_bytes
+        bodies = (body_of("request", received, kept_bytes),) if received else ()
         return Item(Kind.NETWORK_HTTP, data, bodies)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -30,10 +30,11 @@ from belljar.network.gateway.site import LATE_BODY, Account, Incoming
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 BYTES_PER_WINDOW_UPDATE: Final = 1024  # Clients update both windows every few KiB of a long answer.
-_DATA: Final = 0
-_HEADERS: Final = 1
-_CONTINUATION: Final = 9
-_END_STREAM: Final = 1
+DATA, HEADERS, SETTINGS, CONTINUATION = 0, 1, 4, 9
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+_PRIORITY_FLAG: Final = 0x20
 
 
 class FloodGuard:
@@ -68,14 +69,14 @@ class FloodGuard:
         length, kind, flags = int.from_bytes(self._head[:3], "big"), self._head[3], self._head[4]
         self._head.clear()
         self._skip = length
-        if kind in (_HEADERS, _CONTINUATION):
-            self._block = length + (self._block if kind == _CONTINUATION else 0)
+        if kind in (HEADERS, CONTINUATION):
+            self._block = length + (self._block if kind == CONTINUATION else 0)
             if self._block > self._bounds.head_bytes:
                 return "a header block over the bound"
         if (
-            kind == _HEADERS
-            or (kind == _DATA and (length or flags & _END_STREAM))
-            or (kind == _CONTINUATION and length)
+            kind == HEADERS
+            or (kind == DATA and (length or flags & END_STREAM))
+            or (kind == CONTINUATION and length)
         ):
             return ""
         self._control += 1
@@ -88,10 +89,6 @@ class FloodGuard:
         return "too many control frames" if self._control > allowed else ""
 
 
-DATA, HEADERS, SETTINGS, CONTINUATION = 0, 1, 4, 9
-END_HEADERS: Final = 0x4
-PADDED: Final = 0x8
-_PRIORITY_FLAG: Final = 0x20
 _NAMES: Final = {
     DATA: "data",
     HEADERS: "headers",

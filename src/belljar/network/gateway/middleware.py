@@ -1,9 +1,8 @@
-"""Stands between the protocol and the stand-ins: judges each request, bounds it, and has it on
-record before an answer leaves.
+"""Judges, bounds and records each request before a stand-in's answer leaves.
 
-Order within one exchange: `network.http` when the request's body has come, or, if the stand-in
-answers before that, before the first byte of the answer; `network.http.answered` before the last
-one. An exchange that is cut off is recorded as what it was until then.
+`network.http` is recorded when the request's body has come, at the latest before the answer's
+first byte; `network.http.answered` before its last one. An exchange that is cut off is recorded as
+it was then.
 """
 
 from __future__ import annotations
@@ -132,11 +131,11 @@ class Exchange:
             await self._close("", status=record.status)
             return
         receive_body: Receive = self._receive_for_app
-        if self._site.guard.holds(self.verdict.stand_in):
-            held = await self._held()
-            if held is None:
+        if self._site.guard.scans(self.verdict.stand_in):
+            scanned = await self._scanned()
+            if scanned is None:
                 return
-            receive_body = replayed(held, self._receive_for_app)
+            receive_body = replayed(scanned, self._receive_for_app)
         try:
             await app(scope, receive_body, self._send)
         except Refused as refused:
@@ -146,7 +145,7 @@ class Exchange:
         if not self._answered:
             await self.fail("the stand-in gave no answer", 500)
 
-    async def _held(self) -> list[Message] | None:
+    async def _scanned(self) -> list[Message] | None:
         """The whole request, once scanned; None: blocked."""
         messages = [await self._receive_for_app()]
         while messages[-1].get("more_body", False):
@@ -154,13 +153,13 @@ class Exchange:
         body = b"".join(message.get("body", b"") for message in messages)
         head = b"\n".join(b"%s: %s" % pair for pair in self._scope["headers"])
         parts = [("url", self._request_head.target), ("header", head), ("body", body)]
-        looked = self._site.guard.look(
+        result = self._site.guard.scan(
             self.verdict.stand_in, Channel.HTTP, parts, self._common_fields()
         )
-        if looked.items:
+        if result.items:
             await self._record_request()
-            await self._site.reporter.record(*looked.items)
-        if looked.blocked:
+            await self._site.reporter.record(*result.items)
+        if result.blocked:
             await self.fail("blocked by the guard", 403)
             return None
         return messages
@@ -217,8 +216,14 @@ class Exchange:
         except TimeoutError:
             raise Refused("the body stalled", 408) from None
         if message["type"] == "http.request":
-            self._hold(message.get("body", b""))
+            data = message.get("body", b"")
+            self._take(data)
             bounds, total = self._site.bounds, self._request.total_bytes
+            self._held_bytes += len(data)
+            self._site.bodies_bytes += len(data)
+            if self._site.bodies_bytes > bounds.bodies_bytes:
+                self._site.hit("bodies_bytes")
+                raise Refused("the bodies of all requests are over the bound", 503)
             if total > (bounds.body_bytes if self.verdict.allowed else bounds.kept_body_bytes):
                 raise Refused("the body is over the bound", 413)
             late = time.monotonic() - self._start - bounds.body_wait_s
@@ -237,16 +242,8 @@ class Exchange:
         self._incoming.took(data)
 
     def _count_body(self) -> None:
-        self._incoming.record(self._request.total_bytes - self._counted_bytes)
+        self._peer.account.record(self._request.total_bytes - self._counted_bytes)
         self._counted_bytes = self._request.total_bytes
-
-    def _hold(self, data: bytes) -> None:
-        self._take(data)
-        self._held_bytes += len(data)
-        self._site.bodies_bytes += len(data)
-        if self._site.bodies_bytes > self._site.bounds.bodies_bytes:
-            self._site.hit("bodies_bytes")
-            raise Refused("the bodies of all requests are over the bound", 503)
 
     async def _send(self, message: Message) -> None:
         if self._answered or self._refused is not None:
@@ -258,26 +255,16 @@ class Exchange:
             return
         self._response.feed(message.get("body", b""))
         if message.get("more_body", False):
-            await self._begin()
+            if not self._has_begun:
+                await self._record_request()
         else:
-            await self._end()
-        await self._downstream(message)
-
-    async def _begin(self) -> None:
-        if self._has_begun or self._head is None:
-            return
-        await self._record_request()
-        self._has_begun = True
-        await self._downstream(self._head)
-
-    async def _end(self) -> None:
-        """Closing on unread bytes would reset: read the request first."""
-        await self._read_out()
-        status = None if self._head is None else int(self._head["status"])
-        await self._close(self._reason, status=status)
-        if not self._has_begun and self._head is not None:
+            # Closing on unread bytes would reset: read the request first.
+            await self._read_out()
+            await self._close(self._reason, status=int(self._head["status"]))
+        if not self._has_begun:
             self._has_begun = True
             await self._downstream(self._head)
+        await self._downstream(message)
 
     async def _read_out(self) -> None:
         try:
@@ -313,10 +300,9 @@ class Exchange:
 
     def _common_fields(self) -> dict[str, JsonValue]:
         return {
-            "cell": self._peer.cell,
+            **self._peer.connection_fields(),
             "exchange": self._number,
             "stand_in": self.verdict.stand_in,
-            "connection": self._peer.account.number,
         }
 
     def _request_item(self) -> Item:
@@ -325,8 +311,10 @@ class Exchange:
         sent = incoming.fields if incoming.is_text else self._scope["headers"]
         headers, dropped = printable_headers(sent)
         self._count_body()
-        origin = _origin(self._scope, self._request_head, self._peer)
-        _, path, query = split_target(self._request_head.target)
+        authority, path, query = split_target(self._request_head.target)
+        host = authority if authority is not None else b"".join(self._request_head.hosts[:1])
+        named = host or f"{self._peer.address}:{self._peer.port}".encode()
+        origin = b"%s://%s" % (self._scope["scheme"].encode(), named)
         url = origin + path + (b"?" + query if query else b"")
         data: dict[str, JsonValue] = {
             **self._common_fields(),
@@ -443,10 +431,3 @@ def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) 
     ]
     came = incoming.fields
     return sorted(came[:4]) == sorted(pseudo) and came[4:] == fields[1:]
-
-
-def _origin(scope: Scope, head: RequestHead, peer: Peer) -> bytes:
-    authority, _, _ = split_target(head.target)
-    host = authority if authority is not None else b"".join(head.hosts[:1])
-    named = host or f"{peer.address}:{peer.port}".encode()
-    return b"%s://%s" % (scope["scheme"].encode(), named)

@@ -54,7 +54,6 @@ class TcpPipe:
     def __init__(self, sock: socket.socket, account: Account | None = None) -> None:
         self.sock = sock
         self.account = account or Account()
-        self._loop = asyncio.get_running_loop()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`. Loses nothing when cancelled."""
@@ -62,13 +61,7 @@ class TcpPipe:
             try:
                 return self._take(max_bytes)
             except BlockingIOError:
-                readable: asyncio.Future[None] = self._loop.create_future()
-                fd = self.sock.fileno()
-                self._loop.add_reader(fd, _done, readable)
-                try:
-                    await readable
-                finally:
-                    self._loop.remove_reader(fd)
+                await until_ready(self.sock)
 
     def _take(self, max_bytes: int) -> bytes:
         try:
@@ -82,7 +75,7 @@ class TcpPipe:
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
-        await self._loop.sock_sendall(self.sock, data)
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
         self.account.sent_bytes += len(data)
 
     async def close(self) -> None:
@@ -125,9 +118,19 @@ class TcpPipe:
             self.sock.close()
 
 
-def _done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+async def until_ready(sock: socket.socket, *, is_writing: bool = False) -> None:
+    """Return when a socket may be read, or written."""
+    loop, ready, fd = asyncio.get_running_loop(), asyncio.Event(), sock.fileno()
+    add, remove = (
+        (loop.add_writer, loop.remove_writer)
+        if is_writing
+        else (loop.add_reader, loop.remove_reader)
+    )
+    add(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(fd)
 
 
 def is_cancelled() -> bool:
@@ -234,8 +237,8 @@ class TlsPipe:
     async def _flush(self) -> None:
         if self._out.pending:
             async with self._sending:
-                if said := self._out.read():
-                    await self._inner.send(said)
+                if data := self._out.read():
+                    await self._inner.send(data)
 
 
 HEADER_BYTES: Final = 5

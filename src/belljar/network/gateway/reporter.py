@@ -1,6 +1,4 @@
-"""The gateway's end of the event socket (wire format: `belljar.network.ipc`), and request text
-bounded for the record.
-"""
+"""The gateway's end of the event socket, and request text bounded for the record."""
 
 from __future__ import annotations
 
@@ -196,10 +194,10 @@ class Reporter:
         if len(body) > MAX_QUESTION_BYTES:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()
-        most = self._bounds.dials if kind == DIAL else self._bounds.questions
+        limit = self._bounds.dials if kind == DIAL else self._bounds.questions
         # One that nobody waits for any more is the owner's work all the same.
-        if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= most:
-            raise TooManyQuestions(f"{most} questions are unanswered")
+        if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= limit:
+            raise TooManyQuestions(f"{limit} questions are unanswered")
         self._unanswered[self._next] = kind
         return await self.post(
             Item(ASK, {"what": kind}, (body_of("question", body, MAX_QUESTION_BYTES),))
@@ -293,7 +291,11 @@ class Reporter:
             self.end_requested.set()
             return
         if fds:
-            self._hand_over(int(message["answer"]), socket.socket(fileno=fds[0]))
+            number, end = int(message["answer"]), socket.socket(fileno=fds[0])
+            end.setblocking(False)  # noqa: FBT003 - the library's signature
+            if self._waiting[number][0].done():  # nobody waits for it any more
+                end.close()
+            self._done(number, end)
             return
         self._answer = (
             int(message["answer"]),
@@ -312,12 +314,6 @@ class Reporter:
             return
         self._answer = None
         self._done(number, bytes(got), is_ok=is_ok)
-
-    def _hand_over(self, number: int, end: socket.socket) -> None:
-        end.setblocking(False)  # noqa: FBT003 - the library's signature
-        if self._waiting[number][0].done():  # nobody waits for it any more
-            end.close()
-        self._done(number, end)
 
     def _done(self, number: int, answer: bytes | socket.socket, *, is_ok: bool = True) -> None:
         future, size = self._waiting.pop(number)

@@ -66,11 +66,7 @@ async def run(
     try:
         async with asyncio.TaskGroup() as group:
             front = Front(site, Terminator(site, authority), group)
-            front.listen_dns(listeners.dns_udp, listeners.dns_tcp)
-            for listener in listeners.tcp.values():
-                front.listen(listener)
-            if listeners.sink is not None:
-                front.listen_sink(listeners.sink)
+            front.listen(listeners)
             await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
             await reporter.end_requested.wait()
             await end(site, front)

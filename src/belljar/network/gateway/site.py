@@ -13,12 +13,12 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from belljar.capture import Capture
-from belljar.events import Body, JsonValue, Kind
+from belljar.events import JsonValue, Kind
 from belljar.network.decide import Flow, RequestHead, Verdict, decide, known_to
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
@@ -27,6 +27,7 @@ from belljar.network.gateway.reporter import Reporter, printable_text
 from belljar.network.ipc import Item
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
+from belljar.signals.values import Channel
 
 REMAINDER_EXCEEDED: Final = "too many bytes outside of requests, messages and streams"
 # So much of the remainder has its own event while the connection goes on.
@@ -60,8 +61,8 @@ class Account:
         self._records = self._requests = 0
         self._start = time.monotonic()
         self._kinds: Counter[str] = Counter()
-        self._part: Capture | None = None
-        self._fields: Capture | None = None
+        # The remainder since the event before, and its decoded fields.
+        self._unrecorded: dict[str, Capture] = {}
         self._holders: list[Callable[[], None]] = []
 
     def before_end(self, leave: Callable[[], None]) -> None:
@@ -91,15 +92,14 @@ class Account:
             return
         self.remainder_bytes += len(data)
         self._kinds[kind] += len(data)
-        if self._part is None:
-            self._part = Capture(max_kept_bytes=KEPT_BYTES)
-        self._part.feed(data)
+        self._keep("remainder", data)
 
     def show_fields(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
         """Decoded fields whose encoding remains."""
-        if self._fields is None:
-            self._fields = Capture(max_kept_bytes=KEPT_BYTES)
-        self._fields.feed(field_lines(fields))
+        self._keep("fields", field_lines(fields))
+
+    def _keep(self, name: str, data: bytes) -> None:
+        self._unrecorded.setdefault(name, Capture(max_kept_bytes=KEPT_BYTES)).feed(data)
 
     def end_for(self, reason: str) -> None:
         """Why it ends; the first reason counts."""
@@ -122,15 +122,12 @@ class Account:
     @property
     def is_part_due(self) -> bool:
         """Whether the remainder is to be recorded now."""
-        return any(
-            part is not None and part.total_bytes >= PART_BYTES
-            for part in (self._part, self._fields)
-        )
+        return any(part.total_bytes >= PART_BYTES for part in self._unrecorded.values())
 
     @property
     def has_unrecorded(self) -> bool:
         """Whether some remainder has no event yet."""
-        return self._part is not None or self._fields is not None or self.missing_bytes > 0
+        return bool(self._unrecorded) or self.missing_bytes > 0
 
     def item(self, place: dict[str, JsonValue], *, closed: bool) -> Item:
         """The event since the one before. `place`: cell and address."""
@@ -149,17 +146,13 @@ class Account:
             "eof": self.is_at_end,
             "accounted": closed and not self.missing_bytes and not self.unread_bytes,
             "reason": printable_text(self.reason, 200),
-            "duration_ms": round((time.monotonic() - self._start) * 1000, 3),
+            "duration_ms": since_ms(self._start),
             **({"remainder": dict(self._kinds)} if self._kinds else {}),
         }
-        return Item(Kind.NETWORK_CONNECTION, data, self._taken("remainder") + self._taken("fields"))
-
-    def _taken(self, name: str) -> tuple[Body, ...]:
-        if name == "fields":
-            capture, self._fields = self._fields, None
-        else:
-            capture, self._part = self._part, None
-        return () if capture is None else capture.bodies(name)
+        parts, self._unrecorded = self._unrecorded, {}
+        names = [name for name in ("remainder", "fields") if name in parts]
+        bodies = tuple(body for name in names for body in parts[name].bodies(name))
+        return Item(Kind.NETWORK_CONNECTION, data, bodies)
 
 
 class Incoming:
@@ -189,10 +182,6 @@ class Incoming:
     def took(self, data: bytes) -> None:
         """The exchange has this very object, and counts it."""
         self._pieces = [piece for piece in self._pieces if piece is not data]
-
-    def record(self, size: int) -> None:
-        """Body bytes are recorded."""
-        self._account.record(size)
 
     def claim_head(self) -> int:
         """Record the head; return its size."""
@@ -246,6 +235,14 @@ class Peer:
     sni: str | None = None
     hello: bool = False
     account: Account = field(default_factory=Account, compare=False)
+
+    def connection_fields(self) -> dict[str, JsonValue]:
+        """Whose connection an event is of."""
+        return {"cell": self.cell, "connection": self.account.number}
+
+    def place_fields(self) -> dict[str, JsonValue]:
+        """And where it was dialled to."""
+        return {**self.connection_fields(), "address": self.address, "port": self.port}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -311,13 +308,25 @@ class Site:
         with contextlib.suppress(MemoryError):
             self.hit("memory_bytes")
 
-    def post(self, *made: Callable[[], Item]) -> None:
-        """Post each item as made; without memory, count it."""
-        for make in made:
-            try:
-                self.reporter.post(make())
-            except MemoryError:
-                self.unreported += 1
+    def post(self, make: Callable[[], Item]) -> None:
+        """Post an item as made; without memory, count it."""
+        try:
+            self.reporter.post(make())
+        except MemoryError:
+            self.unreported += 1
+
+    async def blocks(
+        self,
+        stand_in: str,
+        channel: Channel,
+        parts: Sequence[tuple[str, bytes]],
+        common: Mapping[str, JsonValue],
+    ) -> bool:
+        """Whether the guard blocks parts of a flow; records what it found."""
+        result = self.guard.scan(stand_in, channel, parts, common)
+        if result.items:
+            await self.reporter.record(*result.items)
+        return result.blocked
 
     def post_limits(self) -> None:
         """Record the counts of hit limits."""
@@ -325,24 +334,29 @@ class Site:
         with contextlib.suppress(MemoryError):
             self._reserve = self._reserve or bytes(_RESERVE_BYTES)
         for limit, count in self._limits.items():
-            self.reporter.post(
-                Item(
-                    Kind.LIMIT_HIT,
-                    {"limit": limit, "value": getattr(self.bounds, limit), "count": count},
-                )
-            )
+            data = {"limit": limit, "value": getattr(self.bounds, limit), "count": count}
+            self.reporter.post(Item(Kind.LIMIT_HIT, data))
         self._limits.clear()
 
 
 def connection_item(peer: Peer, *, closed: bool) -> Item:
     """A connection's `network.connection`, as of now."""
-    place: dict[str, JsonValue] = {
-        "cell": peer.cell,
-        "address": peer.address,
-        "port": peer.port,
-        "source_port": peer.source_port,
-    }
+    place = peer.place_fields() | {"source_port": peer.source_port}
     return peer.account.item(place, closed=closed)
+
+
+def postpone(timeout: asyncio.Timeout | None, seconds: float | None) -> None:
+    """Let a timeout count anew, or not (None), unless it has expired."""
+    if timeout is not None and not timeout.expired():
+        loop = asyncio.get_running_loop()
+        timeout.reschedule(None if seconds is None else loop.time() + seconds)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """An error itself, or the first of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def since_ms(start: float) -> float:

@@ -1,5 +1,6 @@
-"""A raw connection to a stand-in of a stream kind, and the sink: bounded both ways, the first bytes
-of each way on record.
+"""Raw connections to stream stand-ins, and the sink.
+
+Both ways are bounded, and the first bytes of each are on record.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, postpone, since_ms
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
@@ -62,7 +63,7 @@ class Stream:
             raise
         except Exception as error:  # noqa: BLE001
             # A stand-in's fault, or the peer's, ends its connection, not the gateway.
-            reason = _why(error)
+            reason = _reason_of(first_error(error))
         finally:
             self._site.post(partial(self._end_item, reason))
             await self._pipe.close()
@@ -75,12 +76,12 @@ class Stream:
         protocol.connection_made(transport)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         async with asyncio.TaskGroup() as group:
-            pump = group.create_task(self._pump_in(reader, transport))
-            out = group.create_task(self._pump_out(transport))
+            incoming = group.create_task(self._pump_in(reader, transport))
+            outgoing = group.create_task(self._pump_out(transport))
             await app(reader, writer, self._peer.cell)
             transport.close()
-            await out
-            pump.cancel()
+            await outgoing
+            incoming.cancel()
 
     async def _pump_in(self, reader: asyncio.StreamReader, transport: _Transport) -> None:
         while True:
@@ -90,21 +91,11 @@ class Stream:
                 reader.feed_eof()
                 return
             self._count(self._received, data)
-            await self._look(data)
+            fields = self._peer.connection_fields()
+            if await self._site.blocks(self._stand_in, Channel.STREAM, [("data", data)], fields):
+                await self._refuse(data)
+                raise _Over("blocked by the guard")
             reader.feed_data(data)
-
-    async def _look(self, data: bytes) -> None:
-        """Raises `_Over` for what the guard blocks."""
-        common: dict[str, JsonValue] = {
-            "cell": self._peer.cell,
-            "connection": self._peer.account.number,
-        }
-        looked = self._site.guard.look(self._stand_in, Channel.STREAM, [("data", data)], common)
-        if looked.items:
-            await self._site.reporter.record(*looked.items)
-        if looked.blocked:
-            await self._refuse(data)
-            raise _Over("blocked by the guard")
 
     async def _refuse(self, data: bytes) -> None:
         """Answer when the client has sent it all."""
@@ -128,10 +119,7 @@ class Stream:
         capture.feed(data)
         if self._received.total_bytes + self._sent.total_bytes > self._site.bounds.stream_bytes:
             raise _Over("more bytes than a stream may have")
-        if self._idle is not None and not self._idle.expired():
-            self._idle.reschedule(
-                asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s
-            )
+        postpone(self._idle, self._site.bounds.idle_timeout_s)
 
     def _data(self, reason: str) -> dict[str, JsonValue]:
         return {
@@ -186,20 +174,15 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
 def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[str, JsonValue]:
     """What every `network.stream` says."""
     return {
-        "cell": peer.cell,
+        **peer.place_fields(),
         "stand_in": stand_in,
-        "address": peer.address,
-        "port": peer.port,
         "verdict": verdict,
         "reason": printable_text(reason, 200),
         "bytes": 0,
-        "connection": peer.account.number,
     }
 
 
-def _why(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+def _reason_of(error: BaseException) -> str:
     if isinstance(error, _Over):
         return str(error)
     if isinstance(error, TimeoutError):
@@ -207,7 +190,7 @@ def _why(error: BaseException) -> str:
     return "cut" if isinstance(error, OSError) else f"the stand-in failed: {type(error).__name__}"
 
 
-class _Over(Exception):  # noqa: N818 - a bound, said in words
+class _Over(Exception):  # noqa: N818 - a bound, in words
     """A bound of a stream."""
 
 

@@ -190,23 +190,16 @@ class Terminator:
         except OSError:
             await hello.failed("cut within the handshake")
         else:
-            if await self._is_own(secure, hello, http=http):
-                secure.shaken()
-                return secure, hello.peer
+            # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't disable
+            # the cache: such a context serves no further connection.
+            if secure.engine.session_reused:
+                await hello.failed("a resumed session")
+                return None
+            if secure.engine.version() != "TLSv1.3":
+                self._contexts[http] = self._first_context(http=http)
+            secure.shaken()
+            return secure, hello.peer
         return None
-
-    async def _is_own(self, secure: ServerTlsPipe, hello: _ClientHello, *, http: bool) -> bool:
-        """Whether the judged name is this ClientHello's.
-
-        A resumed TLS 1.2 session shows the first one's, and Python can't disable the cache: such a
-        context serves no further connection.
-        """
-        if secure.engine.session_reused:
-            await hello.failed("a resumed session")
-            return False
-        if secure.engine.version() != "TLSv1.3":
-            self._contexts[http] = self._first_context(http=http)
-        return True
 
     def _first_context(self, *, http: bool) -> ssl.SSLContext:
         """Without a certificate: the name is judged first."""
@@ -218,7 +211,7 @@ class Terminator:
         self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, *, http: bool
     ) -> int | None:
         hello: _ClientHello = engine.owner  # type: ignore[union-attr]
-        verdict = hello.said(name)
+        verdict = hello.judge(name)
         if not verdict.allowed:
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
         engine.context = self._authority.context(verdict.name, http=http)
@@ -234,7 +227,7 @@ class _ClientHello:
         self._verdict: Verdict | None = None
         self._recorded = False
 
-    def said(self, name: str | None) -> Verdict:
+    def judge(self, name: str | None) -> Verdict:
         self.peer = replace(self.peer, sni=name, hello=True)
         self._verdict = self._site.judge(self.peer)
         return self._verdict
@@ -260,16 +253,12 @@ class _ClientHello:
     def _item(self, reason: str) -> Item:
         peer = self.peer
         data: dict[str, JsonValue] = {
-            "cell": peer.cell,
+            **peer.place_fields(),
             "sni": None if peer.sni is None else printable_text(peer.sni, MAX_RECORDED_SNI_CHARS),
-            "address": peer.address,
-            "port": peer.port,
             "verdict": "refused" if reason else "allowed",
             "reason": printable_text(reason, 200),
             "stand_in": "" if self._verdict is None else self._verdict.stand_in,
-            "connection": peer.account.number,
         }
-        heard = self._secure.take_handshake_bytes()
-        return Item(
-            Kind.NETWORK_TLS, data, (body_of("hello", heard, MAX_KEPT_BODY_BYTES),) if heard else ()
-        )
+        hello = self._secure.take_handshake_bytes()
+        bodies = (body_of("hello", hello, MAX_KEPT_BODY_BYTES),) if hello else ()
+        return Item(Kind.NETWORK_TLS, data, bodies)

@@ -1,10 +1,7 @@
-"""A real upstream, the gateway's side: what was judged goes to exactly one host over a socket that
-the owner dialled, and what comes back goes to the cell.
+"""A real upstream: an ASGI application that forwards to one host, one connection a request.
 
-An ASGI application like a stand-in's, one connection a request. The request is whole, and on
-record, before the owner is asked to dial. Every byte that this process reads from or writes to such
-a socket, TLS's among them, counts against the upstream's budget, which is the range's: after it
-nothing is dialled any more.
+The request is whole, and on record, before the owner dials and hands over the socket.
+Every byte on it, TLS's among them, counts against the upstream's budget in the range.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import functools
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 from urllib.parse import unquote_plus
 
@@ -26,7 +23,7 @@ from belljar.events import JsonValue, Kind
 from belljar.network.decide import MAX_NAME_BYTES, split_target
 from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.middleware import Refused, refuse
-from belljar.network.gateway.pipe import Pipe, TlsPipe
+from belljar.network.gateway.pipe import Pipe, TlsPipe, until_ready
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_HEADER_CHARS,
     MAX_RECORDED_URL_CHARS,
@@ -98,23 +95,13 @@ class Trust:
 class Budget:
     """An upstream's bytes left, both directions together."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = self.left_bytes = most_bytes
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = self.left_bytes = total_bytes
         self.is_reported = False
 
-    def spend(self, count: int) -> None:
-        """Take them off."""
-        self.left_bytes -= count
-
-    def take_dial(self) -> None:
-        """Pay for a dial. Raises `SpentError`."""
-        if self.left_bytes <= DIAL_BYTES:
-            raise SpentError(SPENT)
-        self.spend(DIAL_BYTES)
-
-    def check(self) -> None:
-        """Raises `SpentError` when nothing is left."""
-        if self.left_bytes <= 0:
+    def check(self, above_bytes: int = 0) -> None:
+        """Raises `SpentError` when no more are left."""
+        if self.left_bytes <= above_bytes:
             raise SpentError(SPENT)
 
 
@@ -128,7 +115,6 @@ class MeteredPipe:
 
     def __init__(self, sock: socket.socket, budget: Budget, wait_s: float) -> None:
         self._sock, self._budget, self._wait_s = sock, budget, wait_s
-        self._loop = asyncio.get_running_loop()
 
     async def receive(self) -> bytes:
         """See `Pipe`."""
@@ -137,9 +123,10 @@ class MeteredPipe:
             try:
                 data = self._sock.recv(min(PIECE_BYTES, self._budget.left_bytes))
             except BlockingIOError:
-                await self._until(is_writing=False)
+                async with asyncio.timeout(self._wait_s):
+                    await until_ready(self._sock)
             else:
-                self._budget.spend(len(data))
+                self._budget.left_bytes -= len(data)
                 return data
 
     async def send(self, data: bytes) -> None:
@@ -150,9 +137,10 @@ class MeteredPipe:
             try:
                 sent = self._sock.send(rest[: self._budget.left_bytes])
             except BlockingIOError:
-                await self._until(is_writing=True)
+                async with asyncio.timeout(self._wait_s):
+                    await until_ready(self._sock, is_writing=True)
             else:
-                self._budget.spend(sent)
+                self._budget.left_bytes -= sent
                 rest = rest[sent:]
 
     async def close(self) -> None:
@@ -160,20 +148,6 @@ class MeteredPipe:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
-
-    async def _until(self, *, is_writing: bool) -> None:
-        loop, ready = self._loop, asyncio.Event()
-        add, remove = (
-            (loop.add_writer, loop.remove_writer)
-            if is_writing
-            else (loop.add_reader, loop.remove_reader)
-        )
-        add(self._sock.fileno(), ready.set)
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await ready.wait()
-        finally:
-            remove(self._sock.fileno())
 
 
 class Upstream:
@@ -209,7 +183,7 @@ class Upstream:
                 self._budget.is_reported = True
                 limit: dict[str, JsonValue] = {
                     "limit": "upstream_budget_bytes",
-                    "value": self._budget.most_bytes,
+                    "value": self._budget.total_bytes,
                     "count": 1,
                     "stand_in": self._id,
                 }
@@ -219,28 +193,25 @@ class Upstream:
             raise Refused("the upstream took too long", 504) from None
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or "it failed"
-            raise Refused(f"TLS with the upstream: {printable_text(why, 200)}", 502) from None
+            raise _refused("TLS with the upstream", why) from None
         except OSError as error:
-            raise Refused(
-                f"the upstream: {printable_text(error.strerror or type(error).__name__, 200)}", 502
-            ) from None
+            raise _refused("the upstream", error.strerror or type(error).__name__) from None
         except h11.RemoteProtocolError as error:
-            raise Refused(f"the upstream's HTTP: {printable_text(str(error), 200)}", 502) from None
+            raise _refused("the upstream's HTTP", str(error)) from None
         except h11.LocalProtocolError as error:
-            raise Refused(
-                f"not to be sent to an upstream: {printable_text(str(error), 200)}", 400
-            ) from None
+            raise _refused("not to be sent to an upstream", str(error), 400) from None
 
     @contextlib.asynccontextmanager
     async def _connected(self, port: int) -> AsyncIterator[Pipe]:
-        self._budget.take_dial()
+        self._budget.check(DIAL_BYTES)
+        self._budget.left_bytes -= DIAL_BYTES
         try:
             sock = await self._site.reporter.dial(self._host, port, self._id)
         except TooManyQuestions:
             self._site.hit("dials")
             raise Refused("not dialled: too many are being dialled", 503) from None
         except ValueError as error:
-            raise Refused(f"not dialled: {printable_text(str(error), 200)}", 502) from None
+            raise _refused("not dialled", str(error)) from None
         wait_s = self._site.bounds.upstream_wait_s
         pipe: Pipe = MeteredPipe(sock, self._budget, wait_s)
         try:
@@ -281,18 +252,22 @@ class Upstream:
 
     async def _record_long(self, scope: Scope, request: h11.Request) -> None:
         """Record a head whole that `network.http` cuts."""
-        said = h11.Connection(h11.CLIENT).send(request) or b""
+        head = h11.Connection(h11.CLIENT).send(request) or b""  # raises for what HTTP forbids
         if is_recorded_whole(request.headers, len(request.target)):
             return
         data: dict[str, JsonValue] = {
             "what": "long head",
             "stand_in": self._id,
             "cell": scope["state"]["cell"],
-            "bytes": len(said),
+            "bytes": len(head),
         }
         await self._site.reporter.record(
-            Item(Kind.NETWORK_ATTEMPT, data, (body_of("head", said, 2 * MAX_HEAD_BYTES),))
+            Item(Kind.NETWORK_ATTEMPT, data, (body_of("head", head, 2 * MAX_HEAD_BYTES),))
         )
+
+
+def _refused(what: str, why: str, status: int = 502) -> Refused:
+    return Refused(f"{what}: {printable_text(why, 200)}", status)
 
 
 def canonical_field(name: bytes) -> bytes:
@@ -388,15 +363,13 @@ async def _whole(receive: Receive) -> bytes | None:
 
 async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-    words: Sequence[h11.Event] = (
-        request,
-        *((h11.Data(data=body),) if body else ()),
-        h11.EndOfMessage(),
-    )
-    said = [http.send(word) for word in words]
-    for piece in said:
-        if piece:
-            await pipe.send(piece)
+    # All of it before the first byte leaves: h11 refuses here what HTTP forbids
+    pieces = [http.send(request)]
+    if body:
+        pieces.append(http.send(h11.Data(data=body)))
+    pieces.append(http.send(h11.EndOfMessage()))
+    for piece in filter(None, pieces):
+        await pipe.send(piece)
     while True:
         event = http.next_event()
         if event is h11.NEED_DATA:

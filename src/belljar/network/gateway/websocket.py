@@ -11,7 +11,7 @@ from typing import Final
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send
-from belljar.network.gateway.site import Account, Site
+from belljar.network.gateway.site import Account, Site, postpone
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
@@ -19,7 +19,7 @@ _CONTROL: Final = {0x8: "ws_close", 0x9: "ws_ping", 0xA: "ws_pong"}
 _OF_MESSAGES: Final = frozenset({0x0, 0x1, 0x2})
 _MASK_BYTES: Final = 4
 _MAX_CONTROL_BYTES: Final = 125
-# Bytes of an extended length, and the least that needs it.
+# Bytes of an extended length, and the smallest length that needs it.
 _LENGTHS: Final = {126: (2, 126), 127: (8, 1 << 16)}
 
 
@@ -54,7 +54,7 @@ class WebSocketFrames:
         if len(head) < 2:
             return
         kind, short = head[0] & 0x0F, head[1] & 0x7F
-        extended, least = _LENGTHS.get(short, (0, 0))
+        extended, smallest = _LENGTHS.get(short, (0, 0))
         is_control = kind in _CONTROL
         is_known = (is_control and head[0] & 0x80 and not extended) or kind in _OF_MESSAGES
         if head[0] & 0x70 or not head[1] & 0x80 or not is_known:
@@ -63,7 +63,7 @@ class WebSocketFrames:
         if len(head) < 2 + extended + _MASK_BYTES:
             return
         length = int.from_bytes(head[2 : 2 + extended], "big") if extended else short
-        if length < least or length >= 1 << 63:
+        if length < smallest or length >= 1 << 63:
             self._lose()
             return
         self._mask, self._left, self._at = bytes(head[-_MASK_BYTES:]), length, 0
@@ -132,29 +132,27 @@ class WebSocketRecord:
 
     async def _receive(self) -> Message:
         message = await self._upstream()
-        self._restart_idle_timer()
+        postpone(self._idle, self._site.bounds.idle_timeout_s)
         if message["type"] == "websocket.receive":
             await self._record("sent", message)
             content = _content(message)
-            looked = self._site.guard.look(
+            if await self._site.blocks(
                 str(self._common_fields["stand_in"]),
                 Channel.WEBSOCKET,
                 [("message", content)],
                 self._common_fields,
-            )
-            if looked.items:
-                await self._site.reporter.record(*looked.items)
-            if looked.blocked:
+            ):
                 # RFC 6455 section 7.4.1: 1008 is a policy violation.
                 await self._send({"type": "websocket.close", "code": 1008})
                 return {"type": "websocket.disconnect", "code": 1008}
         return message
 
     async def _send(self, message: Message) -> None:
-        self._restart_idle_timer()
+        postpone(self._idle, self._site.bounds.idle_timeout_s)
         if self.status is None:
             await self._before_open()
-            self.status = _status(message)
+            is_accepted = message["type"] == "websocket.accept"
+            self.status = 101 if is_accepted else int(message.get("status", 403))
         elif message["type"] in ("websocket.send", "websocket.close"):
             await self._record("received", message)
         await self._downstream(message)
@@ -164,12 +162,6 @@ class WebSocketRecord:
         is_text = isinstance(begun, str)
         message: Message = {"type": "websocket.receive", "text" if is_text else "bytes": begun}
         self._site.post(lambda: self._item("sent", message, {"complete": False}))
-
-    def _restart_idle_timer(self) -> None:
-        if self._idle is not None and not self._idle.expired():
-            self._idle.reschedule(
-                asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s
-            )
 
     async def _record(self, direction: str, message: Message) -> None:
         await self._site.reporter.record(self._item(direction, message, {}))
@@ -203,9 +195,3 @@ def _content(message: Message) -> bytes:
         if text is not None
         else bytes(message.get("bytes") or b"")
     )
-
-
-def _status(message: Message) -> int:
-    if message["type"] == "websocket.accept":
-        return 101
-    return int(message.get("status", 403))

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from belljar.network.gateway.dns import TTL_S, Answer, answer, entropy
+from belljar.network.gateway.dns import TTL_S, Answer, answer
 from belljar.plan.addresses import NameAddress, RangeLayout
+from belljar.signals.detectors import entropy
 
 NAMES = {
     "shop.example": "10.9.8.2",

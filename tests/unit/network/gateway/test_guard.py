@@ -40,22 +40,22 @@ def test_only_what_the_policy_blocks_is_held(
 ) -> None:
     """By place; what isn't held is neither looked at nor blocked here."""
     made = guard(range_action, upstream_action)
-    assert (made.holds("shop"), made.holds("real")) == (shop, real)
+    assert (made.scans("shop"), made.scans("real")) == (shop, real)
     for stand_in, held in (("shop", shop), ("real", real)):
-        looked = made.look(stand_in, Channel.HTTP, [("body", SECRET.encode())], {"cell": "a"})
+        looked = made.scan(stand_in, Channel.HTTP, [("body", SECRET.encode())], {"cell": "a"})
         assert looked.blocked is held
         assert len(looked.items) == held
 
 
 def test_a_guard_without_a_configuration_holds_nothing() -> None:
     """The gateway of a range whose policy only flags."""
-    assert not Guard(None).holds("shop")
-    assert not Guard(None).look("shop", Channel.HTTP, [("body", SECRET.encode())], {}).blocked
+    assert not Guard(None).scans("shop")
+    assert not Guard(None).scan("shop", Channel.HTTP, [("body", SECRET.encode())], {}).blocked
 
 
 def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
     """Class, place, digest and what was done, never the value."""
-    looked = guard(Action.BLOCK, Action.BLOCK).look(
+    looked = guard(Action.BLOCK, Action.BLOCK).scan(
         "real", Channel.HTTP, [("url", b"/"), ("body", b"x=" + SECRET.encode())], {"cell": "a"}
     )
     [item] = looked.items
@@ -69,8 +69,8 @@ def test_a_value_in_two_parts_of_one_flow_is_found() -> None:
     """Cut between two messages of a connection."""
     made = guard(Action.BLOCK, Action.BLOCK)
     first, second = SECRET[:9].encode(), SECRET[9:].encode()
-    made.look("shop", Channel.STREAM, [("data", b"....." + first)], {"cell": "a"})
-    assert made.look("shop", Channel.STREAM, [("data", second)], {"cell": "a"}).blocked
+    made.scan("shop", Channel.STREAM, [("data", b"....." + first)], {"cell": "a"})
+    assert made.scan("shop", Channel.STREAM, [("data", second)], {"cell": "a"}).blocked
 
 
 def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() -> None:
@@ -80,7 +80,7 @@ def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() ->
 
     data = base64.b64encode(b"some text that is long enough to be decoded " * 40)
     for stand_in, blocked in (("shop", False), ("real", True)):
-        looked = made.look(stand_in, Channel.HTTP, [("body", data)], {"cell": "a"})
+        looked = made.scan(stand_in, Channel.HTTP, [("body", data)], {"cell": "a"})
         assert looked.blocked is blocked
         assert [item.kind for item in looked.items] == [Kind.GUARD_UNSCANNED]
         check_data(Kind.GUARD_UNSCANNED, dict(looked.items[0].data))
@@ -94,7 +94,7 @@ def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(
     monkeypatch.setattr("belljar.network.gateway.guard.SCAN_TIMEOUT_S", -1.0)
     made = guard(Action.BLOCK, Action.BLOCK)
     for stand_in, blocked in (("shop", False), ("real", True)):
-        looked = made.look(
+        looked = made.scan(
             stand_in, Channel.HTTP, [("body", b"an ordinary text of some length")], {"cell": "a"}
         )
         assert (looked.blocked, [item.data["reason"] for item in looked.items]) == (
