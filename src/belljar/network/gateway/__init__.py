@@ -1,6 +1,4 @@
-"""The gateway of one range: answers DNS, HTTP, TLS and raw TCP on sockets it was given, and dials
-nobody.
+"""The gateway of one range: answers on sockets it was given, and dials nobody.
 
-Lives here: the process's I/O. Every verdict is `belljar.network.decide`'s, every bound is
-`bounds.Bounds`'s, every answer of a name's is a stand-in's.
+`network.decide` judges, `config.Bounds` bounds, a stand-in answers.
 """

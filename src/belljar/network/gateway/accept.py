@@ -1,4 +1,4 @@
-"""Accepts and counts connections, and serves each by the address and port it dialled."""
+"""Accepts connections and serves each by what it dialled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Front:
         self._connections: dict[asyncio.Task[Any] | None, Peer] = {}
 
     def listen(self, listeners: Listeners) -> None:
-        """Answer DNS, serve stand-ins' ports, record what the sink gets."""
+        """Answer DNS, serve stand-ins and the sink."""
 
         async def serve_dns(sock: socket.socket, peer: Peer) -> None:
             if peer.address == self._site.layout.resolver:

@@ -1,4 +1,4 @@
-"""What a gateway is started with, and the bounds of all that a guest could make grow in it."""
+"""What a gateway is started with, and its bounds."""
 
 from __future__ import annotations
 
@@ -151,9 +151,9 @@ class GuardConfig:
 class GatewayConfig:
     """A gateway's part of a range.
 
-    `stand_ins`: with `directory` as in the gateway's root; cells by `as_neighbour`. `range_seed`:
-    at least 32 hex digits, never for keys. `scratch`: in memory, for a leaf's key while OpenSSL
-    reads it. `authorities`: PEM, of upstreams.
+    `stand_ins`: with `directory` as in the gateway's root; cells by `as_neighbour`.
+    `range_seed`: at least 32 hex digits, never for keys. `authorities`: PEM.
+    `scratch`: in memory, for a leaf's key while OpenSSL reads it.
     """
 
     layout: RangeLayout
@@ -214,7 +214,7 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Sockets bound to 0.0.0.0 in the range's namespace, TCP ones listening by port number."""
+    """Bound to 0.0.0.0 in the range's namespace; `tcp` by port."""
 
     dns_udp: socket.socket
     dns_tcp: socket.socket

@@ -1,10 +1,8 @@
-"""What a stand-in is given, and what it is: the types between the gateway and
-`belljar.network.stand_ins`.
+"""The types between the gateway and `belljar.network.stand_ins`.
 
-A stand-in of an HTTP kind is an ASGI 3 application (scopes `http` and `websocket`, no lifespan);
-one of a stream kind is a function of a connection. Each is made once a range by `make(context)`;
-all its state hangs on what `make` returned. It runs in the gateway's process: no route anywhere, no
-file but its own.
+A stand-in is an ASGI 3 application (no lifespan) or a function of a connection.
+`make(context)` makes each once a range, with all its state.
+It runs in the gateway's process, without any route and with its own files only.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class Record(Protocol):
     ) -> None:
         """Return when the event is in the ledger: await it before answering.
 
-        `kind`: of `events.Kind`. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
-        Without its owner the process ends.
+        Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
+        The process ends without its owner.
         """
         ...
 
@@ -63,8 +61,9 @@ class Ask(Protocol):
 class StandInContext:
     """What `make` is given.
 
-    `names`: lower case, A-labels, `*.` of a wildcard. `settings`: checked while planning. `files`:
-    read-only, may not exist. `clock`: Unix time. `random`: from the range's seed; not for keys.
+    `names`: lower case, A-labels, `*.` of a wildcard. `settings`: checked before.
+    `files`: read-only, may not exist. `clock`: Unix time.
+    `random`: from the range's seed, not for keys.
     """
 
     id: str

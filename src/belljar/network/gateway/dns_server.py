@@ -50,7 +50,7 @@ class _Batch:
 
 
 class QueryRecord:
-    """Records queries, above a rate in one event per 20 ms, cell and transport."""
+    """Records queries; above a rate, many in one event."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

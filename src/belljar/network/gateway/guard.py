@@ -1,7 +1,7 @@
-"""Scans what a cell sends before it goes on, where the policy's guard blocks or stops.
+"""Scans what a cell sends before it goes on, where the guard blocks or stops.
 
-Where it only flags, the owner scans what is recorded. An incomplete scan blocks what would reach a
-real service; within the range, where it does no harm, it goes on.
+Where it only flags, the owner scans what is recorded.
+An incomplete scan blocks only what would reach a real service.
 """
 
 from __future__ import annotations

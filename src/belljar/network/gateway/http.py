@@ -1,10 +1,8 @@
-"""HTTP/1.1, HTTP/2 and WebSocket on one connection: hypercorn's protocols over our own pipes, with
-our bounds around them.
+"""HTTP/1.1, HTTP/2 and WebSocket: hypercorn's protocols over our pipes, within our bounds.
 
-hypercorn's `H11Protocol` and `H2Protocol` are no public interface: its version is pinned, and
-another one is refused when this module is imported. What they would let through is refused here: a
-cleartext upgrade to HTTP/2, CONNECT, two framings of one body, floods of frames, compressed
-WebSocket messages.
+hypercorn's protocols are no public interface: importing this refuses other versions.
+Refused here: a cleartext upgrade to HTTP/2, CONNECT, two framings of one body,
+floods of frames, compressed WebSocket messages.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _BLANKS: Final = r"[ \t]*"
 def patch_h11() -> None:
     """Make h11's header expression linear, for the whole process.
 
-    h11 (0.16) backtracks over the blanks after a colon: 60,000 and a NUL take 15 s. No value begins
-    with a blank, so a possessive match takes the same fields. Raises `HostError` for another h11.
+    h11 (0.16) backtracks over blanks after a colon: 60,000 and a NUL take 15 s.
+    A possessive match takes the same fields. Raises `HostError` for another h11.
     """
     if _BLANKS not in _abnf.header_field:
         raise HostError(
@@ -47,7 +47,7 @@ def patch_h11() -> None:
 
 
 def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
-    """Drop what a closing stream's application has not read: else hypercorn waits for room."""
+    """Drop unread data of a closing stream: hypercorn would wait."""
     put = getattr(stream, "app_put", None)
     if put is not None:
         queue: asyncio.Queue[Any] = put.__self__

@@ -1,8 +1,7 @@
 """HTTP/2, within TLS only: hypercorn's protocol, one frame at a time, behind a flood guard.
 
-hypercorn's `H2Protocol` is no public interface: see `belljar.network.gateway.http`. Frames: RFC
-9113 section 4.1 and 6, RFC 7541 section 6.3 (table size updates). Floods that a correct parser
-would serve: RFC 9113 section 10.5, CVE-2023-44487 (rapid reset), CVE-2024-27316 and its like
+Frames: RFC 9113 sections 4.1 and 6, RFC 7541 section 6.3.
+Floods: RFC 9113 section 10.5, CVE-2023-44487 (rapid reset), CVE-2024-27316
 (CONTINUATION), CVE-2019-9512 to 9518.
 """
 
@@ -165,7 +164,7 @@ class Frames:
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """The next frame; an oversized one as far as it is there."""
+        """The next frame; an oversized one in part."""
         buffer = self._buffer
         if not self._has_preface:
             if len(buffer) < len(PREFACE) and PREFACE.startswith(buffer):

@@ -1,5 +1,6 @@
-"""A gateway's process before it serves: receives its sockets and confines itself; its event loop
-interrupts a stand-in that keeps it busy. Runs in a fork of the fork server.
+"""A gateway's process before it serves: receives sockets, confines itself.
+
+Its event loop interrupts a stand-in that keeps it busy.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Standstill(Exception):  # noqa: N818 - it is what happened
 
 
 class _TurnSelector(selectors.EpollSelector):
-    """Knows when its loop last had done all that there was to do."""
+    """Knows when its loop last turned."""
 
     def __init__(self) -> None:
         super().__init__()

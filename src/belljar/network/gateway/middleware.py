@@ -1,8 +1,7 @@
 """Judges, bounds and records each request before a stand-in's answer leaves.
 
-`network.http` is recorded when the request's body has come, at the latest before the answer's
-first byte; `network.http.answered` before its last one. An exchange that is cut off is recorded as
-it was then.
+`network.http` is recorded when the body has come, or before the answer's first byte;
+`network.http.answered` before its last one. A cut exchange is recorded as it was.
 """
 
 from __future__ import annotations
@@ -409,7 +408,7 @@ def refuse(status: int) -> App:
 def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> bool:
     """Whether a head can be made again from its event's `data`.
 
-    `origin`: the URL before the path. The order of HTTP/2's pseudo-headers is not kept.
+    `origin`: the URL before the path.
     """
     url = str(data["url"])
     method = str(data["method"]).encode()
@@ -430,4 +429,5 @@ def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) 
         (b":path", target),
     ]
     came = incoming.fields
+    # The order of pseudo-headers is not kept
     return sorted(came[:4]) == sorted(pseudo) and came[4:] == fields[1:]

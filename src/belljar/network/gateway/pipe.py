@@ -1,10 +1,8 @@
-"""A connection's bytes, plain or in TLS, without a buffer of our own: unread bytes stay with the
-sender.
+"""A connection's bytes, plain or in TLS, unbuffered: unread ones stay with the sender.
 
-Nothing leaves a TLS connection before its ClientHello was judged and that is on record, not even an
-alert: the TLS engine works on memory (`ssl.MemoryBIO`). The server's side works one TLS record at a
-time, so that every byte on the wire is accounted for (RFC 8446 section 5, RFC 5246 section 6.2, RFC
-7905, RFC 5288).
+Nothing leaves a TLS connection before its ClientHello is judged, on record.
+The server reads one TLS record at a time, so that every byte is accounted for
+(RFC 8446 section 5, RFC 5246 section 6.2, RFC 7905, RFC 5288).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The gateway's end of the event socket, and request text bounded for the record."""
+"""The gateway's end of the event socket."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def die() -> NoReturn:
 class Reporter:
     """Sends events in order and waits for acknowledgements.
 
-    Thousands may wait. `on_lost`: called when the owner is gone or breaks the protocol; never
-    returns. `end_requested`: `end` is due within `end_within_s`.
+    `on_lost`: called when the owner is gone or breaks the protocol.
+    `end_requested`: `end` is due within `end_within_s`.
     """
 
     def __init__(
@@ -174,8 +174,7 @@ class Reporter:
     async def end(self, unreported: int, until: float) -> None:
         """Send the last message after all that was posted.
 
-        `unreported`: what was in progress and is in no event; what has not left by `until` (loop
-        time) is added.
+        `unreported`: in progress, in no event. Adds what has not left by `until`.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):

@@ -1,6 +1,4 @@
-"""The gateway's main: from its config and its sockets to a process that answers until its owner is
-gone.
-"""
+"""The gateway's main: serves until its range ends or its owner is gone."""
 
 from __future__ import annotations
 
@@ -38,8 +36,7 @@ Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`: what answers fo
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Serve until the range ends (status 0), the owner is gone (70) or it fails (1).
 
-    Call it after confinement, in the loop made before. Sends `ready` with the authority's
-    certificate (PEM).
+    Call it after confinement, in the loop made before. Sends `ready`.
     """
     asyncio.get_event_loop_policy().get_event_loop().run_until_complete(
         run(config, listeners, events)

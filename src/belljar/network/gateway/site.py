@@ -1,9 +1,8 @@
-"""What all connections of a gateway share, and what is known of one of them: its peer and the
-account of its bytes.
+"""What a gateway's connections share, and each one's peer and byte account.
 
-Each received byte ends up in one of three places: *recorded* in another event of the connection,
-*framing* that follows from what it frames, or the *remainder*, which `network.connection` keeps.
-What is in none of them is missing, and the connection is not accounted for.
+A received byte is *recorded* in an event of the connection, *framing* that follows from
+what it frames, or the *remainder*, which `network.connection` keeps.
+A connection with others (missing bytes) is not accounted for.
 """
 
 from __future__ import annotations
@@ -158,8 +157,8 @@ class Account:
 class Incoming:
     """A request's bytes, until an exchange records them.
 
-    `head`: as it came; HTTP/2: compressed. `fields`: as sent. `is_text`: whether `head` is
-    comparable with its record. `is_handed`: an exchange has it.
+    `head`: as it came; HTTP/2: compressed. `fields`: as sent.
+    `is_text`: `head` is comparable with its record. `is_handed`: to an exchange.
     """
 
     def __init__(
@@ -249,8 +248,8 @@ class Peer:
 class Site:
     """State that all connections of a gateway share.
 
-    `apps`, `streams`: stand-ins by id. `idle`: tasks between requests. `is_ending`: nothing more is
-    sent to a cell. `unreported`: items lost for want of memory.
+    `apps`, `streams`: stand-ins by id. `idle`: tasks between requests.
+    `is_ending`: no more is sent to cells. `unreported`: lost for want of memory.
     """
 
     layout: RangeLayout
@@ -322,7 +321,7 @@ class Site:
         parts: Sequence[tuple[str, bytes]],
         common: Mapping[str, JsonValue],
     ) -> bool:
-        """Whether the guard blocks parts of a flow; records what it found."""
+        """Whether the guard blocks parts of a flow, on record."""
         result = self.guard.scan(stand_in, channel, parts, common)
         if result.items:
             await self.reporter.record(*result.items)
@@ -346,7 +345,7 @@ def connection_item(peer: Peer, *, closed: bool) -> Item:
 
 
 def postpone(timeout: asyncio.Timeout | None, seconds: float | None) -> None:
-    """Let a timeout count anew, or not (None), unless it has expired."""
+    """Restart a timeout, or stop it (None)."""
     if timeout is not None and not timeout.expired():
         loop = asyncio.get_running_loop()
         timeout.reschedule(None if seconds is None else loop.time() + seconds)

@@ -1,9 +1,7 @@
-"""TLS of a gateway: the certificate authority of one range, and the ClientHello's name judged,
-recorded and answered.
+"""A range's certificate authority; judges and records a ClientHello's name.
 
-The authority's key is in this process's memory only. A leaf's key is written to `scratch` (a file
-system in memory that only the gateway sees) while OpenSSL reads it: Python's `ssl` reads keys from
-files only.
+The authority's key is in this process's memory only.
+A leaf's is in `scratch`, the gateway's own memory file system, while OpenSSL reads it.
 """
 
 from __future__ import annotations
@@ -128,8 +126,7 @@ def warm_up() -> None:
 def server_context(*, http: bool) -> ssl.SSLContext:
     """A server's context without a certificate: TLS 1.2 or 1.3.
 
-    No renegotiation, compression or resumption, and no suite that pads: a record's length follows
-    from its plaintext's (`pipe`).
+    No renegotiation, compression, resumption or suite that pads (`pipe`).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

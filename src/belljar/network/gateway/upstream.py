@@ -1,7 +1,7 @@
-"""A real upstream: an ASGI application that forwards to one host, one connection a request.
+"""A real upstream: an ASGI application that forwards to one host.
 
-The request is whole, and on record, before the owner dials and hands over the socket.
-Every byte on it, TLS's among them, counts against the upstream's budget in the range.
+A request is whole, and on record, before the owner dials and hands over a socket.
+Every byte on it, TLS's too, counts against the upstream's budget.
 """
 
 from __future__ import annotations
@@ -333,10 +333,11 @@ def _is_parameter(name: bytes) -> bool:
 
 
 def is_recorded_whole(headers: Fields, target_bytes: int) -> bool:
-    """Whether the event has the whole head; escapes take four times their bytes."""
+    """Whether the event has the whole head."""
     fields = list(headers)
     _, dropped = printable_headers(fields)
     parts = [part for pair in fields for part in pair]
+    # An escape takes four times its byte
     longest = max((len(part) * (1 if part.isascii() else 4) for part in parts), default=0)
     return (
         not dropped

@@ -1,5 +1,6 @@
-"""One WebSocket between a cell and a stand-in: frames accounted for (RFC 6455 section 5.2), each
-message on record before it is passed on.
+"""WebSockets: frames accounted for (RFC 6455 section 5.2).
+
+Each message is on record before it is passed on.
 """
 
 from __future__ import annotations
