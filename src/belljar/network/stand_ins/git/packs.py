@@ -71,17 +71,6 @@ class PackReader:
 
     def steps(self) -> Iterator[None]:
         """One object a step. Raises `PackError`."""
-        count = self._count()
-        place = 12
-        for _ in range(count):
-            place = self._entry(place)
-            yield
-        if place != len(self.data) - _TRAILER_BYTES:
-            raise PackError("the pack goes on behind its last object")
-        if self._waiting:
-            raise PackError("a delta builds on an object that isn't there")
-
-    def _count(self) -> int:
         if len(self.data) < 12 + _TRAILER_BYTES or self.data[:8] != pack_header(0)[:8]:
             raise PackError("not a pack of version 2")
         content, trailer = self.data[:-_TRAILER_BYTES], self.data[-_TRAILER_BYTES:]
@@ -90,7 +79,14 @@ class PackReader:
         count = int.from_bytes(self.data[8:12], "big")
         if count > MAX_OBJECTS:
             raise PackError(f"the pack has {count} objects; {MAX_OBJECTS} are allowed")
-        return count
+        place = 12
+        for _ in range(count):
+            place = self._entry(place)
+            yield
+        if place != len(self.data) - _TRAILER_BYTES:
+            raise PackError("the pack goes on behind its last object")
+        if self._waiting:
+            raise PackError("a delta builds on an object that isn't there")
 
     def _entry(self, start: int) -> int:
         kind, size, place = self._head(start)

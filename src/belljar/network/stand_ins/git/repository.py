@@ -149,7 +149,16 @@ class Repository:
 def targets(thing: GitObject) -> list[tuple[int, bytes]]:
     """Type and id; what can't be read is left out."""
     if thing.kind == TREE:
-        return list(_tree_entries(thing.content))
+        entries, place = list[tuple[int, bytes]](), 0
+        while (end := thing.content.find(b"\0", place)) >= 0:
+            identity = thing.content[end + 1 : end + 21]
+            mode = thing.content[place:end].partition(b" ")[0]
+            place = end + 21
+            # A submodule's commit is another repository's.
+            if mode != b"160000" and len(identity) == 20:
+                kind = TREE if mode in {b"40000", b"040000"} else BLOB
+                entries.append((kind, identity.hex().encode()))
+        return entries
     head = thing.content.partition(b"\n\n")[0].split(b"\n")
     words = [line.partition(b" ") for line in head if not line.startswith(b" ")]
     if thing.kind == COMMIT:
@@ -168,17 +177,6 @@ def targets(thing: GitObject) -> list[tuple[int, bytes]]:
 def parents(commit: GitObject) -> list[bytes]:
     """A commit's parents."""
     return [identity for kind, identity in targets(commit) if kind == COMMIT]
-
-
-def _tree_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
-    place = 0
-    while (end := content.find(b"\0", place)) >= 0:
-        identity = content[end + 1 : end + 21]
-        mode = content[place:end].partition(b" ")[0]
-        place = end + 21
-        # A submodule's commit is another repository's.
-        if mode != b"160000" and len(identity) == 20:
-            yield (TREE if mode in {b"40000", b"040000"} else BLOB), identity.hex().encode()
 
 
 def peel(repository: Repository, identity: bytes) -> bytes:

@@ -355,8 +355,12 @@ class PostgresSession:
             raise SqlError("42601", "cannot insert multiple commands into a prepared statement")
         if not parts:
             return Result(tag="")
-        values = prepared.bound.parameters
-        return self._run([_filled(token, values) for token in parts[0]], prepared.query)
+        filled, values = list[Token](), prepared.bound.parameters
+        for token in parts[0]:
+            number = _parameter(token)
+            value = values[number - 1] if 0 < number <= len(values) else ""
+            filled.append(replace(token, kind="text", value=value) if number else token)
+        return self._run(filled, prepared.query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,14 +382,6 @@ def _parameter(token: Token) -> int:
     digits = token.value[1:] if token.kind == "sign" and token.value.startswith("$") else ""
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= 4
     return int(digits) if is_number and int(digits) <= 1000 else 0
-
-
-def _filled(token: Token, parameters: Sequence[str]) -> Token:
-    number = _parameter(token)
-    if not number:
-        return token
-    value = parameters[number - 1] if number <= len(parameters) else ""
-    return replace(token, kind="text", value=value)
 
 
 _NAMES: Final = {

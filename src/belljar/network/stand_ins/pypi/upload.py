@@ -102,12 +102,9 @@ class MultipartReader:
             raise MultipartError(f"a part's header is longer than {MAX_HEADER_BYTES} bytes")
         if end < 0:
             return False
-        self._begin_part(bytes(self._buffer[:end]))
+        header = bytes(self._buffer[:end])
         del self._buffer[: end + 4]
         self._in_headers = False
-        return True
-
-    def _begin_part(self, header: bytes) -> None:
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise MultipartError(f"more than {MAX_PARTS} parts")
@@ -120,12 +117,13 @@ class MultipartReader:
                 break
         if filename is None:
             self._field_name = name
-            return
+            return True
         if len(self.form.files) >= 8:
             raise MultipartError("more than 8 files")
         content = Capture(max_kept_bytes=self._kept_bytes)
         self._file = FormFile(field_name=name, filename=filename, content=content)
         self.form.files.append(self._file)
+        return True
 
     def _take(self, data: bytes) -> None:
         if self._file is not None:

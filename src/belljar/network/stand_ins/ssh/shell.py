@@ -61,9 +61,12 @@ class Shell:
 
     def run(self, line: str) -> Result:
         """A whole line. Any text is answered."""
+        lexer = shlex.shlex(line[:MAX_LINE_CHARS], posix=True, punctuation_chars=";&|<>")
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
         try:
-            words = _words(line[:MAX_LINE_CHARS])
-        except ValueError:
+            words = list(islice(lexer, MAX_WORDS))
+        except ValueError:  # a quote that isn't closed
             self._status = 2
             return self._error("unexpected EOF while looking for matching quote", status=2)
         output, errors = "", ""
@@ -109,14 +112,6 @@ class Shell:
             word = host.home + word[1:]
         known = {"$HOME": host.home, "$USER": host.user, "$SHELL": "/bin/rbash"}
         return str(self._status) if word == "$?" else known.get(word, word)
-
-
-def _words(line: str) -> list[str]:
-    """Raises `ValueError` for a quote that isn't closed."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    return list(islice(lexer, MAX_WORDS))
 
 
 def _commands(words: Sequence[str]) -> list[tuple[str, list[str], bool]]:
@@ -174,6 +169,7 @@ def _entries(host: Host, place: str) -> dict[str, str]:
 def _ls(host: Host, arguments: Sequence[str]) -> Result:
     options = "".join(word[1:] for word in arguments if word.startswith("-") and len(word) > 1)
     paths = [word for word in arguments if not word.startswith("-")] or ["."]
+    changed = time.strftime("%b %e %H:%M", time.gmtime(host.changed_s))
     output, errors = "", ""
     for path in paths:
         place = _place(host, path)
@@ -189,17 +185,16 @@ def _ls(host: Host, arguments: Sequence[str]) -> Result:
             errors += f"ls: cannot access '{path}': No such file or directory\n"
             continue
         for name, file in listed.items():
-            output += f"{_long(host, file) if 'l' in options else ''}{name}\n"
+            if "l" in options:
+                is_own = file.startswith(host.home) or not file
+                owner = f"{host.user} {host.user}" if is_own else "root root"
+                size = len(host.files[file].encode()) if file else 4096
+                mode = "-rw-r----- 1" if file else "drwxr-x--- 2"
+                output += f"{mode} {owner} {size:>6} {changed} "
+            output += f"{name}\n"
         if len(output) > MAX_OUTPUT_CHARS:
             break
     return Result(output, errors, 2 if errors else 0)
-
-
-def _long(host: Host, path: str) -> str:
-    owner = f"{host.user} {host.user}" if path.startswith(host.home) or not path else "root root"
-    mode, size = ("-rw-r-----", len(host.files[path].encode())) if path else ("drwxr-x---", 4096)
-    when = time.strftime("%b %e %H:%M", time.gmtime(host.changed_s))
-    return f"{mode} {1 if path else 2} {owner} {size:>6} {when} "
 
 
 def _fixed(text: str) -> Command:
