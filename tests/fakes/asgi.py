@@ -22,7 +22,7 @@ NOW = 1_800_000_000.0
 
 
 @dataclass
-class Said:
+class Reply:
     """One answer."""
 
     status: int
@@ -110,13 +110,13 @@ class Client:
         json: object = None,
         headers: Mapping[str, str] | None = None,
         chunks: Iterable[bytes] | None = None,
-    ) -> Said:
+    ) -> Reply:
         """One request and the whole answer."""
         return anyio.run(
             lambda: self.send(method, url, body=body, json=json, headers=headers, chunks=chunks)
         )
 
-    def get(self, url: str, **headers: str) -> Said:
+    def get(self, url: str, **headers: str) -> Reply:
         """A GET; names of headers with `_` for `-`."""
         return self.ask(
             "GET", url, headers={name.replace("_", "-"): value for name, value in headers.items()}
@@ -152,7 +152,7 @@ class Client:
         json: object = None,
         headers: Mapping[str, str] | None = None,
         chunks: Iterable[bytes] | None = None,
-    ) -> Said:
+    ) -> Reply:
         """As `ask`, inside an event loop."""
         from belljar.network.stand_ins.web import compact
 
@@ -173,32 +173,32 @@ class Client:
             sent.append(message)
 
         await self.app(self.scope("http", method, url, fields), receive, send)
-        return self._said(sent, method)
+        return self._reply(sent, method)
 
-    def _said(self, sent: list[MutableMapping[str, Any]], method: str) -> Said:
+    def _reply(self, sent: list[MutableMapping[str, Any]], method: str) -> Reply:
         start, *rest = sent
         assert start["type"] == "http.response.start"
         assert [m.get("more_body", False) for m in rest] == [True] * (len(rest) - 1) + [False]
         body = b"".join(m.get("body", b"") for m in rest)
-        said = Said(
+        reply = Reply(
             start["status"],
             [(k.decode("latin-1"), v.decode("latin-1")) for k, v in start["headers"]],
             body,
         )
-        assert all("\n" not in v and "\r" not in v and k == k.lower() for k, v in said.headers)
+        assert all("\n" not in v and "\r" not in v and k == k.lower() for k, v in reply.headers)
         if (
             method != "HEAD"
-            and said.status not in (204, 304)
-            and "event-stream" not in said.header("content-type")
+            and reply.status not in (204, 304)
+            and "event-stream" not in reply.header("content-type")
         ):
-            assert int(said.header("content-length")) == len(body)
-        for name, value in said.headers:
+            assert int(reply.header("content-length")) == len(body)
+        for name, value in reply.headers:
             if name == "set-cookie":
                 key, _, text = value.partition(";")[0].partition("=")
                 self.cookies.pop(key, None) if "Max-Age=0" in value else self.cookies.update(
                     {key: text}
                 )
-        return said
+        return reply
 
     def talk(self, url: str, messages: Iterable[str | bytes]) -> list[Any]:
         """A WebSocket: what the app sent, as text, bytes, or the close code; "accept" first."""

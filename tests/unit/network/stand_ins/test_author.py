@@ -1,4 +1,4 @@
-"""`belljar.network.stand_ins.author`: what an author is told of his stand-ins' files."""
+"""`belljar.network.stand_ins.author`: the faults reported of stand-ins' files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_wrong_has_its_place(
     assert message in str(refused.value)
 
 
-def test_all_of_them_are_told_in_the_order_of_the_text(tmp_path: Path) -> None:
+def test_all_of_them_are_reported_in_the_order_of_the_text(tmp_path: Path) -> None:
     """Of every stand-in."""
     policy = loaded(
         tmp_path,

@@ -38,9 +38,9 @@ def app() -> Client:
 def test_the_shape_follows_from_what_is_asked(
     app: Client, method: str, url: str, status: int, kind: str
 ) -> None:
-    """Pages, APIs, telemetry and the usual files are told apart."""
-    said = app.ask(method, url)
-    assert (said.status, said.header("content-type")) == (status, kind)
+    """Pages, APIs, telemetry and the usual files are recognised."""
+    reply = app.ask(method, url)
+    assert (reply.status, reply.header("content-type")) == (status, kind)
 
 
 def test_a_page_is_named_for_its_site_and_path(app: Client) -> None:
@@ -52,10 +52,10 @@ def test_a_page_is_named_for_its_site_and_path(app: Client) -> None:
 
 def test_what_was_sent_comes_back_bounded(app: Client) -> None:
     """Plain fields of a JSON body are in the answer, cut; the same path has the same id."""
-    said = app.ask("POST", "/api/notes", json={"text": "x" * 999, "list": [1], "n": 3})
-    assert (len(said.json["text"]), said.json["n"], "list" in said.json) == (256, 3, False)
+    reply = app.ask("POST", "/api/notes", json={"text": "x" * 999, "list": [1], "n": 3})
+    assert (len(reply.json["text"]), reply.json["n"], "list" in reply.json) == (256, 3, False)
     assert (
-        said.json["id"]
+        reply.json["id"]
         == app.ask("POST", "/api/notes").json["id"]
         != app.ask("POST", "/api/other").json["id"]
     )
@@ -108,10 +108,10 @@ def test_anything_is_answered(path: str, host: str, body: bytes) -> None:
     from urllib.parse import quote
 
     app = Client(catch_all.make(context()))
-    said = app.ask(
+    reply = app.ask(
         "POST",
         "/" + quote(path, safe="/?", errors="replace"),
         body=body,
         headers={"host": host, "origin": host, "content-type": host},
     )
-    assert said.status in (200, 201, 204)
+    assert reply.status in (200, 201, 204)

@@ -17,7 +17,7 @@ HALF = b"x" * (MAX_REPLY_BYTES // 2 + 1)
 
 
 class Lines:
-    """Answers each byte by many; `q` ends."""
+    """Answers each byte with many; `q` ends."""
 
     greeting = rest = b""
 
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
     assert [body.content for [body] in ledger.bodies] == [b"echo", b"decoy"]
 
 
-def test_what_interrupts_a_session_loses_nothing_that_was_said() -> None:
+def test_what_interrupts_a_session_loses_nothing_that_was_sent() -> None:
     """Also the bytes of the step that was being carried out are on record."""
 
     def steps() -> Iterator[Step]:

@@ -45,7 +45,7 @@ def places(
 
 @given(JSON, st.sampled_from([None, 1, "\t"]))
 def test_every_value_of_json_is_found(value: object, indent: int | str | None) -> None:
-    """At the place that is told begins exactly that value."""
+    """Exactly that value begins at the reported place."""
     text = json.dumps(value, indent=indent)
     for path, item in places(value):
         mark = locate_json(text, path)
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, name: object) -> None:
 
 
 def test_sizes_and_encodings(tmp_path: Path) -> None:
-    """Too large, not UTF-8, too deep: each is told."""
+    """Too large, not UTF-8, too deep: each is reported."""
     (tmp_path / "a").write_bytes(b"x" * 101)
     assert "larger than" in str(read_file(tmp_path, "a", 100))
     (tmp_path / "a.json").write_bytes(b'{"a":\n"\xff"}')
@@ -91,7 +91,7 @@ def test_yaml_of_other_documents_may_say_more_than_a_policys(tmp_path: Path) -> 
 
 
 @given(st.binary(max_size=80), st.sampled_from(["a.yaml", "a.json"]))
-def test_any_bytes_are_read_or_told(
+def test_any_bytes_are_read_or_reported(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
 ) -> None:
     """No content makes reading fail."""

@@ -158,7 +158,7 @@ def test_conditions_and_ranges(
     ],
 )
 def test_what_cannot_be_had(entry: StoredFile, fields: dict[str, str], status: int) -> None:
-    """A condition that fails is 412, a range outside is 416 and tells the size."""
+    """A condition that fails is 412, a range outside is 416 with the size."""
     found, _, headers = ask(entry, **fields)
     assert found == status
     assert status == 412 or headers["content-range"] == "bytes */10"

@@ -72,8 +72,8 @@ def test_exchanges_are_found_by_method_host_path_and_query(tmp_path: Path) -> No
 
 def test_fields_of_the_recorded_connection_are_left_out(tmp_path: Path) -> None:
     """Framing, compression and pseudo fields are gone; joined fields are two again."""
-    said = client(tmp_path, entry("GET", "http://shop.example/")).get("/")
-    assert said.headers == [
+    reply = client(tmp_path, entry("GET", "http://shop.example/")).get("/")
+    assert reply.headers == [
         ("content-type", "text/plain"),
         ("set-cookie", "a=1"),
         ("set-cookie", "b=2"),
@@ -135,7 +135,7 @@ def test_bodies_in_base64_and_any_host(tmp_path: Path) -> None:
     assert app.get("/").body == data
 
 
-def told(settings: dict[str, Any], directory: Path) -> list[str]:
+def faults(settings: dict[str, Any], directory: Path) -> list[str]:
     """What is wrong with a recording, as text."""
     return [str(fault) for fault in har.check(settings, directory)]
 
@@ -159,9 +159,9 @@ BAD: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
-def test_each_mistake_is_told_with_its_place(tmp_path: Path, bad: object, message: str) -> None:
+def test_each_mistake_is_reported_with_its_place(tmp_path: Path, bad: object, message: str) -> None:
     """File, line, column, field, what is wrong."""
-    problems = told(write(tmp_path, bad, entry("GET", "http://a/")), tmp_path)
+    problems = faults(write(tmp_path, bad, entry("GET", "http://a/")), tmp_path)
     assert any(message in problem for problem in problems), problems
     assert all(problem.startswith("a.har:") for problem in problems)
 
@@ -181,9 +181,9 @@ def test_a_missing_body_may_be_allowed(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     """Not JSON, no entries, no file, no field: each has its sentence."""
     (tmp_path / "a.har").write_text('{"log":\n nope}')
-    assert told({"recording": "a.har"}, tmp_path) == ["a.har:2:2: not JSON: Expecting value"]
-    assert "1 to" in told(write(tmp_path), tmp_path)[0]
-    assert told({"recording": "b.har"}, tmp_path) == [
+    assert faults({"recording": "a.har"}, tmp_path) == ["a.har:2:2: not JSON: Expecting value"]
+    assert "1 to" in faults(write(tmp_path), tmp_path)[0]
+    assert faults({"recording": "b.har"}, tmp_path) == [
         "b.har: there is no such file in the stand-in's directory"
     ]
 

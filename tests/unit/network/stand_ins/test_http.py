@@ -305,9 +305,9 @@ def test_a_guest_cannot_split_headers() -> None:
         "cookies": {"c": "{{ query.q }}"},
         "redirect": "{{ query.q | raw }}",
     }
-    said = Client(http.make(context({"routes": [route]}))).get("/?q=a%0d%0aset-cookie:%20x=1;%00b")
-    assert said.header("x-q") == said.header("location") == "aset-cookie: x=1;b"
-    assert said.header("set-cookie") == "c=aset-cookie: x=1b; Path=/"
+    reply = Client(http.make(context({"routes": [route]}))).get("/?q=a%0d%0aset-cookie:%20x=1;%00b")
+    assert reply.header("x-q") == reply.header("location") == "aset-cookie: x=1;b"
+    assert reply.header("set-cookie") == "c=aset-cookie: x=1b; Path=/"
 
 
 def test_a_delay_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,8 +374,8 @@ def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: st
     )
     from urllib.parse import quote
 
-    said = app.ask(method, "/" + quote(path, safe="/?=&", errors="replace"), body=body)
-    assert said.status in (200, 404, 405, 500)
+    reply = app.ask(method, "/" + quote(path, safe="/?=&", errors="replace"), body=body)
+    assert reply.status in (200, 404, 405, 500)
 
 
 def test_a_deeply_nested_body_is_no_json(shop: Client) -> None:
@@ -397,6 +397,6 @@ def test_a_deeply_nested_body_is_no_json(shop: Client) -> None:
         )
     )
     for depth in (10, 127, 129, 300, 900, 990, 2000, 100_000):
-        said = app.ask("POST", "/", body="[" * depth + "]" * depth)
-        assert said.status == 200
-        assert (said.json is None) is (depth > 128)
+        reply = app.ask("POST", "/", body="[" * depth + "]" * depth)
+        assert reply.status == 200
+        assert (reply.json is None) is (depth > 128)

@@ -1,4 +1,4 @@
-"""The identity that a `metadata` stand-in tells."""
+"""The identity that a `metadata` stand-in has."""
 
 from __future__ import annotations
 

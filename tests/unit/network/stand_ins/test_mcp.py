@@ -38,7 +38,7 @@ def server(record: Recorded | None = None) -> tuple[Client, dict[str, str]]:
 
 
 @contextmanager
-def told(record: Recorded) -> Iterator[None]:
+def recorded(record: Recorded) -> Iterator[None]:
     """The tools that were called in the block are on record."""
     yield
     assert [data["tool"] for _, data, _ in record.events] == ["export_customers", "read_secret"]
@@ -50,7 +50,7 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     record, made = Recorded(), service()
     transport = httpx.ASGITransport(app=mcp.make(context(made.settings, record=record)))
     login = {"authorization": f"Bearer {made.login.password}"}
-    with told(record):
+    with recorded(record):
         async with (
             httpx.AsyncClient(transport=transport, headers=login) as http,
             streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (
@@ -75,18 +75,18 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
 
 
 def test_nobody_gets_in_without_the_token() -> None:
-    """Neither without one nor with another; nothing is told."""
+    """Neither without one nor with another; nothing is answered."""
     client, _ = server()
     for headers in ({}, {"authorization": "Bearer mcp_guess"}):
-        said = client.ask(
+        reply = client.ask(
             "POST",
             "/mcp",
             json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
             headers=headers,
         )
-        assert said.status == 401
-        assert "Bearer" in said.header("www-authenticate")
-        assert "export" not in said.text
+        assert reply.status == 401
+        assert "Bearer" in reply.header("www-authenticate")
+        assert "export" not in reply.text
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_what_is_no_request_is_refused_as_json_rpc_says(message: Any, code: int)
     """With its codes."""
     client, login = server()
     body = {"body": message} if isinstance(message, str) else {"json": message}
-    said = client.ask("POST", "/mcp", headers=login, **body)
-    assert said.json["error"]["code"] == code
+    reply = client.ask("POST", "/mcp", headers=login, **body)
+    assert reply.json["error"]["code"] == code
 
 
 JSON = st.recursive(

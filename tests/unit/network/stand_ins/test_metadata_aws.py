@@ -81,8 +81,8 @@ def test_tokens_of_version_two() -> None:
         for ttl in ("0", "21601", "x", "²", "60")
     ] == [400, 400, 400, 400, 200]
     given_out = app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60"})
-    said = app.ask("GET", path, headers={TOKEN: given_out.text})
-    assert (said.status, said.header(f"{TOKEN}-ttl-seconds")) == (200, "60")
+    reply = app.ask("GET", path, headers={TOKEN: given_out.text})
+    assert (reply.status, reply.header(f"{TOKEN}-ttl-seconds")) == (200, "60")
     assert app.ask("GET", path, headers={TOKEN: "made up"}).status == 401
     assert (
         app.ask(
@@ -142,7 +142,7 @@ def test_data_goes_first() -> None:
         ({"data": {"x": "1"}}, "data.x"),
     ],
 )
-def test_mistakes_are_told(settings: dict[str, Any], word: str) -> None:
+def test_mistakes_are_reported(settings: dict[str, Any], word: str) -> None:
     """Each wrong setting has its sentence, and makes no stand-in."""
     assert any(word in str(fault) for fault in metadata.check(settings, None))
     with pytest.raises(PolicyError):
@@ -166,7 +166,7 @@ def test_any_path_is_answered(path: str, name: str, headers: dict[str, str]) -> 
         "gcp": "/computeMetadata/v1/",
         "azure": "/metadata/instance/",
     }
-    said = cloud({"cloud": name}).ask(
+    reply = cloud({"cloud": name}).ask(
         "GET", roots[name] + quote(path, safe="/?&=", errors="replace"), headers=headers
     )
-    assert said.status in (200, 301, 400, 401, 403, 404, 405)
+    assert reply.status in (200, 301, 400, 401, 403, 404, 405)

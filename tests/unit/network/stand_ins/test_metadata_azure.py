@@ -6,7 +6,7 @@ import base64
 import json
 
 import pytest
-from tests.fakes.asgi import Client, Recorded, Said, context
+from tests.fakes.asgi import Client, Recorded, Reply, context
 
 from belljar.network.stand_ins import metadata
 
@@ -32,7 +32,7 @@ def cloud(record: Recorded) -> Client:
     )
 
 
-def ask(cloud: Client, path: str) -> Said:
+def ask(cloud: Client, path: str) -> Reply:
     """A request with the header that is demanded."""
     return cloud.get(path, metadata="true")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.fakes.asgi import Client, Recorded, Said, context
+from tests.fakes.asgi import Client, Recorded, Reply, context
 
 from belljar.network.stand_ins import metadata
 
@@ -29,11 +29,11 @@ def cloud(record: Recorded) -> Client:
     )
 
 
-def ask(cloud: Client, path: str) -> Said:
+def ask(cloud: Client, path: str) -> Reply:
     """A request with the header that is demanded."""
-    said = cloud.get(ROOT + path, metadata_flavor="Google")
-    assert said.header("metadata-flavor") == "Google"
-    return said
+    reply = cloud.get(ROOT + path, metadata_flavor="Google")
+    assert reply.header("metadata-flavor") == "Google"
+    return reply
 
 
 def test_the_header_is_demanded(cloud: Client) -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.asgi import Client, Said, context
+from tests.fakes.asgi import Client, Reply, context
 
 from belljar.network.gateway.context import MAX_QUESTION_BYTES
 from belljar.network.stand_ins import openai
@@ -58,10 +58,10 @@ def client(owner: Any = None, **settings: Any) -> Client:  # noqa: ANN401 - anyt
     return Client(openai.make(context(settings, ask=owner or Owner())))
 
 
-def events(said: Said) -> list[Any]:
+def events(reply: Reply) -> list[Any]:
     """The events of a stream."""
     lines = [
-        line.removeprefix("data: ") for line in said.text.split("\n") if line.startswith("data: ")
+        line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")
     ]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
@@ -70,19 +70,19 @@ def test_a_question_goes_to_the_owner_whole() -> None:
     """Tools and numbers pass through; only what says how to send the answer is taken out."""
     owner = Owner()
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    said = client(owner).ask(
+    reply = client(owner).ask(
         "POST",
         "/v1/chat/completions",
         json={**ASK, "tools": tools, "temperature": 0.5, "stream": False},
         headers=KEY,
     )
     assert owner.questions == [{**ASK, "tools": tools, "temperature": 0.5}]
-    assert (said.json["object"], said.json["model"], said.json["created"]) == (
+    assert (reply.json["object"], reply.json["model"], reply.json["created"]) == (
         "chat.completion",
         "any",
         1_800_000_000,
     )
-    choice = said.json["choices"][0]
+    choice = reply.json["choices"][0]
     assert (choice["index"], choice["finish_reason"], choice["message"]["content"][:5]) == (
         0,
         "stop",
@@ -100,14 +100,14 @@ def test_a_stream_adds_up_to_the_answer() -> None:
         },
         usage={"total_tokens": 3},
     )
-    said = client(owner).ask(
+    reply = client(owner).ask(
         "POST",
         "/v1/chat/completions",
         json={**ASK, "stream": True, "stream_options": {"include_usage": True}},
         headers=KEY,
     )
-    assert said.header("content-type").startswith("text/event-stream")
-    *chunks, last = events(said)
+    assert reply.header("content-type").startswith("text/event-stream")
+    *chunks, last = events(reply)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
     assert (
@@ -142,10 +142,10 @@ WRONG: list[tuple[Any, int, str]] = [
 def test_a_wrong_question_reaches_nobody(body: Any, status: int, word: str) -> None:  # noqa: ANN401 - any JSON value
     """It is refused in the API's shape, and the owner isn't asked."""
     owner = Owner()
-    said = client(owner).ask("POST", "/v1/chat/completions", json=body, headers=KEY)
-    assert (said.status, owner.questions) == (status, [])
-    assert set(said.json["error"]) == {"message", "type", "param", "code"}
-    assert word in said.json["error"]["message"]
+    reply = client(owner).ask("POST", "/v1/chat/completions", json=body, headers=KEY)
+    assert (reply.status, owner.questions) == (status, [])
+    assert set(reply.json["error"]) == {"message", "type", "param", "code"}
+    assert word in reply.json["error"]["message"]
 
 
 def test_keys_and_models() -> None:
@@ -171,8 +171,8 @@ def test_keys_and_models() -> None:
     right = {"authorization": "Bearer sk-right"}
     assert named.ask("GET", "/v1/models/m2", headers=right).json["id"] == "m2"
     assert named.ask("GET", "/v1/models/m3", headers=right).status == 404
-    said = named.ask("POST", "/v1/chat/completions", json={**ASK, "model": "m3"}, headers=right)
-    assert (said.status, said.json["error"]["code"]) == (404, "model_not_found")
+    reply = named.ask("POST", "/v1/chat/completions", json={**ASK, "model": "m3"}, headers=right)
+    assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_keys_and_models() -> None:
 )
 def test_all_else_is_refused_in_the_apis_shape(method: str, path: str, status: int) -> None:
     """There is nothing but models, chat and responses."""
-    said = client().ask(method, path, json={"model": "m", "input": "x"}, headers=KEY)
-    assert (said.status, said.json["error"]["type"]) == (status, "invalid_request_error")
+    reply = client().ask(method, path, json={"model": "m", "input": "x"}, headers=KEY)
+    assert (reply.status, reply.json["error"]["type"]) == (status, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_all_else_is_refused_in_the_apis_shape(method: str, path: str, status: i
 )
 def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
     """What is no completion, and a refusal, is the API's 500 without a word of the owner's; the
-    client is told not to try again."""
+    client is asked not to try again."""
     owner = Owner()
     owner.reply = reply
 
@@ -213,29 +213,29 @@ def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
         raise ValueError("budget of the harness is used up")
 
     for asked in (owner, refuse):
-        said = client(asked).ask("POST", "/v1/chat/completions", json=ASK, headers=KEY)
-        assert (said.status, said.json["error"]["type"], said.header("x-should-retry")) == (
+        answer = client(asked).ask("POST", "/v1/chat/completions", json=ASK, headers=KEY)
+        assert (answer.status, answer.json["error"]["type"], answer.header("x-should-retry")) == (
             500,
             "server_error",
             "false",
         )
-        assert "harness" not in said.text
+        assert "harness" not in answer.text
 
 
 def test_a_question_above_the_bound_is_refused() -> None:
     """413 in the API's shape: above what may come, and above what the owner may be asked, which can
     be longer than what came."""
-    said = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 5, headers=KEY)
-    assert (said.status, said.json["error"]["type"]) == (413, "invalid_request_error")
+    reply = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 5, headers=KEY)
+    assert (reply.status, reply.json["error"]["type"]) == (413, "invalid_request_error")
     owner = Owner()
     long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % b",".join(
         [b"1e15"] * 300_000
     )
     assert len(long_when_written) < MAX_QUESTION_BYTES
-    said = client(owner).ask(
+    reply = client(owner).ask(
         "POST", "/v1/chat/completions", chunks=[long_when_written], headers=KEY
     )
-    assert (said.status, owner.questions) == (413, [])
+    assert (reply.status, owner.questions) == (413, [])
 
 
 def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_responses_are_chat_in_other_words() -> None:
         {"content": "done", "tool_calls": [TOOL_CALL]},
         usage={"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
     )
-    said = client(owner).ask(
+    reply = client(owner).ask(
         "POST",
         "/v1/responses",
         json={"model": "m", "instructions": "be brief", "input": "hi"},
@@ -284,17 +284,17 @@ def test_responses_are_chat_in_other_words() -> None:
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]
-    text, call = said.json["output"]
+    text, call = reply.json["output"]
     assert (text["content"][0]["text"], call["call_id"], call["name"]) == ("done", "call_1", "add")
-    assert said.json["usage"]["total_tokens"] == 5
+    assert reply.json["usage"]["total_tokens"] == 5
 
 
 def test_a_responses_stream_ends_with_the_whole() -> None:
     """Deltas add up, numbers count up, and the last event holds the response."""
-    said = client().ask(
+    reply = client().ask(
         "POST", "/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=KEY
     )
-    found = events(said)
+    found = events(reply)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     text = "".join(
         event["delta"] for event in found if event["type"] == "response.output_text.delta"
@@ -316,7 +316,7 @@ def test_a_responses_stream_ends_with_the_whole() -> None:
         ({"model": "a", "models": ["a"]}, "model:"),
     ],
 )
-def test_mistakes_are_told(settings: dict[str, Any], word: str) -> None:
+def test_mistakes_are_reported(settings: dict[str, Any], word: str) -> None:
     """Each wrong setting has its sentence."""
     assert any(word in str(fault) for fault in openai.check(settings, None))
 

@@ -120,14 +120,14 @@ def test_wrong_requests_are_refused(
     pets: Client, method: str, url: str, status: int, word: str
 ) -> None:
     """The status says what is wrong, and the message names it."""
-    said = pets.ask(method, url, headers=KEY)
-    assert (said.status, word in said.json["message"]) == (status, True)
+    reply = pets.ask(method, url, headers=KEY)
+    assert (reply.status, word in reply.json["message"]) == (status, True)
 
 
 def test_right_parameters_pass(pets: Client) -> None:
     """Numbers and lists are read out of text."""
-    said = pets.get("/v2/pets?limit=100&tags=red&tags=blue")
-    assert (said.status, len(said.json), said.header("x-total")) == (200, 2, "7")
+    reply = pets.get("/v2/pets?limit=100&tags=red&tags=blue")
+    assert (reply.status, len(reply.json), reply.header("x-total")) == (200, 2, "7")
     assert pets.get("/v2/pets?tags=red").status == 200
 
 
@@ -164,11 +164,11 @@ def test_bodies_are_checked(pets: Client, kind: str, body: bytes, status: int) -
 
 
 def test_the_documented_error_is_used(billing: Client) -> None:
-    """Where the document describes the error, it has that shape and status, and tells what is
+    """Where the document describes the error, it has that shape and status, and reports what is
     wrong."""
-    said = billing.ask("POST", "/events", json={"paid": True, "void": True})
-    assert said.status == 422
-    assert "request body" in said.json["detail"]
+    reply = billing.ask("POST", "/events", json={"paid": True, "void": True})
+    assert reply.status == 422
+    assert "request body" in reply.json["detail"]
     assert (
         billing.ask("POST", "/events", json={"void": True}).header("content-type")
         == "application/vnd.event+json"
@@ -215,8 +215,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_every_mistake_is_told_with_its_place(text: str, tmp_path: Path) -> None:
-    """What is wrong with a document is said with file, line and column."""
+def test_every_mistake_is_reported_with_its_place(text: str, tmp_path: Path) -> None:
+    """A fault of a document is reported with file, line and column."""
     (tmp_path / "a.yaml").write_text(text)
     problems = [str(fault) for fault in openapi.check({"document": "a.yaml"}, tmp_path)]
     assert any(MISTAKES[text] in problem for problem in problems), problems
@@ -294,13 +294,13 @@ def test_any_request_is_answered(body: bytes, kind: str, query: str) -> None:
     """Whatever is sent gets a status of HTTP's."""
     from urllib.parse import quote
 
-    said = ANY.ask(
+    reply = ANY.ask(
         "POST",
         f"/v2/pets?limit={quote(query, errors='replace')}",
         body=body,
         headers={**KEY, "content-type": kind},
     )
-    assert said.status in (201, 400, 415)
+    assert reply.status in (201, 400, 415)
 
 
 ANY = Client(openapi.make(context({"document": "pets.yaml"}, DOCUMENTS)))

@@ -66,7 +66,7 @@ def test_a_conversation_with_tools_becomes_messages() -> None:
         {"input": "x", "tools": [{"type": "web_search"}]},
     ],
 )
-def test_what_cannot_be_told_in_chat_is_refused(body: dict[str, Any]) -> None:
+def test_what_cannot_be_reported_in_chat_is_refused(body: dict[str, Any]) -> None:
     """Nothing is left out silently that would change the meaning."""
     with pytest.raises(ValueError, match=r"input|parameter|tools"):
         to_chat(body)

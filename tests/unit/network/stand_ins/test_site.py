@@ -1,4 +1,4 @@
-"""What an author writes for an `http` stand-in: every mistake is told with file, line and column,
+"""What an author writes for an `http` stand-in: every mistake is reported with file, line and column,
 all at once."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_every_mistake_is_told_with_its_place(text: str, folder: Path) -> None:
+def test_every_mistake_is_reported_with_its_place(text: str, folder: Path) -> None:
     """The sentence names the file, where there is a place its line and column, and the field."""
     (folder / "r.yaml").write_text(text)
     problems = [str(fault) for fault in load_site({"routes": "r.yaml"}, folder)[1]]
@@ -76,7 +76,7 @@ def test_every_mistake_is_told_with_its_place(text: str, folder: Path) -> None:
     assert all(problem.startswith("r.yaml:") for problem in problems)
 
 
-def test_all_mistakes_are_told_at_once(folder: Path) -> None:
+def test_all_mistakes_are_reported_at_once(folder: Path) -> None:
     """One wrong field hides no other."""
     (folder / "r.yaml").write_text(
         "routes:\n  - {path: x, status: 1}\n  - {path: /, method: NO, body: '{{'}\nstatic: none"
@@ -90,7 +90,7 @@ def test_all_mistakes_are_told_at_once(folder: Path) -> None:
     ]
 
 
-def test_inline_routes_are_told_by_field() -> None:
+def test_inline_routes_are_reported_by_field() -> None:
     """What stands in the policy itself is named by its field."""
     assert load_site({"routes": [{"path": "x"}]}, None)[1][0].path == ("routes", 0, "path")
     assert load_site({"routes": "x.yaml", "state": {}}, None)[1][0].path == ("state",)

@@ -101,8 +101,8 @@ def test_a_status_without_body_has_no_length() -> None:
     async def handle(it: Request) -> Answer:
         return Answer(status=204, body=b"x")
 
-    said = Client(http_app(handle)).get("/")
-    assert (said.body, said.headers) == (b"", [])
+    reply = Client(http_app(handle)).get("/")
+    assert (reply.body, reply.headers) == (b"", [])
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))

@@ -102,6 +102,6 @@ def test_nothing_is_read_by_a_link_in_a_repository(tmp_path: Path) -> None:
         subprocess.run(["git", "init", "-q", "--bare", str(served / f"{name}.git")], check=True)
         (served / f"{name}.git" / file).unlink(missing_ok=True)
         (served / f"{name}.git" / file).symlink_to(target)
-    said = [str(fault) for fault in check({}, served)]
-    assert [sentence for sentence in said if "a symbolic link" in sentence]
-    assert "hunter2" not in "".join(said)
+    faults = [str(fault) for fault in check({}, served)]
+    assert [sentence for sentence in faults if "a symbolic link" in sentence]
+    assert "hunter2" not in "".join(faults)

@@ -49,13 +49,13 @@ def varint(number: int) -> bytes:
 
 def delta_entry(kind: int, base: bytes, delta: bytes, size: int | None = None) -> bytes:
     """A delta in a pack; `size`: what it says of its length."""
-    said = len(delta) if size is None else size
-    head = bytearray([kind << 4 | said & 15])
-    said >>= 4
-    while said:
+    stated = len(delta) if size is None else size
+    head = bytearray([kind << 4 | stated & 15])
+    stated >>= 4
+    while stated:
         head[-1] |= 0x80
-        head.append(said & 0x7F)
-        said >>= 7
+        head.append(stated & 0x7F)
+        stated >>= 7
     return bytes(head) + base + zlib.compress(delta)
 
 

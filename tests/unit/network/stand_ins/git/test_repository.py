@@ -105,7 +105,7 @@ def test_what_a_client_lacks(bare: Path) -> None:
     )
 
 
-def test_an_object_that_is_missing_is_told(bare: Path) -> None:
+def test_an_object_that_is_missing_is_reported(bare: Path) -> None:
     """A push may lack objects; the fetch that needs them is an error, not a wrong pack."""
     broken = commit(tree(a=GitObject(BLOB, b"never pushed")))
     repository = Repository(bare)

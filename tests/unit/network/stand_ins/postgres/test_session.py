@@ -35,7 +35,7 @@ def startup(user: str = "app", database: str = "crm", code: int = 3 << 16) -> by
     return struct.pack("!i", len(body) + 4) + body
 
 
-def said(steps: list[Step]) -> list[tuple[str, bytes]]:
+def messages(steps: list[Step]) -> list[tuple[str, bytes]]:
     """The server's messages: letters and bodies."""
     return list(_read(b"".join(step.reply for step in steps)))
 
@@ -51,7 +51,7 @@ def codes(steps: list[Step]) -> list[str]:
     """SQLSTATE of each error."""
     return [
         next(field[1:].decode() for field in body.split(b"\0") if field.startswith(b"C"))
-        for kind, body in said(steps)
+        for kind, body in messages(steps)
         if kind == "E"
     ]
 
@@ -65,7 +65,7 @@ def inside() -> PostgresSession:
     """Logged in."""
     session = PostgresSession(DATABASE, 7, 9)
     steps = feed(session, startup(), wire.message("p", wire.text(DATABASE.password)))
-    assert said(steps)[-1] == ("Z", b"I")
+    assert messages(steps)[-1] == ("Z", b"I")
     return session
 
 
@@ -107,7 +107,8 @@ def test_the_beginning_has_its_forms() -> None:
         for step in feed(PostgresSession(DATABASE, 7, 9), struct.pack("!II", 8, wire.SSL_REQUEST))
     ] == [b"N"]
     assert [
-        kind for kind, _ in said(feed(PostgresSession(DATABASE, 7, 9), startup(code=(3 << 16) + 2)))
+        kind
+        for kind, _ in messages(feed(PostgresSession(DATABASE, 7, 9), startup(code=(3 << 16) + 2)))
     ] == ["v", "R"]
     assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(code=2 << 16))) == ["0A000"]
     assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(user=""))) == ["28000"]
@@ -129,7 +130,7 @@ def test_the_beginning_has_its_forms() -> None:
 )
 def test_a_query_is_answered(text: str, kinds: str) -> None:
     """And then the server is ready again."""
-    assert "".join(kind for kind, _ in said(feed(inside(), query(text)))) == kinds
+    assert "".join(kind for kind, _ in messages(feed(inside(), query(text)))) == kinds
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_an_error_aborts_its_transaction() -> None:
         query("select 1"),
     )
     assert codes(steps) == ["42703", "25P02"]
-    assert [body for kind, body in said(steps) if kind == "Z"] == [b"T", b"E", b"E", b"I", b"I"]
+    assert [body for kind, body in messages(steps) if kind == "Z"] == [b"T", b"E", b"E", b"I", b"I"]
 
 
 def extended(text: str, *values: bytes) -> list[bytes]:
@@ -180,8 +181,8 @@ def test_a_prepared_query_takes_parameters() -> None:
     """As drivers send them; an error is answered once, and the next sync begins anew."""
     session = inside()
     steps = feed(session, *extended("select name from customers where id = $1", b"2"))
-    assert "".join(kind for kind, _ in said(steps)) == "1tT2DCZ"
-    assert dict(said(steps))["D"] == struct.pack("!hi", 1, 3) + b"Ben"
+    assert "".join(kind for kind, _ in messages(steps)) == "1tT2DCZ"
+    assert dict(messages(steps))["D"] == struct.pack("!hi", 1, 3) + b"Ben"
     assert codes(feed(session, *extended("select nothing"))) == ["42703"]
     assert codes(feed(session, *extended("select 1"))) == []
 
@@ -202,8 +203,10 @@ def test_numbers_may_go_both_ways_in_binary() -> None:
         wire.message("D", b"P\0"),
         wire.message("E", b"\0" * 5),
     )
-    assert [kind for kind, _ in said(steps)] == list("12TDC")
-    assert dict(said(steps))["D"] == struct.pack("!hii", 2, 4, 2) + struct.pack("!i", 3) + b"Ben"
+    assert [kind for kind, _ in messages(steps)] == list("12TDC")
+    assert (
+        dict(messages(steps))["D"] == struct.pack("!hii", 2, 4, 2) + struct.pack("!i", 3) + b"Ben"
+    )
 
 
 def test_what_is_prepared_is_bounded() -> None:
@@ -218,8 +221,8 @@ def test_what_is_prepared_is_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("QPBDECSHXdcfp?"), st.binary(max_size=30)), max_size=12))
-def test_any_messages_are_answered(messages: list[tuple[str, bytes]]) -> None:
+def test_any_messages_are_answered(sent: list[tuple[str, bytes]]) -> None:
     """Nothing raises."""
     session = inside()
-    for kind, body in messages:
-        said(feed(session, wire.message(kind, body)))
+    for kind, body in sent:
+        messages(feed(session, wire.message(kind, body)))

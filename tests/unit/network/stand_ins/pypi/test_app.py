@@ -114,7 +114,7 @@ def test_nothing_but_listed_files(app: App, path: str) -> None:
 
 
 def test_the_json_interface(app: App) -> None:
-    """`/pypi/NAME/json` tells of the newest version and lists all; of one version, only its
+    """`/pypi/NAME/json` describes the newest version and lists all; of one version, only its
     files."""
     document = ask(app, "GET", "/pypi/one/json").json
     assert (document["info"]["version"], set(document["releases"])) == ("1.1", {"1.0", "1.1"})

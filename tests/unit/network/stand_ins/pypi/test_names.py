@@ -12,7 +12,7 @@ from belljar.network.stand_ins.pypi.index import PackageFile, parse_file_name
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("My_Pkg-1.0-py3-none-any.whl", PackageFile("my-pkg", Version("1.0"), "py3-none-any")),
         (
@@ -23,9 +23,9 @@ from belljar.network.stand_ins.pypi.index import PackageFile, parse_file_name
         ("zope-interface-5.zip", PackageFile("zope-interface", Version("5"))),
     ],
 )
-def test_names_of_packages(name: str, said: PackageFile) -> None:
+def test_names_of_packages(name: str, expected: PackageFile) -> None:
     """Wheels with and without a build tag, source archives, local versions."""
-    assert parse_file_name(name) == said
+    assert parse_file_name(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_what_is_no_package(name: str) -> None:
 @settings(deadline=None)
 def test_any_name_is_parsed_or_not(start: str, end: str) -> None:
     """No name raises, and none that is taken can be a path."""
-    said = parse_file_name(start + end)
-    assert said is None or ("/" not in start and canonicalize_name(said.project) == said.project)
+    found = parse_file_name(start + end)
+    assert found is None or ("/" not in start and canonicalize_name(found.project) == found.project)

@@ -37,8 +37,8 @@ def test_all_that_comes_is_on_record(service: MintedService) -> None:
     ):
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
-        said = b"".join(iter(lambda: client.recv(65536), b""))
-    assert [line[:1] for line in said.splitlines()] == [b"-", b"-", b"+", b":", b"$"]
+        replies = b"".join(iter(lambda: client.recv(65536), b""))
+    assert [line[:1] for line in replies.splitlines()] == [b"-", b"-", b"+", b":", b"$"]
     assert [(event["what"], event["operation"], event.get("ok")) for event in ledger.attempts] == [
         ("command", "redis.command", None),
         ("login", "redis.auth", False),

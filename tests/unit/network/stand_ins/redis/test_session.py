@@ -37,7 +37,7 @@ def inside() -> RedisSession:
 
 
 def test_only_the_password_opens_it() -> None:
-    """Before, nothing is said but what real servers say to a stranger; each attempt is a step of
+    """Before, replies are those of real servers before a login; each attempt is a step of
     its own with all that was presented."""
     session = RedisSession(SPACE)
     assert say(session, b"GET", b"config:key").reply == b"-NOAUTH Authentication required.\r\n"

@@ -27,12 +27,12 @@ def test_pipelined_commands_and_a_long_line_of_content() -> None:
     """All at once, with a line of a megabyte: recorded whole by size, kept by its beginning."""
     ledger = Ledger()
     line = b"x" * (1 << 20)
-    said = exchange(
+    replies = exchange(
         ledger,
         b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\n" + line + b"\r\n.\r\nQUIT\r\n",
     )
-    assert said.startswith(b"220 registry.example ESMTP\r\n250-")
-    assert said.endswith(b"221 2.0.0 Bye\r\n")
+    assert replies.startswith(b"220 registry.example ESMTP\r\n250-")
+    assert replies.endswith(b"221 2.0.0 Bye\r\n")
     (event,) = ledger.attempts
     expected = {
         "what": "mail",
@@ -57,10 +57,10 @@ def test_a_message_that_breaks_off_is_recorded() -> None:
 
 def test_a_command_line_without_end_is_refused() -> None:
     """Its memory is the bound; the connection goes on."""
-    said = exchange(
+    replies = exchange(
         Ledger(), b"EHLO " + b"x" * 500_000 + b"\r\nNOOP\r\nNOOP " + b"y" * 13_000 + b"\r\nQUIT\r\n"
     )
-    assert [line[:3] for line in said.splitlines()] == [b"220", b"500", b"250", b"500", b"221"]
+    assert [line[:3] for line in replies.splitlines()] == [b"220", b"500", b"250", b"500", b"221"]
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8))

@@ -38,7 +38,7 @@ def talk(session: Session, *lines: str) -> list[Outcome]:
 
 
 def started() -> Session:
-    """A session that said EHLO."""
+    """A session after EHLO."""
     session = Session("mx.example")
     assert talk(session, "EHLO client")[0].reply.startswith(b"250-mx.example\r\n")
     return session

@@ -47,10 +47,10 @@ def test_a_command_ends_with_its_status() -> None:
     """Output, errors apart, end, status, close; the command is what is on record. A second is
     none."""
     channel = made()
-    said = channel.take(REQUEST, Fields(text(b"exec") + b"\1" + text(b"cat a b")))
-    assert said.data == b"cat a b"
-    assert kinds(list(said.payloads)) == [SUCCESS, DATA, EXTENDED, EOF, REQUEST, CLOSE]
-    assert said.payloads[4].endswith(number(1))
+    reply = channel.take(REQUEST, Fields(text(b"exec") + b"\1" + text(b"cat a b")))
+    assert reply.data == b"cat a b"
+    assert kinds(list(reply.payloads)) == [SUCCESS, DATA, EXTENDED, EOF, REQUEST, CLOSE]
+    assert reply.payloads[4].endswith(number(1))
     assert kinds(ask(channel, b"shell")) == [FAILURE]
     assert channel.take(CLOSE, Fields(b"")).payloads == ()
     assert channel.is_closed
@@ -71,22 +71,22 @@ def test_input_without_a_terminal_is_a_script() -> None:
     channel = made()
     ask(channel, b"shell")
     assert shown(typed(channel, b"pwd\nwho")) == b"/home/deploy\n"
-    assert kinds(said := list(channel.take(EOF, Fields(b"")).payloads)) == [
+    assert kinds(reply := list(channel.take(EOF, Fields(b"")).payloads)) == [
         EXTENDED,
         EOF,
         REQUEST,
         CLOSE,
     ]
-    assert b"who: command not found" in said[0]
+    assert b"who: command not found" in reply[0]
 
 
 def test_no_more_is_sent_than_there_is_room_for() -> None:
     """The rest follows when there is more room, and the end after it."""
     channel = made(window=5)
     assert shown(ask(channel, b"exec", text(b"cat large"))) == b"xxxxx"
-    said = list(channel.take(ADJUST, Fields(number(300_000))).payloads)
-    assert len(shown(said)) == 199_995
-    assert kinds(said)[-1] == CLOSE
+    reply = list(channel.take(ADJUST, Fields(number(300_000))).payloads)
+    assert len(shown(reply)) == 199_995
+    assert kinds(reply)[-1] == CLOSE
 
 
 def test_no_more_input_is_taken_at_once_than_was_agreed() -> None:

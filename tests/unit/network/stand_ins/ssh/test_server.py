@@ -51,7 +51,7 @@ def client(service: MintedService, ledger: Ledger, directory: Path) -> Iterator[
         options = ["-F", f"{directory}/config", "-o", f"UserKnownHostsFile={directory}/known_hosts"]
 
         def run(
-            *words: str, said: str = "", env: dict[str, str] | None = None
+            *words: str, typed: str = "", env: dict[str, str] | None = None
         ) -> subprocess.CompletedProcess[str]:
             argv = [*SETSID, str(SSH), *options, *words]
             return subprocess.run(
@@ -59,7 +59,7 @@ def client(service: MintedService, ledger: Ledger, directory: Path) -> Iterator[
                 check=False,
                 capture_output=True,
                 text=True,
-                input=said,
+                input=typed,
                 timeout=120,
                 env={"PATH": "/usr/bin:/bin", **(env or {})},
             )
@@ -110,15 +110,15 @@ def test_the_real_client_enters_with_the_password(service: MintedService, tmp_pa
     with client(service, ledger, tmp_path) as ssh:
 
         def enter(
-            word: str, *words: str, said: str = "pwd\nexit 3\n"
+            word: str, *words: str, typed: str = "pwd\nexit 3\n"
         ) -> subprocess.CompletedProcess[str]:
             env = {"SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force", "WORD": word}
-            return ssh(*only, *words, "bastion", said=said, env=env)
+            return ssh(*only, *words, "bastion", typed=typed, env=env)
 
         assert enter("letmein-letmein").returncode == 255
         done = enter(service.login.password, "-tt")
         plain = enter(service.login.password, "-T")
-        long = enter(service.login.password, "-T", said="#" * 4000 + "\n" + "pwd\n" * 3000)
+        long = enter(service.login.password, "-T", typed="#" * 4000 + "\n" + "pwd\n" * 3000)
     assert done.returncode == 3, done.stderr
     assert "$ pwd\n/home/deploy\n" in done.stdout
     assert (plain.returncode, plain.stdout) == (3, "/home/deploy\n")

@@ -117,8 +117,8 @@ def test_nothing_but_sessions_is_opened() -> None:
 
 
 @pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b"x" * 300])
-def test_whoever_speaks_no_ssh_is_sent_away(line: bytes) -> None:
-    """With all that was said on record."""
+def test_a_client_of_another_protocol_is_disconnected(line: bytes) -> None:
+    """Everything sent is on record."""
     (step,) = SshSession(BASTION, os.urandom).feed(line)
     assert step.close
     assert step.raw == line
