@@ -382,15 +382,10 @@ def _phones() -> Iterator[Detector]:
     yield Detector("phone", (), american, check)
 
 
-_DOCUMENTED_DOMAIN: Final = re.compile(
-    rb"(?i)@(?:[a-z0-9-]+\.)*(?:example(?:\.[a-z]+)?|test|invalid|localhost|local)\Z"
+_NO_PERSON: Final = re.compile(
+    rb"(?i)\A(?:no-?reply|git)@"
+    rb"|@(?:[a-z0-9-]+\.)*(?:example(?:\.[a-z]+)?|test|invalid|localhost|local)\Z"
 )
-
-
-def _is_address(text: bytes) -> bool:
-    return not _DOCUMENTED_DOMAIN.search(text) and not text.lower().startswith(
-        (b"noreply@", b"no-reply@", b"git@")
-    )
 
 
 def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
@@ -411,7 +406,14 @@ def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
                 rb"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,"
                 rb"8}[A-Za-z]{2,24}(?![A-Za-z0-9])"
             )
-            yield Detector("email", (b"@",), pattern, _is_address, before=65, within=600)
+            yield Detector(
+                "email",
+                (b"@",),
+                pattern,
+                lambda text: not _NO_PERSON.search(text),
+                before=65,
+                within=600,
+            )
         elif cls == "phone":
             yield from _phones()
         elif cls == "national_id":

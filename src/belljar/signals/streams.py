@@ -11,6 +11,7 @@ import re
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -113,17 +114,6 @@ class StreamScanner:
     def _follow(self, state: _Flow, name: str, data: bytes) -> Scanned:
         """Search data behind its tail and compressed beginning."""
         part = state.part(name)
-        results = [self._new(part, data)]
-        if part.reader is not None:
-            results.append(self._inflate(part, part.reader, data))
-        elif not is_plain(data):
-            for found in compressed(data, lambda: self._scanner.spec.bounds.decoded_bytes):
-                if found.reader is not None:
-                    part.reader, part.reader_name = found.reader, found.names[0]
-                    part.reader_tail = found.data[-self._tail :]
-        return _together(results)
-
-    def _new(self, part: _Part, data: bytes) -> Scanned:
         before, text = len(part.tail), part.tail + data
         part.tail = text[-self._tail :]
         result = self._scanner.scan(text)
@@ -137,7 +127,15 @@ class StreamScanner:
             part.reported.add(key)
             hits.append(_moved(hit, -before, len(data), ()))
         part.starts = frozenset((len(text) - hit.start, hit.value_id) for hit in result.hits)
-        return replace(result, hits=tuple(hits))
+        results = [replace(result, hits=tuple(hits))]
+        if part.reader is not None:
+            results.append(self._inflate(part, part.reader, data))
+        elif not is_plain(data):
+            for found in compressed(data, lambda: self._scanner.spec.bounds.decoded_bytes):
+                if found.reader is not None:
+                    part.reader, part.reader_name = found.reader, found.names[0]
+                    part.reader_tail = found.data[-self._tail :]
+        return _together(results)
 
     def _inflate(self, part: _Part, reader: zlib._Decompress, data: bytes) -> Scanned:
         try:
@@ -286,7 +284,11 @@ def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, byt
                 if sign:
                     yield f"{field} {key[:64]!r}", piece.strip(b'"')
     elif len(data) <= MAX_JOINED:
-        yield from _body(data)
+        if data.lstrip()[:1] in {b"{", b"["}:
+            with suppress(ValueError, RecursionError):
+                yield from _strings(json.loads(data), "json", 0)
+        elif b"=" in data and b"\n" not in data.strip():
+            yield from _parameters(data)
 
 
 def _parameters(query: bytes) -> Iterator[tuple[str, bytes]]:
@@ -297,17 +299,6 @@ def _parameters(query: bytes) -> Iterator[tuple[str, bytes]]:
             yield f"parameter {name[:64]!r}", piece
         if len(piece) > 2:  # shorter ones count or switch
             yield "parameters", piece
-
-
-def _body(data: bytes) -> Iterator[tuple[str, bytes]]:
-    start = data.lstrip()[:1]
-    if start in {b"{", b"["}:
-        try:
-            yield from _strings(json.loads(data), "json", 0)
-        except (ValueError, RecursionError):
-            return
-    elif b"=" in data and b"\n" not in data.strip():
-        yield from _parameters(data)
 
 
 def _strings(value: object, name: str, depth: int) -> Iterator[tuple[str, bytes]]:

@@ -138,7 +138,7 @@ class DnsServer:
 
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
-        self._record = QueryRecord(site)
+        self.record = QueryRecord(site)
         self._pending = 0
         self._datagram = memoryview(bytearray(MAX_DATAGRAM_BYTES))
 
@@ -147,10 +147,6 @@ class DnsServer:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
-
-    def flush(self) -> None:
-        """Record counted queries now."""
-        self._record.flush_all()
 
     def _readable(self, sock: socket.socket) -> None:
         for _ in range(DATAGRAMS_A_TURN):
@@ -173,31 +169,26 @@ class DnsServer:
             query = bytes(self._datagram[:length])
             if self._pending >= self._site.bounds.dns_pending:
                 self._drop(query, peer)
+                continue
+            reply = self._reply(sock, query, dialled, peer)
+            try:
+                self._group.create_task(reply)
+            except MemoryError:
+                reply.close()
+                self._site.count_out_of_memory()
             else:
-                self._begin(sock, query, dialled, peer)
+                self._pending += 1
 
     def _drop(self, query: bytes, peer: tuple[str, int]) -> None:
         self._site.hit("dns_pending")
         try:
             cell = self._site.cell(peer[0])
-            recorded = self._record.count(
+            recorded = self.record.count(
                 cell, answer(query, self._site.known_to(cell)), "udp", query
             )
             recorded.add_done_callback(lambda done: done.exception())
         except MemoryError:
             self._site.count_out_of_memory()
-
-    def _begin(
-        self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
-    ) -> None:
-        reply = self._reply(sock, query, dialled, peer)
-        try:
-            self._group.create_task(reply)
-        except MemoryError:
-            reply.close()
-            self._site.count_out_of_memory()
-        else:
-            self._pending += 1
 
     async def _reply(
         self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
@@ -205,7 +196,7 @@ class DnsServer:
         try:
             cell = self._site.cell(peer[0])
             reply = answer(query, self._site.known_to(cell))
-            await self._record.record(cell, reply, "udp", query)
+            await self.record.record(cell, reply, "udp", query)
             if reply.wire is not None and not await self._is_blocked(cell, reply):
                 source = (
                     socket.IPPROTO_IP,
@@ -253,7 +244,7 @@ class DnsServer:
                 return
             begun.clear()
             reply = answer(query, self._site.known_to(cell))
-            await self._record.record(cell, reply, "tcp", query)
+            await self.record.record(cell, reply, "tcp", query)
             pipe.account.record(2 + len(query))
             if reply.wire is None or await self._is_blocked(cell, reply):
                 return

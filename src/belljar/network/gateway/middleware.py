@@ -207,7 +207,10 @@ class Exchange:
     async def _receive(self) -> Message:
         if self._read_all:
             return await self._upstream()
-        if self._declared_bytes() > self._site.bounds.body_bytes:
+        fields = self._scope["headers"]
+        declared = next((value for name, value in fields if name == b"content-length"), b"")
+        is_length = declared.isdigit() and len(declared) < 20
+        if is_length and int(declared) > self._site.bounds.body_bytes:
             raise Refused("the body is over the bound", 413)
         try:
             async with asyncio.timeout(self._site.bounds.body_wait_s):
@@ -290,12 +293,6 @@ class Exchange:
         first = [] if self._recorded_bytes is not None else [self._request_item()]
         self._answered = True
         await self._site.reporter.record(*first, self._answer_item(status=status))
-
-    def _declared_bytes(self) -> int:
-        declared = [value for name, value in self._scope["headers"] if name == b"content-length"]
-        return (
-            int(declared[0]) if declared and declared[0].isdigit() and len(declared[0]) < 20 else 0
-        )
 
     def _common_fields(self) -> dict[str, JsonValue]:
         return {

@@ -170,31 +170,26 @@ class TlsPipe:
         """
         received = 0
         while True:
+            is_done = False
             try:
                 self.engine.do_handshake()
+                is_done = True
             except ssl.SSLWantReadError:
+                pass
+            finally:  # also an alert is sent
                 await before_send()
                 await self._flush()
-                # What a client says right behind its last word of the handshake comes with it, and
-                # does not count.
-                data = await self._inner.receive() if received <= max_bytes else b""
-                if not data:
-                    why = (
-                        "closed within the handshake"
-                        if received <= max_bytes
-                        else "handshake over the bound"
-                    )
-                    raise ssl.SSLError(ssl.SSL_ERROR_SSL, why) from None
-                received += len(data)
-                self._feed(data)
-            except ssl.SSLError:
-                await before_send()
-                await self._flush()
-                raise
-            else:
-                await before_send()
-                await self._flush()
+            if is_done:
                 return
+            if received > max_bytes:
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, "handshake over the bound")
+            # What a client says right behind its last word of the handshake comes with it, and
+            # does not count.
+            data = await self._inner.receive()
+            if not data:
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, "closed within the handshake")
+            received += len(data)
+            self._feed(data)
 
     def _feed(self, data: bytes) -> None:
         self._in.write(data)
@@ -346,22 +341,17 @@ class ServerTlsPipe(TlsPipe):
             self._is_over = True
             self.account.remain("tls", record)
             raise
+        overhead, nonce = len(record) - len(data), self._nonce_bytes
         if self._is_over and len(record) == self._overhead + _CLOSE_NOTIFY_BYTES:
             self.account.frame(len(record))
-        else:
-            self._account(record, data)
-        return data
-
-    def _account(self, record: bytes, data: bytes) -> None:
-        overhead = len(record) - len(data)
-        nonce = self._nonce_bytes
-        if not data or overhead != self._overhead:
+        elif not data or overhead != self._overhead:
             # Padding, an empty record, or a message that is TLS's own: its plaintext is not known
             # here.
             self.account.remain("tls", record[:overhead])
-            return
-        self.account.remain("tls_nonce", record[HEADER_BYTES : HEADER_BYTES + nonce])
-        self.account.frame(overhead - nonce)
+        else:
+            self.account.remain("tls_nonce", record[HEADER_BYTES : HEADER_BYTES + nonce])
+            self.account.frame(overhead - nonce)
+        return data
 
     @property
     def _nonce_bytes(self) -> int:

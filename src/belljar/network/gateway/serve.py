@@ -104,9 +104,8 @@ def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any],
     """Stand-ins by id: ASGI apps, and servers of streams."""
     plans = [plan for plan in config.stand_ins if not plan.is_target and plan.kind != UPSTREAM]
     apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
-    trust = upstream.Trust(config.authorities)
     apps |= {
-        plan.id: upstream.Upstream(plan, site, trust)
+        plan.id: upstream.Upstream(plan, site, config.authorities)
         for plan in config.stand_ins
         if plan.kind == UPSTREAM
     }

@@ -75,21 +75,15 @@ class SpentError(OSError):
     """The budget is."""
 
 
-class Trust:
-    """Public authorities, read before confinement."""
-
-    def __init__(self, authorities: str) -> None:
-        self._authorities = authorities
-
-    @functools.cached_property
-    def context(self) -> ssl.SSLContext:
-        """Verifies certificate and name. Raises `ssl.SSLError`."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        if self._authorities:
-            context.load_verify_locations(cadata=self._authorities)
-        return context
+@functools.cache
+def client_context(authorities: str) -> ssl.SSLContext:
+    """Verifies certificate and name by authorities (PEM). Raises `ssl.SSLError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if authorities:
+        context.load_verify_locations(cadata=authorities)
+    return context
 
 
 class Budget:
@@ -153,11 +147,11 @@ class MeteredPipe:
 class Upstream:
     """The application: a budget and open connections."""
 
-    def __init__(self, plan: StandInPlan, site: Site, trust: Trust) -> None:
+    def __init__(self, plan: StandInPlan, site: Site, authorities: str) -> None:
         self._id, self._host = plan.id, plan.names[0]
         self._encrypted = {port.number for port in plan.ports if port.protocol == "tls"}
         self._methods = frozenset(str(method) for method in plan.settings["methods"])
-        self._site, self._trust = site, trust
+        self._site, self._authorities = site, authorities
         self._budget = Budget(int(plan.settings["budget_bytes"]))
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
@@ -216,7 +210,8 @@ class Upstream:
         pipe: Pipe = MeteredPipe(sock, self._budget, wait_s)
         try:
             if port in self._encrypted:
-                pipe = tls = TlsPipe(pipe, self._trust.context, server_name=self._host)
+                context = client_context(self._authorities)
+                pipe = tls = TlsPipe(pipe, context, server_name=self._host)
                 async with asyncio.timeout(wait_s):
                     await tls.handshake(_nothing, HANDSHAKE_BYTES)
             yield pipe

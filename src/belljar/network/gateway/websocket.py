@@ -41,9 +41,15 @@ class WebSocketFrames:
         view = memoryview(data)
         while view and not self._is_lost:
             if self._left:
-                taken = view[: self._left]
-                self._payload(bytes(taken))
+                taken = bytes(view[: self._left])
                 view = view[len(taken) :]
+                plain = unmasked(taken, self._mask, self._at)
+                self._left -= len(taken)
+                self._at += len(taken)
+                if self._control:
+                    self._account.remain(self._control, plain)
+                else:
+                    self._messages += plain
             else:
                 self._head.append(view[0])
                 view = view[1:]
@@ -77,15 +83,6 @@ class WebSocketFrames:
         self._is_lost = True
         self._account.remain("ws_unknown", bytes(self._head))
         self._head.clear()
-
-    def _payload(self, data: bytes) -> None:
-        plain = unmasked(data, self._mask, self._at)
-        self._left -= len(data)
-        self._at += len(data)
-        if self._control:
-            self._account.remain(self._control, plain)
-        else:
-            self._messages += plain
 
     def record(self, size: int) -> None:
         """The first `size` message bytes are recorded."""

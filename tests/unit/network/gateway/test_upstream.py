@@ -26,7 +26,6 @@ from belljar.network.gateway.upstream import (
     HOP_BY_HOP,
     METHOD_OVERRIDES,
     REWRITING,
-    Trust,
     Upstream,
     end_to_end,
     rewritten,
@@ -79,7 +78,7 @@ class Asker:
             reason="for a test",
         )
         site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
-        self.app: Upstream = Upstream(as_stand_in(plan), site, Trust(trust))
+        self.app: Upstream = Upstream(as_stand_in(plan), site, trust)
 
     async def ask(
         self,
