@@ -6,11 +6,11 @@ import csv
 import hmac
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, json_of
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Protected
 from belljar.units import printable
@@ -65,13 +65,9 @@ class KnownValue:
         """The class of its hits."""
         return self.kind or self.source.value
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, with the value."""
-        return asdict(self) | {"source": self.source.value}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> KnownValue:
-        """Inverse of `to_json`."""
+        """Inverse of `json_of`."""
         return cls(**{**data, "source": Source(data["source"])})
 
 
@@ -116,12 +112,7 @@ class ScanSpec:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, with values and key."""
-        return {
-            "values": [value.to_json() for value in self.values],
-            "classes": list(self.classes),
-            "key_hex": self.key_hex,
-            "bounds": asdict(self.bounds),
-        }
+        return dict(json_of(self))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScanSpec:

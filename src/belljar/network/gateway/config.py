@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.dataclass import json_of
 from belljar.network.decide import UPSTREAM
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan, UpstreamPlan
@@ -138,7 +139,7 @@ class GuardConfig:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"spec": self.spec.to_json(), "actions": dict(self.actions)}
+        return dict(json_of(self))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GuardConfig:
