@@ -24,15 +24,15 @@ SUMMED = ("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes")
 
 @dataclass
 class GivenPipe:
-    """Says what it was given, piece by piece, and keeps what it is told."""
+    """Yields the given pieces, and keeps what is sent."""
 
     pieces: list[bytes]
     account: Account
     alpn: str | None = None
-    said: bytearray = field(default_factory=bytearray)
+    answer: bytearray = field(default_factory=bytearray)
 
     async def receive(self) -> bytes:
-        """See `Pipe`. Whoever answers has a turn before the next piece."""
+        """See `Pipe`. An answer has a turn before the next piece."""
         for _ in range(64):
             await asyncio.sleep(0)
         data = self.pieces.pop(0) if self.pieces else b""
@@ -41,7 +41,7 @@ class GivenPipe:
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
-        self.said += data
+        self.answer += data
         self.account.sent_bytes += len(data)
 
     async def close(self) -> None:
@@ -52,11 +52,11 @@ class GivenPipe:
 
 
 @dataclass
-class Told:
+class Outcome:
     """All that was recorded, and the last event of the connection."""
 
     items: list[Item]
-    said: bytes
+    answer: bytes
     end: dict[str, Any]
 
     @property
@@ -111,12 +111,12 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def talk(pieces: list[bytes], alpn: str | None = None, bounds: Bounds | None = None) -> Told:
+def talk(pieces: list[bytes], alpn: str | None = None, bounds: Bounds | None = None) -> Outcome:
     """One connection on which these pieces come, and then the end."""
     return asyncio.run(_talk(pieces, alpn, bounds or Bounds(farewell_s=0.05)))
 
 
-async def _talk(pieces: list[bytes], alpn: str | None, bounds: Bounds) -> Told:
+async def _talk(pieces: list[bytes], alpn: str | None, bounds: Bounds) -> Outcome:
     items: list[Item] = []
 
     async def record(*given: Item) -> None:
@@ -141,4 +141,4 @@ async def _talk(pieces: list[bytes], alpn: str | None, bounds: Bounds) -> Told:
     pipe = GivenPipe(list(pieces), account, alpn)
     await HttpConnection(site, peer, pipe, Middleware(site), hypercorn_config(bounds)).run()
     end = connection_item(peer, closed=True)
-    return Told([*items, end], bytes(pipe.said), dict(end.data))
+    return Outcome([*items, end], bytes(pipe.answer), dict(end.data))

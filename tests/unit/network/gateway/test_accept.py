@@ -47,7 +47,7 @@ class World:
         """What a connection is for."""
         self.fail_once("handler")
         if "record" in self._failing:
-            raise RuntimeError("so that it is told")
+            raise RuntimeError("so that it is reported")
         await asyncio.get_running_loop().sock_sendall(sock, b"hello")
 
     async def serve(self, group: asyncio.TaskGroup, tcp: socket.socket) -> None:
@@ -67,7 +67,7 @@ class World:
         return SimpleNamespace(create_task=create_task)
 
 
-async def said_to(address: Any) -> bytes:  # noqa: ANN401 - as getsockname's
+async def answer_of(address: Any) -> bytes:  # noqa: ANN401 - as getsockname's
     """All that a connection says until it ends or is cut."""
     reader, writer = await asyncio.open_connection("127.0.0.1", address[1])
     try:
@@ -82,7 +82,7 @@ async def said_to(address: Any) -> bytes:  # noqa: ANN401 - as getsockname's
 def test_a_connection_without_memory_is_cut_and_the_next_is_served(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever memory runs out on the way to the handler, in it, or while its fault is told: the
+    """Wherever memory runs out on the way to the handler, in it, or while its fault is reported: the
     gateway goes on, and the limit is on record once."""
     monkeypatch.setattr(sites, "LIMIT_EVENTS_EVERY_S", 0.0)
     world = World(where)
@@ -99,9 +99,9 @@ def test_a_connection_without_memory_is_cut_and_the_next_is_served(
         with listener() as tcp:
             async with asyncio.timeout(30), asyncio.TaskGroup() as group:
                 serving = group.create_task(world.serve(group, tcp))
-                said = [await said_to(tcp.getsockname()) for _ in range(3)]
+                answers = [await answer_of(tcp.getsockname()) for _ in range(3)]
                 serving.cancel()
-        return said
+        return answers
 
     assert asyncio.run(scene())[1:] == [b"hello", b"hello"]
     limits = [dict(item.data) for item in world.items if item.kind == "limit.hit"]

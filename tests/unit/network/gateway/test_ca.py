@@ -35,13 +35,13 @@ def shaken(
     done = 0
     while done < 2:
         done = 0
-        for engine, said, heard in ((client, a_out, b_in), (serving, b_out, a_in)):
+        for engine, sent, received in ((client, a_out, b_in), (serving, b_out, a_in)):
             try:
                 engine.do_handshake()
                 done += 1
             except ssl.SSLWantReadError:
                 pass
-            heard.write(said.read())
+            received.write(sent.read())
     return client
 
 

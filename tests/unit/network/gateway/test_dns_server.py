@@ -17,26 +17,26 @@ from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
 
-SAID = Answer(wire=b"", name="a.example", type="A", answer="NXDOMAIN")
+REPLY = Answer(wire=b"", name="a.example", type="A", answer="NXDOMAIN")
 
 
-def test_whoever_waits_for_a_sum_that_can_t_be_told_is_cut() -> None:
-    """Each with `MemoryError`, which its server counts; the next sum is told."""
+def test_queries_of_a_sum_that_cannot_be_reported_are_cut() -> None:
+    """Each with `MemoryError`, which its server counts; the next sum is reported."""
     failing = [MemoryError()]
-    told: list[Item] = []
+    items: list[Item] = []
     cut: list[bool] = []
 
     def post(item: Item) -> asyncio.Future[Any]:
         if failing:
             raise failing.pop()
-        told.append(item)
+        items.append(item)
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         done.set_result(b"")
         return done
 
     async def one(record: QueryRecord) -> None:
         try:
-            await record.record("agent", SAID, "udp", b"")
+            await record.record("agent", REPLY, "udp", b"")
         except MemoryError:
             cut.append(True)
 
@@ -52,7 +52,7 @@ def test_whoever_waits_for_a_sum_that_can_t_be_told_is_cut() -> None:
 
     asyncio.run(scene())
     assert len(cut) == 3
-    assert [item.data["count"] for item in told] == [1]
+    assert [item.data["count"] for item in items] == [1]
 
 
 def test_a_sum_keeps_every_message() -> None:
@@ -60,10 +60,10 @@ def test_a_sum_keeps_every_message() -> None:
     all."""
     queries = [bytes((number,)) * 300 for number in range(10)]
     framed = b"".join(struct.pack("!H", 300) + query for query in queries)
-    told: list[Item] = []
+    items: list[Item] = []
 
     def post(item: Item) -> asyncio.Future[Any]:
-        told.append(item)
+        items.append(item)
         return asyncio.get_running_loop().create_future()
 
     async def scene() -> None:
@@ -71,23 +71,23 @@ def test_a_sum_keeps_every_message() -> None:
         bounds = Bounds(kept_body_bytes=1000)
         record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=reporter))
         for query in queries:
-            record.count("agent", SAID, "udp", query)
+            record.count("agent", REPLY, "udp", query)
         record.flush_all()
 
     asyncio.run(scene())
-    (body,) = told[0].bodies
+    (body,) = items[0].bodies
     assert (body.name, body.content, body.total_bytes) == ("queries", framed[:1000], len(framed))
     assert body.sha256 == hashlib.sha256(framed).hexdigest()
-    assert told[0].data["count"] == len(queries)
+    assert items[0].data["count"] == len(queries)
 
 
 def test_a_sum_waits_for_room_in_the_record() -> None:
     """While the owner is late nothing more is posted: the sum grows in count, and is posted when
     there is room."""
-    told: list[Item] = []
+    items: list[Item] = []
 
     def post(item: Item) -> asyncio.Future[Any]:
-        told.append(item)
+        items.append(item)
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         done.set_result(b"")
         return done
@@ -98,14 +98,14 @@ def test_a_sum_waits_for_room_in_the_record() -> None:
         record = QueryRecord(
             Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=cast("Reporter", fake))
         )
-        first = record.count("agent", SAID, "udp", b"a")
+        first = record.count("agent", REPLY, "udp", b"a")
         record._flush_if_room(("agent", "udp"))
-        assert not told
-        second = record.count("agent", SAID, "udp", b"b")
+        assert not items
+        second = record.count("agent", REPLY, "udp", b"b")
         assert second is first
         fake.is_full = False
         record._flush_if_room(("agent", "udp"))
         await first
 
     asyncio.run(scene())
-    assert [item.data["count"] for item in told] == [2]
+    assert [item.data["count"] for item in items] == [2]

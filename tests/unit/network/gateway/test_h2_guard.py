@@ -78,6 +78,6 @@ def test_how_the_bytes_are_cut_makes_no_difference(data: bytes, cuts: list[int])
     whole, pieces = FloodGuard(BOUNDS), FloodGuard(BOUNDS)
     borders = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     verdicts = [pieces.feed(data[a:b]) for a, b in itertools.pairwise(borders)]
-    said = whole.feed(data)
-    assert next((verdict for verdict in verdicts if verdict), "") == said
+    whole_verdict = whole.feed(data)
+    assert next((verdict for verdict in verdicts if verdict), "") == whole_verdict
     assert len(pieces._head) < 9

@@ -9,7 +9,7 @@ import wsproto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.gateway import SHOP
-from tests.fakes.http_connection import SUMMED, Told, talk
+from tests.fakes.http_connection import SUMMED, Outcome, talk
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 
 from belljar.network.ipc import Item
@@ -20,12 +20,12 @@ CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 
 
-def check(told: Told, sent: bytes) -> None:
+def check(outcome: Outcome, sent: bytes) -> None:
     """The invariant: nothing is missing, and the sums are those of the events."""
-    end = told.end
+    end = outcome.end
     assert end["received_bytes"] == len(sent) == sum(end[name] for name in SUMMED)
     assert (end["missing_bytes"], end["accounted"]) == (0, True)
-    assert end["recorded_bytes"] == told.recorded_bytes
+    assert end["recorded_bytes"] == outcome.recorded_bytes
     assert end["remainder_bytes"] == sum(end.get("remainder", {}).values())
 
 
@@ -82,9 +82,9 @@ ATTACKS = {
 def test_answers_have_the_reason_phrase_of_servers() -> None:
     """The interim answer and the last one: botocore takes `100` without a word for the answer."""
     head = b"POST / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n"
-    told = talk([head, b"abc"])
-    assert b"HTTP/1.1 100 Continue\r\n" in told.said
-    assert b"HTTP/1.1 200 OK\r\n" in told.said
+    outcome = talk([head, b"abc"])
+    assert b"HTTP/1.1 100 Continue\r\n" in outcome.answer
+    assert b"HTTP/1.1 200 OK\r\n" in outcome.answer
 
 
 @pytest.mark.parametrize("size", [1 << 16, 7])
@@ -92,10 +92,10 @@ def test_answers_have_the_reason_phrase_of_servers() -> None:
 def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
     """Wherever a request has room for bytes that no stand-in gets, they are in a body, and every
     byte is accounted for."""
-    told = talk([attack[at : at + size] for at in range(0, len(attack), size)])
-    check(told, attack)
+    outcome = talk([attack[at : at + size] for at in range(0, len(attack), size)])
+    check(outcome, attack)
     if size > len(attack):  # else it may stand in two bodies, a part in each
-        assert SECRET in told.kept or SECRET.replace(b"-", b"") in told.kept
+        assert SECRET in outcome.kept or SECRET.replace(b"-", b"") in outcome.kept
 
 
 def test_an_ordinary_request_leaves_no_remainder() -> None:
@@ -107,10 +107,10 @@ def test_an_ordinary_request_leaves_no_remainder() -> None:
         + CHUNKED
         + b"a\r\n0123456789\r\n1\r\n0\r\n0\r\n\r\n"
     )
-    told = talk([sent])
-    check(told, sent)
-    assert told.end["remainder_bytes"] == 0
-    assert not any(body.name == "head" for item in told.items for body in item.bodies)
+    outcome = talk([sent])
+    check(outcome, sent)
+    assert outcome.end["remainder_bytes"] == 0
+    assert not any(body.name == "head" for item in outcome.items for body in item.bodies)
 
 
 TOKENS = st.text("aAbB!-.", min_size=1, max_size=4).map(str.encode)
@@ -180,19 +180,19 @@ def test_what_a_chunks_length_leaves_open_remains(
 ) -> None:
     """The case of a size's letters, leading zeros, a bare LF, and the size of a chunk that never
     ends."""
-    told = talk([CHUNKED, *pieces])
-    check(told, CHUNKED + b"".join(pieces))
-    assert told.end.get("remainder", {}).get("chunked", 0) == len(remains)
-    assert remains in told.kept
+    outcome = talk([CHUNKED, *pieces])
+    check(outcome, CHUNKED + b"".join(pieces))
+    assert outcome.end.get("remainder", {}).get("chunked", 0) == len(remains)
+    assert remains in outcome.kept
 
 
 def test_too_much_beside_requests_ends_the_connection() -> None:
     """Chunk extensions over the bound: refused on record, and what came until then is kept."""
     piece = b"1;" + b"x" * 4000 + b"\r\nA\r\n"
-    told = talk([CHUNKED, *[piece] * 40])
-    assert told.end["reason"].startswith("too many bytes")
-    assert (told.end["missing_bytes"], told.end["accounted"]) == (0, True)
-    assert told.end["remainder"]["chunked"] < 30_000
+    outcome = talk([CHUNKED, *[piece] * 40])
+    assert outcome.end["reason"].startswith("too many bytes")
+    assert (outcome.end["missing_bytes"], outcome.end["accounted"]) == (0, True)
+    assert outcome.end["remainder"]["chunked"] < 30_000
 
 
 def websocket(*events: wsproto.events.Event) -> tuple[bytes, bytes]:
@@ -223,10 +223,10 @@ WEBSOCKET_ATTACKS = {
 def test_what_a_websocket_hides_is_on_record(attack: tuple[bytes, bytes], size: int) -> None:
     """Control frames, masks, half messages, and what is no frame."""
     hello, frames = attack
-    told = talk([hello, *[frames[at : at + size] for at in range(0, len(frames), size)]])
-    check(told, hello + frames)
+    outcome = talk([hello, *[frames[at : at + size] for at in range(0, len(frames), size)]])
+    check(outcome, hello + frames)
     if size > len(frames):  # else what comes after the end is kept as it came, masked
-        assert SECRET in told.kept
+        assert SECRET in outcome.kept
 
 
 PIECES = st.sampled_from(

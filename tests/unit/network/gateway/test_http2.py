@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.gateway_clients import raw_frame
-from tests.fakes.http_connection import SUMMED, Told, talk
+from tests.fakes.http_connection import SUMMED, Outcome, talk
 
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
@@ -39,12 +39,12 @@ def head(
     return raw_frame(HEADERS, block(*more, path=path), flags, stream)
 
 
-def check(told: Told, sent: bytes) -> None:
+def check(outcome: Outcome, sent: bytes) -> None:
     """The invariant: nothing is missing, and the sums are those of the events."""
-    end = told.end
+    end = outcome.end
     assert end["received_bytes"] == len(sent) == sum(end[name] for name in SUMMED)
     assert (end["missing_bytes"], end["accounted"]) == (0, True)
-    assert end["recorded_bytes"] == told.recorded_bytes
+    assert end["recorded_bytes"] == outcome.recorded_bytes
     assert end["remainder_bytes"] == sum(end.get("remainder", {}).values())
 
 
@@ -149,10 +149,10 @@ def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
     """Wherever HTTP/2 has room for bytes that no stand-in gets, they are in a body, and every byte
     is accounted for."""
     sent = START + attack
-    told = talk([sent[at : at + size] for at in range(0, len(sent), size)], alpn="h2")
-    check(told, sent)
+    outcome = talk([sent[at : at + size] for at in range(0, len(sent), size)], alpn="h2")
+    check(outcome, sent)
     if size > len(sent):
-        kept = told.kept
+        kept = outcome.kept
         assert SECRET in kept or all(
             SECRET[at : at + 4] in kept for at in range(0, len(SECRET) - 4, 4)
         )
@@ -160,9 +160,9 @@ def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
 
 def test_no_preface() -> None:
     """What is no HTTP/2 at all."""
-    told = talk([b"GET / HTTP/1.1\r\n" + SECRET], alpn="h2")
-    check(told, b"GET / HTTP/1.1\r\n" + SECRET)
-    assert SECRET in told.kept
+    outcome = talk([b"GET / HTTP/1.1\r\n" + SECRET], alpn="h2")
+    check(outcome, b"GET / HTTP/1.1\r\n" + SECRET)
+    assert SECRET in outcome.kept
 
 
 def test_numbers_that_a_sender_chooses_remain() -> None:
@@ -179,9 +179,9 @@ def test_numbers_that_a_sender_chooses_remain() -> None:
         + raw_frame(3, b"\0\0CD", 0, 9)
         + raw_frame(6, b"12345678", 0x70)
     )
-    told = talk([sent], alpn="h2")
-    check(told, sent)
-    kinds = told.end["remainder"]
+    outcome = talk([sent], alpn="h2")
+    check(outcome, sent)
+    kinds = outcome.end["remainder"]
     assert kinds["hpack"] == len(updates)
     assert (kinds["h2_window_update"], kinds["h2_priority"]) == (4, 9 + 5 + 5)
     assert kinds["h2_headers"] == 9  # its stream was free to choose
@@ -198,19 +198,19 @@ def test_an_ordinary_request_leaves_next_to_no_remainder() -> None:
         + raw_frame(SETTINGS, b"", 1)
     )
     sent += WHOLE + head(stream=3) + raw_frame(DATA, b"B" * 9000, END_STREAM, 3)
-    told = talk([sent], alpn="h2")
-    check(told, sent)
-    assert told.end["remainder"] == {"h2_settings": len(settings_payload), "h2_window_update": 4}
-    assert not any(body.name == "head" for item in told.items for body in item.bodies)
+    outcome = talk([sent], alpn="h2")
+    check(outcome, sent)
+    assert outcome.end["remainder"] == {"h2_settings": len(settings_payload), "h2_window_update": 4}
+    assert not any(body.name == "head" for item in outcome.items for body in item.bodies)
 
 
 def test_too_much_beside_requests_ends_the_connection() -> None:
     """Unknown frames over the bound, far fewer than a flood."""
     sent = [START, *[raw_frame(0xBB, bytes(16_000))] * 3, WHOLE]
-    told = talk(sent, alpn="h2")
-    check(told, b"".join(sent))
-    assert told.end["reason"].startswith("too many bytes")
-    assert not any(item.kind == Kind.NETWORK_HTTP_ANSWERED for item in told.items)
+    outcome = talk(sent, alpn="h2")
+    check(outcome, b"".join(sent))
+    assert outcome.end["reason"].startswith("too many bytes")
+    assert not any(item.kind == Kind.NETWORK_HTTP_ANSWERED for item in outcome.items)
 
 
 def test_the_body_of_a_request_that_was_answered_does_not_count() -> None:
@@ -223,16 +223,16 @@ def test_the_body_of_a_request_that_was_answered_does_not_count() -> None:
         head(stream=3),
         raw_frame(DATA, b"x", END_STREAM, 3),
     ]
-    told = talk(sent, alpn="h2", bounds=Bounds(body_bytes=1000, farewell_s=0.05))
-    check(told, b"".join(sent))
+    outcome = talk(sent, alpn="h2", bounds=Bounds(body_bytes=1000, farewell_s=0.05))
+    check(outcome, b"".join(sent))
     assert [
-        item.data["status"] for item in told.items if item.kind == Kind.NETWORK_HTTP_ANSWERED
+        item.data["status"] for item in outcome.items if item.kind == Kind.NETWORK_HTTP_ANSWERED
     ] == [413, 200]
-    assert told.end["remainder"] == {
+    assert outcome.end["remainder"] == {
         "late_body": 40_000,
         "h2_data": 4 * 9,
     }  # with the heads, which say of what stream
-    parts = [item for item in told.items if item.kind == Kind.NETWORK_CONNECTION]
+    parts = [item for item in outcome.items if item.kind == Kind.NETWORK_CONNECTION]
     assert [len(body.content) for item in parts for body in item.bodies] == [40_036]
 
 

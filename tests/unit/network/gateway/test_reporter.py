@@ -64,9 +64,9 @@ async def reporting(sock: socket.socket, **bounds: float) -> AsyncIterator[Repor
 async def heard(sock: socket.socket, decoder: EventDecoder) -> GatewayEvent | GatewayRequest:
     """The next whole event, at the owner's end."""
     while True:
-        said = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
-        if isinstance(said, GatewayEvent | GatewayRequest):
-            return said
+        message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
+        if isinstance(message, GatewayEvent | GatewayRequest):
+            return message
 
 
 def item(number: int, size: int = 0) -> Item:
@@ -96,13 +96,13 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
                     for number in range(3)
                 ]
                 decoder = EventDecoder()
-                said = [await heard(there, decoder) for _ in tasks]
+                messages = [await heard(there, decoder) for _ in tasks]
                 assert not any(task.done() for task in tasks)
-                there.send(encode_ack(said[1].id))
+                there.send(encode_ack(messages[1].id))
                 await tasks[1]
                 assert [task.done() for task in tasks] == [False, True, False]
                 for number in (2, 0):
-                    there.send(encode_ack(said[number].id))
+                    there.send(encode_ack(messages[number].id))
 
     asyncio.run(scene())
 
@@ -110,13 +110,13 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
 async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayEnded]:
     """All events, and the last word."""
     decoder = EventDecoder()
-    told: list[GatewayEvent] = []
+    events: list[GatewayEvent] = []
     while True:
-        said = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
-        if isinstance(said, GatewayEnded):
-            return told, said
-        if isinstance(said, GatewayEvent):
-            told.append(said)
+        message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
+        if isinstance(message, GatewayEnded):
+            return events, message
+        if isinstance(message, GatewayEvent):
+            events.append(message)
 
 
 def test_the_last_word_comes_behind_all_that_was_posted() -> None:
@@ -135,8 +135,8 @@ def test_the_last_word_comes_behind_all_that_was_posted() -> None:
                 for number in range(3):
                     reporter.post(item(number, 70_000))
                 ending = group.create_task(reporter.end(4, asyncio.get_running_loop().time() + 30))
-                told, last = await until_ended(there)
-                assert (len(told), last.unreported) == (3, 4)
+                events, last = await until_ended(there)
+                assert (len(events), last.unreported) == (3, 4)
                 await ending
                 reporter.post(item(4))
                 with pytest.raises(BlockingIOError):
@@ -160,15 +160,15 @@ def test_what_has_not_left_in_time_is_counted() -> None:
                     reporter.post(item(number, 60_000))
                 ending = group.create_task(reporter.end(1, asyncio.get_running_loop().time()))
                 await asyncio.sleep(0)
-                told, last = await until_ended(there)
-                assert 0 < len(told) < 100
-                assert len(told) + last.unreported == 101
+                events, last = await until_ended(there)
+                assert 0 < len(events) < 100
+                assert len(events) + last.unreported == 101
                 await ending
 
     asyncio.run(scene())
 
 
-def test_who_is_cut_while_he_waits_for_room_is_told_of() -> None:
+def test_what_is_cut_while_it_waits_for_room_is_reported() -> None:
     """What he had to tell goes up all the same, once; who still waits at the end is counted."""
 
     async def scene() -> None:
@@ -184,8 +184,11 @@ def test_who_is_cut_while_he_waits_for_room_is_told_of() -> None:
                 await asyncio.wait([cut])
                 assert cut.cancelled()
                 await reporter.end(0, asyncio.get_running_loop().time() + 30)
-                told, ended = await until_ended(there)
-                assert ([said.data["what"] for said in told], ended.unreported) == (["0", "1"], 1)
+                events, ended = await until_ended(there)
+                assert ([message.data["what"] for message in events], ended.unreported) == (
+                    ["0", "1"],
+                    1,
+                )
                 waiting.cancel()
 
     asyncio.run(scene())
@@ -199,8 +202,8 @@ def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
             async with asyncio.timeout(30), reporting(here, alive_every_s=0.001):
                 loop, decoder = asyncio.get_running_loop(), EventDecoder()
                 for number in (1, 2, 3):
-                    said = decoder.feed(await loop.sock_recv(there, 1 << 16))
-                    assert said == Heartbeat(id=number)
+                    message = decoder.feed(await loop.sock_recv(there, 1 << 16))
+                    assert message == Heartbeat(id=number)
                     await asyncio.sleep(0.005)  # several more would have come
                     there.send(encode_ack(number))
 
@@ -251,11 +254,11 @@ def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
                     group.create_task(reporter.record(item(number, 1000)))
                 decoder = EventDecoder()
                 for number in range(3000):
-                    said = await heard(there, decoder)
-                    assert isinstance(said, GatewayEvent)
-                    assert said.data["what"] == str(number)
+                    message = await heard(there, decoder)
+                    assert isinstance(message, GatewayEvent)
+                    assert message.data["what"] == str(number)
                     assert reporter._unrecorded < 100_000 + 2_000
-                    there.send(encode_ack(said.id))
+                    there.send(encode_ack(message.id))
 
     asyncio.run(scene())
 
@@ -269,15 +272,15 @@ def test_kept_bytes_have_a_budget() -> None:
                 decoder = EventDecoder()
                 for expected in (1000, 0, 400, 0):
                     reporter.post(item(0, 1000 if expected != 400 else 400))
-                    said = await heard(there, decoder)
-                    assert isinstance(said, GatewayEvent)
+                    message = await heard(there, decoder)
+                    assert isinstance(message, GatewayEvent)
                     assert (
-                        (len(said.bodies[0].content), said.bodies[0].total_bytes)
+                        (len(message.bodies[0].content), message.bodies[0].total_bytes)
                         == (expected, 1000 if expected != 400 else 400)
                         if expected
                         else True
                     )
-                    there.send(encode_ack(said.id))
+                    there.send(encode_ack(message.id))
 
     asyncio.run(scene())
 
@@ -289,10 +292,10 @@ def test_a_question_has_an_answer_or_a_reason() -> None:
         with pair() as (here, there):
             async with reporting(here) as reporter, asyncio.TaskGroup() as group:
                 asking = group.create_task(reporter.ask("chat", b"q" * 100_000))
-                said = await heard(there, EventDecoder())
-                assert isinstance(said, GatewayRequest)
-                assert (said.what, said.body) == ("chat", b"q" * 100_000)
-                for datagram in encode_reply(said.id, b"a" * 200_000):
+                message = await heard(there, EventDecoder())
+                assert isinstance(message, GatewayRequest)
+                assert (message.what, message.body) == ("chat", b"q" * 100_000)
+                for datagram in encode_reply(message.id, b"a" * 200_000):
                     await asyncio.get_running_loop().sock_sendall(there, datagram)
                 assert await asking == b"a" * 200_000
                 refused = group.create_task(refusal(reporter))
@@ -359,9 +362,9 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
                 first = group.create_task(
                     reporter.dial("real.example", 443, "upstream:real.example")
                 )
-                said = await heard(there, decoder)
-                assert isinstance(said, GatewayRequest)
-                assert (said.what, json.loads(said.body)) == (
+                message = await heard(there, decoder)
+                assert isinstance(message, GatewayRequest)
+                assert (message.what, json.loads(message.body)) == (
                     DIAL,
                     {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"},
                 )
@@ -370,7 +373,7 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
                     reporter.dial("real.example", 443, "upstream:real.example")
                 )
                 number = (await heard(there, decoder)).id
-                for id_, word in ((said.id, b"late"), (number, b"mine")):
+                for id_, word in ((message.id, b"late"), (number, b"mine")):
                     ours, theirs = socket.socketpair()
                     with ours, theirs:
                         socket.send_fds(there, encode_reply(id_, b"")[:1], [theirs.fileno()])
@@ -433,7 +436,7 @@ def test_the_owner_reads_what_was_written(data: dict[str, str | int], sizes: lis
     got = [
         decoder.feed(datagram) for datagram in encode_event(3, Item(Kind.NETWORK_DNS, data, bodies))
     ]
-    assert [said for said in got if said is not None] == got[-1:]
-    said = got[-1]
-    assert isinstance(said, GatewayEvent)
-    assert (dict(said.data), said.bodies) == (data, bodies)
+    assert [message for message in got if message is not None] == got[-1:]
+    message = got[-1]
+    assert isinstance(message, GatewayEvent)
+    assert (dict(message.data), message.bodies) == (data, bodies)

@@ -29,8 +29,8 @@ def test_headers_on_record_are_bounded_and_printable(headers: list[tuple[bytes, 
 @settings(deadline=None)
 def test_shown_text_is_printable(text: bytes | str) -> None:
     """No byte of a guest's can act on a terminal, and printable ASCII is left as it is."""
-    said = printable_text(text, 60)
-    assert not any(category(char)[0] == "C" or category(char) in {"Zl", "Zp"} for char in said)
+    shown = printable_text(text, 60)
+    assert not any(category(char)[0] == "C" or category(char) in {"Zl", "Zp"} for char in shown)
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
     if raw.isascii() and raw.decode().isprintable() and len(raw) <= 60:
-        assert said == raw.decode()
+        assert shown == raw.decode()
