@@ -66,6 +66,13 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
+def expected(what: str, value: object) -> ValueError:
+    """The refusal of a value of the wrong kind; `what` was expected."""
+    is_short = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    shown = f" ({quoted(value)})" if is_short else ""
+    return ValueError(f"expected {what}, got {kind_of(value)}{shown}")
+
+
 # ---- kinds of value
 
 
@@ -101,12 +108,9 @@ class Version(_Kind):
     def read(self, value: object) -> int:
         """Exactly the version."""
         if value == str(self.version):
-            raise ValueError(f"this is text: write {self.version} without quotes")
+            raise ValueError(f"write {self.version} without quotes")
         if type(value) is not int or value != self.version:
-            raise ValueError(
-                f"the format's version is {self.version}: write `belljar: {self.version}`, not "
-                f"{quoted(value)}"
-            )
+            raise ValueError(f"{quoted(value)} is not a known version; write {self.version}")
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -121,14 +125,14 @@ class Choice(_Kind):
     words: type[Enum]
 
     def read(self, value: object) -> Enum:
-        """The member; one that is one already passes."""
+        """The member; a member is returned as it is."""
         if isinstance(value, self.words):
             return value
         allowed = [str(word.value) for word in self.words]
         if isinstance(value, str) and value in allowed:
             return self.words(value)
         hint = did_you_mean(value, allowed)
-        raise ValueError(f"{quoted(value)} is none of {listed(allowed)}{hint}")
+        raise ValueError(f"{quoted(value)} is not one of {listed(allowed)}{hint}")
 
     def schema(self) -> dict[str, Any]:
         """The words."""
@@ -145,10 +149,7 @@ class Whole(_Kind):
     def read(self, value: object) -> int:
         """The number."""
         if type(value) is not int:
-            raise ValueError(
-                f"a whole number from {self.least} to {self.most} is needed, but this is "
-                f"{kind_of(value)} ({quoted(value)})"
-            )
+            raise expected(f"a whole number from {self.least} to {self.most}", value)
         if not self.least <= value <= self.most:
             raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
         return value
@@ -167,7 +168,7 @@ class Size(_Kind):
 
     def read(self, value: object) -> int:
         """Bytes."""
-        return int(_measure(value, self, "a size", "512MiB", parse_size))
+        return int(_measure(value, self, "a size such as `512MiB`", parse_size))
 
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""
@@ -188,7 +189,7 @@ class Duration(_Kind):
 
     def read(self, value: object) -> float:
         """Seconds."""
-        return _measure(value, self, "a duration", "30m", parse_duration)
+        return _measure(value, self, "a duration such as `30m`", parse_duration)
 
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""
@@ -201,13 +202,10 @@ class Duration(_Kind):
 
 
 def _measure(
-    value: object, bounds: Size | Duration, what: str, example: str, parse: Callable[[str], float]
+    value: object, bounds: Size | Duration, what: str, parse: Callable[[str], float]
 ) -> float:
     if not isinstance(value, str):
-        raise ValueError(
-            f"{what} is a number and its unit, as in `{example}`, but this is {kind_of(value)} "
-            f"({quoted(value)})"
-        )
+        raise expected(what, value)
     amount = parse(value)
     if not parse(bounds.least) <= amount <= parse(bounds.most):
         raise ValueError(f"{quoted(value)} is out of range: from {bounds.least} to {bounds.most}")
@@ -234,26 +232,36 @@ class Text(_Kind):
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        shown = "" if value is None or isinstance(value, (list, dict)) else f" ({quoted(value)})"
-        raise ValueError(
-            f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is meant "
-            f"as text"
-        )
+        raise ValueError(f"{expected(what, value)}; if it is meant as text, put it in quotes")
     if "\0" in value:
-        raise ValueError(f"{what} can't hold a NUL byte")
+        raise ValueError(f"{what} can't contain a NUL byte")
     return value
 
 
-def matching(pattern: re.Pattern[str], error: str, *, what: str = "") -> Text:
-    """Text that a pattern matches; `error` follows the value."""
+def checked(
+    what: str,
+    error: str,
+    accepts: Callable[[str], object],
+    pattern: str,
+    *,
+    convert: Callable[[str], Any] = str,
+) -> Text:
+    """Text that `accepts` finds true; `error` follows one that it doesn't."""
 
-    def read(value: object) -> str:
-        text = _text(value, what) if what else value
-        if not isinstance(text, str) or not pattern.fullmatch(text):
+    def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
+        text = _text(value, what)
+        if not accepts(text):
             raise ValueError(f"{quoted(text)} {error}")
-        return text
+        return convert(text)
 
-    return Text(reader=read, pattern=f"^{pattern.pattern}$")
+    return Text(reader=read, pattern=pattern)
+
+
+def matching(
+    what: str, pattern: re.Pattern[str], error: str, *, convert: Callable[[str], Any] = str
+) -> Text:
+    """Text that a pattern matches; `error` follows another."""
+    return checked(what, error, pattern.fullmatch, f"^{pattern.pattern}$", convert=convert)
 
 
 def _read_image(value: object) -> str:
@@ -269,38 +277,20 @@ def _read_user(value: object) -> str:
     ids = (int(part) for part in user.split(":") if part.isascii() and part.isdigit())
     if not _USER.fullmatch(user) or any(number > MAX_ID for number in ids):
         raise ValueError(
-            f"{quoted(user)} is no user: a name, a user id from 0 to {MAX_ID}, or `uid:gid`"
+            f"{quoted(user)} is not a valid user: write a name, a user id from 0 to {MAX_ID}, or "
+            f"`uid:gid`"
         )
     return user
-
-
-def _read_mode(value: object) -> int:
-    if not isinstance(value, str) or not _MODE.fullmatch(value):
-        raise ValueError(
-            f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (no '
-            f"set-user-id, set-group-id or sticky bit)"
-        )
-    return int(value, 8)
 
 
 def _bounded(what: str, most: str, is_too_long: Callable[[str], bool]) -> Text:
     def read(value: object) -> str:
         text = _text(value, what)
         if is_too_long(text):
-            raise ValueError(f"{what} has at most {most}")
+            raise ValueError(f"{what} can have at most {most}")
         return text
 
     return Text(reader=read, pattern="")
-
-
-def _read_line(value: object) -> str:
-    text = _text(value, "this")
-    if not text.strip() or len(text) > MAX_LINE_CHARS or not text.isprintable():
-        raise ValueError(
-            f"{quoted(text)} can't be used: one line of printable text, at most {MAX_LINE_CHARS} "
-            f"characters"
-        )
-    return text
 
 
 # ---- paths
@@ -309,9 +299,9 @@ def _read_line(value: object) -> str:
 def _path(value: object, what: str) -> tuple[str, PurePosixPath]:
     text = _text(value, what)
     if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
-        raise ValueError(f"{what} has from 1 to {MAX_PATH_BYTES} bytes")
+        raise ValueError(f"{what} must have 1 to {MAX_PATH_BYTES} bytes")
     if ".." in text.split("/"):
-        raise ValueError(f"{quoted(text)} goes up with `..`, which {what} can't")
+        raise ValueError(f"{quoted(text)} contains `..`, which is not allowed in {what}")
     return text, PurePosixPath(text)
 
 
@@ -336,40 +326,48 @@ def _paths(
 def _read_target(value: object) -> str:
     target, path = _path(value, "a target")
     if target.endswith("/") or path.name == "":
-        raise ValueError(
-            f"{quoted(target)} names a directory; a target is the file's own path in the cell"
-        )
+        raise ValueError(f"{quoted(target)} is a directory; write the path of the file in the cell")
     shown = _normal(path)
     if any(shown == own or shown.startswith(f"{own}/") for own in _KERNELS_OWN):
         raise ValueError(
-            f"{quoted(target)} lies under {listed(_KERNELS_OWN)}, which belong to the cell's kernel"
+            f"{quoted(target)} is under {listed(_KERNELS_OWN)}, which belong to the cell's kernel"
         )
     return shown
 
 
 NAME: Final = matching(
+    "a name",
     _NAME,
-    "is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter or digit first",
-    what="a name",
+    "is not a valid name: use at most 64 letters, digits, `.`, `_` and `-`, and begin with a "
+    "letter or digit",
 )
 IMAGE: Final = Text(reader=_read_image, pattern=f"^({IMAGE_ID.pattern}|{PATTERN})$")
 USER: Final = Text(reader=_read_user, pattern=f"^({_USER.pattern})$", types=("string", "integer"))
 WORKDIR: Final = _paths(
     "a working directory",
-    "is relative; a working directory is absolute, as in `/home/user`",
+    "is not absolute; write the whole path, as in `/home/user`",
     lambda _, path: not path.is_absolute(),
     "^/",
 )
 TARGET: Final = Text(reader=_read_target, pattern="[^/]$")
 SOURCE: Final = _paths(
     "a source",
-    "can't be a source: a file below the policy's own directory, written relative to it",
+    "is not a valid source: write the path of a file below the policy's directory, relative to it",
     lambda text, path: path.is_absolute() or text.endswith("/") or path.name == "",
     "^[^/].*[^/]$|^[^/]$",
 )
-MODE: Final = Text(reader=_read_mode, pattern=f"^{_MODE.pattern}$")
+MODE: Final = matching(
+    "a mode",
+    _MODE,
+    'is not a valid mode: write three octal digits in quotes, as in "0644" (set-user-ID, '
+    "set-group-ID and sticky bits are not allowed)",
+    convert=lambda text: int(text, 8),
+)
 ENV_NAME: Final = matching(
-    _ENV_NAME, "is no name of a variable: letters, digits and `_`, at most 128, no digit first"
+    "a variable's name",
+    _ENV_NAME,
+    "is not a valid name of a variable: use at most 128 letters, digits and `_`, and don't begin "
+    "with a digit",
 )
 ENV_VALUE: Final = _bounded(
     "a variable's value",
@@ -378,18 +376,21 @@ ENV_VALUE: Final = _bounded(
 )
 DIRECTORY: Final = _paths(
     "a directory",
-    "can't be used: a directory below the policy's own, written relative to it, so that nothing "
-    "beside it is shown",
+    "is not a valid directory: write the path of one below the policy's directory, relative to it",
     lambda _, path: path.is_absolute() or str(path) == ".",
     "^[^/]",
 )
-LINE: Final = Text(reader=_read_line, pattern=r"\S")
-TEXT: Final = _bounded(
-    "this", f"{MAX_TEXT_CHARS} characters", lambda text: len(text) > MAX_TEXT_CHARS
+LINE: Final = checked(
+    "text",
+    f"is not one line of printable text of at most {MAX_LINE_CHARS} characters",
+    lambda text: text.strip() and len(text) <= MAX_LINE_CHARS and text.isprintable(),
+    r"\S",
 )
-URL_PATH: Final = Text(
-    reader=matching(_URL_PATH, "is no path of a URL, as in `/health`", what="a path").read,
-    pattern="^/",
+TEXT: Final = _bounded(
+    "text", f"{MAX_TEXT_CHARS} characters", lambda text: len(text) > MAX_TEXT_CHARS
+)
+URL_PATH: Final = checked(
+    "a path", "is not the path of a URL, as in `/health`", _URL_PATH.fullmatch, "^/"
 )
 
 

@@ -40,12 +40,9 @@ _USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 4
 def read_host(value: object) -> str:
     """An exact host name in its one form. Raises `ValueError`."""
     if not isinstance(value, str):
-        raise ValueError(
-            f"a host name is text, as in `shop.example`, but this is {kinds.kind_of(value)} "
-            f"({quoted(value)})"
-        )
+        raise kinds.expected("a host name such as `shop.example`", value)
     if "*" in value:
-        raise ValueError(f"{quoted(value)} is no exact name: `*` can't stand here")
+        raise ValueError(f"{quoted(value)} is not an exact name: `*` is not allowed here")
     return _host(value, value)
 
 
@@ -55,11 +52,11 @@ def read_pattern(value: object) -> str:
         return read_host(value)
     if value == "*":
         raise ValueError(
-            "`*` alone would be every name: write `default: simulate` if that is meant"
+            "`*` alone is not allowed; to simulate all other names, write `default: simulate`"
         )
     if not value.startswith("*.") or "*" in value[1:]:
         raise ValueError(
-            f"{quoted(value)}: `*` stands for the first label alone, as in `*.shop.example`"
+            f"{quoted(value)}: `*` is allowed only as the first label, as in `*.shop.example`"
         )
     return f"*.{_host(value[2:], value)}"
 
@@ -71,18 +68,18 @@ def _host(text: str, written: str) -> str:
     if text.endswith("."):
         refuse("ends with a dot; leave it out")
     if "/" in text or ":" in text or "@" in text:
-        refuse("is no host name: write the name alone, without scheme, port or path")
+        refuse("is not a host name: write the name alone, without scheme, port or path")
     name = _encoded(text, written)
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
         refuse(
-            f"is no host name: labels of 1 to 63 letters, digits, `-` and `_` (no `-` first or "
-            f"last), joined by dots, {MAX_HOST_CHARS} characters together at most"
+            f"is not a valid host name: use labels of 1 to 63 letters, digits, `-` and `_` (no "
+            f"`-` first or last), joined by dots, with at most {MAX_HOST_CHARS} characters in all"
         )
     if _LIKE_A_NUMBER.fullmatch(labels[-1]):
-        refuse("is an address: only names can stand here, and addresses are drawn for each range")
+        refuse("is an address; write a name: addresses are drawn at random for each range")
     if labels[-1] in ("localhost", "localdomain"):
-        refuse("is the cell itself, never a stand-in")
+        refuse("always means the cell itself")
     return name
 
 
@@ -96,7 +93,7 @@ def _encoded(text: str, written: str) -> str:
         return idna.encode(text, uts46=True, std3_rules=True).decode("ascii").lower()
     except (idna.IDNAError, UnicodeError) as exc:
         raise ValueError(
-            f"{quoted(written)} is no internationalised name (IDNA 2008): {quoted(str(exc))}"
+            f"{quoted(written)} is not an internationalised name (IDNA 2008): {quoted(str(exc))}"
         ) from None
 
 
@@ -108,9 +105,9 @@ def covers(pattern: str, name: str) -> bool:
 def read_number(value: object) -> int:
     """A TCP port that a stand-in may have. Raises `ValueError`."""
     if type(value) is not int or not 1 <= value <= 65535:
-        raise ValueError(f"{quoted(value)} is no port: a number from 1 to 65535")
+        raise ValueError(f"{quoted(value)} is not a port: write a number from 1 to 65535")
     if value == RESOLVER_PORT:
-        raise ValueError("port 53 is the resolver's")
+        raise ValueError("port 53 is reserved for the resolver")
     return value
 
 
@@ -121,12 +118,12 @@ def read_port(value: object) -> tuple[int, str]:
     number, slash, protocol = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not slash or not (number.isascii() and number.isdigit()) or len(number) > 5:
         raise ValueError(
-            f"{quoted(value)} is no port: a number from 1 to 65535, or one with its protocol, as "
-            f"in `8443/tls`"
+            f"{quoted(value)} is not a port: write a number from 1 to 65535, or one with its "
+            f"protocol, as in `8443/tls`"
         )
     if protocol not in PROTOCOLS:
         hint = kinds.did_you_mean(protocol, PROTOCOLS)
-        raise ValueError(f"{quoted(protocol)} is none of {kinds.listed(PROTOCOLS)}{hint}")
+        raise ValueError(f"{quoted(protocol)} is not one of {kinds.listed(PROTOCOLS)}{hint}")
     return read_number(int(number)), protocol
 
 
@@ -140,7 +137,7 @@ def read_method(value: object) -> str:
     """An HTTP method in upper case. Raises `ValueError`."""
     if isinstance(value, str) and value.upper() in METHODS:
         return value.upper()
-    raise ValueError(f"{quoted(value)} is none of {kinds.listed(METHODS)}")
+    raise ValueError(f"{quoted(value)} is not one of {kinds.listed(METHODS)}")
 
 
 class Port(Strict):
@@ -159,7 +156,7 @@ def _read_port(value: object) -> object:
 
 def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     if len(ports) > 1 and any(port.number == ALL_PORTS for port in ports):
-        raise ValueError("`all` stands alone")
+        raise ValueError("`all` can't be combined with other ports")
     return ports
 
 

@@ -41,8 +41,8 @@ from belljar.units import format_size, printable, quoted
 MAX_FILES_BYTES: Final = 500 << 20
 HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
 _OWN_RULE: Final = (
-    "a stand-in sees the whole directory, so it is one below the policy's own, with nothing in it "
-    "that the model may not see"
+    "the stand-in sees the whole directory: use one below the policy's directory, with only what "
+    "the model may see"
 )
 _MAX_ROUNDS: Final = 8  # one wrong value may hide others from the validator
 _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
@@ -242,8 +242,9 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     if tree.problems and not (tree.is_whole and isinstance(tree.value, dict)):
         return Examined(None, _in_order(tree.problems), None)
     if not isinstance(tree.value, dict):
+        # It may be anyone's secret: nothing of it is shown.
         kind = kinds.kind_of(tree.value)
-        why = f"a policy is a mapping of fields, as in `risk: high`, but this is {kind}"
+        why = f"expected a mapping of fields, as in `risk: high`, got {kind}"
         return Examined(None, (_problem(tree, (), why),), None)
     wrong, value, rounds = list(tree.problems), dict(tree.value), 0
     with suppress(ValueError):  # a file's name that can't be a policy's
@@ -347,10 +348,13 @@ def _message(
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
-            kind = kinds.kind_of(error["input"])
-            return f"a mapping of names to values is needed, but this is {kind}"
+            return str(kinds.expected("a mapping of fields to values", error["input"]))
+        case "bool_type":
+            return str(kinds.expected("`true` or `false`", error["input"]))
+        case "string_type":
+            return str(kinds.expected("text", error["input"]))
         case "too_long":
-            return f"too many: at most {error['ctx']['max_length']}"
+            return f"too many; at most {error['ctx']['max_length']} are allowed"
     return printable(str(error["msg"]), max_chars=200)
 
 
@@ -373,7 +377,7 @@ def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Pr
                 yield _problem(tree, (*where, index, "source"), why)
         if total_bytes > MAX_FILES_BYTES:
             size, most = format_size(total_bytes), format_size(MAX_FILES_BYTES)
-            why = f"{size} together; at most {most}. Put much data into an image"
+            why = f"{size} together; at most {most} are allowed. Put more into an image"
             yield _problem(tree, where, why)
 
 
@@ -391,7 +395,7 @@ def _own_problems(network: Network | None, tree: Tree, base: Path | None) -> Ite
             with open_beneath(home, folder) as fd:
                 found, above = os.fstat(fd), home.stat()
             if not stat.S_ISDIR(found.st_mode):
-                raise ValueError("it is no directory")
+                raise ValueError("it is not a directory")
             if os.path.samestat(found, above):
                 raise ValueError("it is not in a directory of its own")
         except (OSError, ValueError) as exc:
@@ -404,5 +408,5 @@ def _size_of(home: Path, name: str) -> int:
     with open_regular(home, name) as fd:
         size_bytes = os.fstat(fd).st_size
     if size_bytes > MAX_FILE_BYTES:
-        raise ValueError(f"it has {format_size(size_bytes)}")
+        raise ValueError(f"its size is {format_size(size_bytes)}")
     return size_bytes

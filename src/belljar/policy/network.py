@@ -20,7 +20,6 @@ from belljar.policy.stand_ins import (
     CellNetworks,
     MetadataStandIn,
     StandIn,
-    Switch,
     TargetStandIn,
 )
 from belljar.units import quoted
@@ -44,13 +43,13 @@ class Default(Enum):
     SIMULATE = "simulate"
 
 
-def _read_reason(value: object) -> str:
-    reason = kinds.LINE.read(value).strip()
-    if not MIN_REASON_CHARS <= len(reason) <= MAX_REASON_CHARS:
-        raise ValueError(
-            f"a reason is a sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters"
-        )
-    return str(reason)
+_REASON: Final = kinds.checked(
+    "a reason",
+    f"is not a reason: write one sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters",
+    lambda text: MIN_REASON_CHARS <= len(text.strip()) <= MAX_REASON_CHARS and text.isprintable(),
+    f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$",
+    convert=str.strip,
+)
 
 
 class Upstream(Strict):
@@ -73,11 +72,8 @@ class Upstream(Strict):
         description=f"The most bytes of all samples of a run together. Default: {RUN_BUDGETS} "
         f"times `budget`. From 1KiB to 100TiB.",
     )
-    reason: Annotated[
-        str,
-        kinds.Text(reader=_read_reason, pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$"),
-    ] = Field(
-        description="Why a stand-in would not do, in a sentence; it stands in plan and report."
+    reason: Annotated[str, _REASON] = Field(
+        description="Why a stand-in would not do, in a sentence; shown in plan and report."
     )
 
     @property
@@ -88,7 +84,7 @@ class Upstream(Strict):
     @model_validator(mode="after")
     def _run_has_room_for_a_sample(self) -> Upstream:
         if self.whole_run < self.budget:
-            raise At("is less than `budget`, which is what one sample may use", "run_budget")
+            raise At("must not be less than `budget`, the budget of one sample", "run_budget")
         return self
 
 
@@ -125,31 +121,30 @@ def _read_ids(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     if len(value) > MAX_STAND_INS:
-        raise ValueError(f"{len(value)} stand-ins; at most {MAX_STAND_INS}")
+        raise ValueError(f"{len(value)} stand-ins; at most {MAX_STAND_INS} are allowed")
     for name, body in value.items():
         if not isinstance(name, str) or not _ID.fullmatch(name):
             raise At(
-                "a stand-in's name has letters in lower case, digits, `.`, `_` and `-`, at most 64",
+                "is not a valid name of a stand-in: use at most 64 lower-case letters, digits, "
+                "`.`, `_` and `-`",
                 str(name),
             )
         if name == OWN_CELL:
-            raise At(f"`{OWN_CELL}` is the agent's own cell; give the stand-in another name", name)
+            raise At(f"`{OWN_CELL}` is the name of the sample's own cell; use another name", name)
         if isinstance(body, Mapping):
             kind = body.get("kind")
             if kind is None:
                 raise At(f"is missing. One of {kinds.listed(MODELS)}", name, "kind")
             if kind not in MODELS:
                 hint = kinds.did_you_mean(kind, MODELS)
-                raise At(f"{quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind")
+                raise At(f"{quoted(kind)} is not one of {kinds.listed(MODELS)}{hint}", name, "kind")
         elif not isinstance(body, StandIn):
-            raise At(
-                f"a mapping of names to values is needed, but this is {kinds.kind_of(body)}", name
-            )
+            raise At(str(kinds.expected("a mapping of fields to values", body)), name)
     return value
 
 
 class OwnCell(Strict):
-    """How other cells of the range reach the range's own cell: not at all, unless it is said."""
+    """How other cells reach the sample's own cell. Without this block they can't."""
 
     names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
@@ -164,7 +159,7 @@ class Network(Strict):
         description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that "
         "answers plausibly and records (simulate).",
     )
-    sink: Switch = Field(
+    sink: bool = Field(
         default=False,
         description="TCP to a port that nobody has reaches a sink that records the first bytes "
         "and closes, instead of being refused.",
@@ -191,20 +186,21 @@ class Network(Strict):
     def _each_once(self) -> Network:
         patterns = list(self.patterns())
         if len(patterns) > MAX_NAMES:
-            raise At(f"{len(patterns)} names in all; at most {MAX_NAMES}", "stand_ins")
+            raise At(f"{len(patterns)} names in all; at most {MAX_NAMES} are allowed", "stand_ins")
         seen: dict[str, str] = {}
         items = self.stand_ins.items()
         services = [name for name, item in items if isinstance(item, MetadataStandIn)]
         if len(services) > 1:
-            raise At("a range has one metadata service", "stand_ins", services[1], "kind")
+            raise At("only one metadata service is allowed", "stand_ins", services[1], "kind")
         for pattern, owner, path in patterns:
             if pattern in seen:
-                raise At(f"{quoted(pattern)} is {quoted(seen[pattern])}'s already", *path)
+                why = f"{quoted(pattern)} is already a name of {quoted(seen[pattern])}"
+                raise At(why, *path)
             seen[pattern] = owner
             known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
             if known and owner not in services:
-                why = f"{quoted(known)} is a metadata service: only a stand-in of kind `metadata`"
-                raise At(f"{why} may have it", *path)
+                why = f"{quoted(known)} is the name of a metadata service"
+                raise At(f"{why}: use a stand-in of kind `metadata`", *path)
         _check_targets(self)
         return self
 
@@ -227,11 +223,11 @@ def _check_targets(network: Network) -> None:
     for name, item in targets.items():
         for index, awaited in enumerate(item.awaits or ()):
             if awaited not in before:
-                why = f"{quoted(awaited)} is no target cell before this one"
+                why = f"{quoted(awaited)} is not a target cell that is listed before this one"
                 raise At(why, "stand_ins", name, "awaits", index)
         before.add(name)
     if len(targets) > MAX_TARGETS:
-        why = f"{len(targets)} target cells; at most {MAX_TARGETS}"
+        why = f"{len(targets)} target cells; at most {MAX_TARGETS} are allowed"
         raise At(why, "stand_ins", list(targets)[MAX_TARGETS])
 
 
@@ -241,8 +237,4 @@ def read_network(value: object) -> object:
         return None
     if isinstance(value, (Network, dict)):
         return value
-    shown = f" ({quoted(value)})" if isinstance(value, str) else ""
-    raise ValueError(
-        f"`none`, or a mapping with `stand_ins` and `default`, is needed, but this is "
-        f"{kinds.kind_of(value)}{shown}: what a cell reaches is simulated, by name"
-    )
+    raise kinds.expected("`none` or a mapping with `stand_ins` and `default`", value)

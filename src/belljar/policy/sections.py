@@ -56,17 +56,23 @@ class At(ValueError):  # noqa: N818 - a ValueError with a place, as pydantic wan
         self.path = path
 
 
-def list_of(what: str, most: int, *, least: int = 1) -> BeforeValidator:
+def list_of(
+    what: str,
+    most: int,
+    *,
+    least: int = 1,
+    schema: Any = list[Any],  # noqa: ANN401 - a type
+) -> BeforeValidator:
     """A list of so many things, read into a tuple."""
 
     def read(value: object) -> object:
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"a list of {what} is needed, but this is {kinds.kind_of(value)}")
+            raise kinds.expected(f"a list of {what}", value)
         if not least <= len(value) <= most:
-            raise ValueError(f"{len(value)} {what}: from {least} to {most}")
+            raise ValueError(f"{len(value)} {what}; from {least} to {most} are allowed")
         return tuple(value)
 
-    return BeforeValidator(read, json_schema_input_type=list[Any])
+    return BeforeValidator(read, json_schema_input_type=schema)
 
 
 def mapping_of(what: str, *, empty: object = None) -> Callable[[object], object]:
@@ -74,7 +80,7 @@ def mapping_of(what: str, *, empty: object = None) -> Callable[[object], object]
 
     def read(value: object) -> object:
         if value is not None and not isinstance(value, Mapping):
-            raise ValueError(f"a mapping {what} is needed, but this is {kinds.kind_of(value)}")
+            raise kinds.expected(f"a mapping {what}", value)
         return empty if value is None else value
 
     return read
@@ -132,7 +138,7 @@ class ResourcesText(Strict):
         lifetime = info.data.get("lifetime")
         if lifetime is not None and exec_timeout > lifetime:
             most = kinds.written_duration(lifetime)
-            raise ValueError(f"a command can't outlive its cell: at most the lifetime, {most}")
+            raise ValueError(f"must be at most `lifetime`, which is {most}")
         return exec_timeout
 
     def resources(self) -> Resources:
@@ -212,16 +218,6 @@ class FileCopy(Strict):
     )
 
 
-def _read_files(value: object) -> object:
-    if isinstance(value, tuple):
-        return value
-    if not isinstance(value, list):
-        raise ValueError(f"a list of files is needed, but this is {kinds.kind_of(value)}")
-    if len(value) > MAX_FILES:
-        raise ValueError(f"{len(value)} files; at most {MAX_FILES}. Put many files into an image")
-    return tuple(value)
-
-
 def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
     seen: set[str] = set()
     for file in files:
@@ -233,7 +229,7 @@ def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
 
 FilesField: TypeAlias = Annotated[
     tuple[FileCopy, ...],
-    BeforeValidator(_read_files, json_schema_input_type=list[FileCopy]),
+    list_of("files", MAX_FILES, least=0, schema=list[FileCopy]),
     AfterValidator(_each_target_once),
 ]
 """A list of files, no two of them with one target."""
@@ -243,23 +239,26 @@ FilesField: TypeAlias = Annotated[
 # word counts in verdicts (docs/policy.md has the reason of each)
 
 
-def _read_capabilities(value: object) -> object:
-    if isinstance(value, tuple):
-        return value
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"a list of capabilities is needed, but this is {kinds.kind_of(value)}")
-    names = {name.upper().removeprefix("CAP_") for name in value}
-    if unknown := sorted(names - set(CAPABILITIES)):
-        raise ValueError(f"{quoted(unknown[0])} is no capability of Linux")
-    return tuple(sorted(names - USUAL_CAPABILITIES))
+def _capability(text: str) -> str:
+    return text.upper().removeprefix("CAP_")
+
+
+_CAPABILITY: Final = kinds.checked(
+    "a capability",
+    "is not a capability of Linux",
+    lambda text: _capability(text) in CAPABILITIES,
+    "",
+    convert=_capability,
+)
 
 
 class Rights(Strict):
     """What the workload may do inside its cell beyond an ordinary container's workload."""
 
     capabilities: Annotated[
-        tuple[str, ...],
-        BeforeValidator(_read_capabilities, json_schema_input_type=list[str]),
+        tuple[Annotated[str, _CAPABILITY], ...],
+        list_of("capabilities", len(CAPABILITIES), least=0, schema=list[str]),
+        AfterValidator(lambda names: tuple(sorted({*names} - USUAL_CAPABILITIES))),
         PlainSerializer(list, return_type=list[str]),
     ] = Field(default=(), description="Capabilities of root in the cell, beside the usual ones.")
     seccomp: Literal["default", "unconfined"] = Field(
@@ -305,27 +304,20 @@ def is_within(ours: Rights | None, floor: Rights | None) -> bool:
 # ---- tools of the evaluation that act outside of a cell
 
 
-def _read_tools(value: object) -> object:
-    if isinstance(value, tuple):
-        return value
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"a list of names is needed, but this is {kinds.kind_of(value)}")
-    if not 0 < len(value) <= MAX_TOOLS:
-        raise ValueError(f"{len(value)} names; from 1 to {MAX_TOOLS}")
-    for name in value:
-        if not 0 < len(name) <= MAX_TOOL_CHARS or not name.isprintable():
-            raise ValueError(
-                f"{quoted(name)} is no name of a tool: printable, at most {MAX_TOOL_CHARS} "
-                f"characters"
-            )
-    return tuple(value)
+_TOOL_NAME: Final = kinds.checked(
+    "a tool's name",
+    f"is not a valid name of a tool: use at most {MAX_TOOL_CHARS} printable characters",
+    lambda text: 0 < len(text) <= MAX_TOOL_CHARS and text.isprintable(),
+    "",
+)
 
 
 class HostToolsText(Strict):
     """The tools and MCP servers that may act outside of a cell; `*` stands for all."""
 
     allow: Annotated[
-        tuple[str, ...], BeforeValidator(_read_tools, json_schema_input_type=list[str])
+        tuple[Annotated[str, _TOOL_NAME], ...],
+        list_of("names of tools", MAX_TOOLS, schema=list[str]),
     ] = Field(description="Names of tools, or of MCP servers.")
 
 
@@ -336,14 +328,10 @@ def _read_host_tools(value: object) -> object:
     if isinstance(value, str) and value in _TOOL_RULES:
         value = _TOOL_RULES[value]
     if isinstance(value, HostTools):
-        return {"allow": value.allow}
+        return HostToolsText.model_construct(allow=value.allow)
     if value is None or isinstance(value, dict):
         return value
-    shown = f" ({quoted(value)})" if isinstance(value, str) else ""
-    raise ValueError(
-        f"`refuse`, `report`, or a mapping with `allow`, is needed, but this is "
-        f"{kinds.kind_of(value)}{shown}"
-    )
+    raise kinds.expected("`refuse`, `report` or a mapping with `allow`", value)
 
 
 def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values

@@ -48,17 +48,22 @@ def _read_place(value: object) -> str:
         is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
         if "/" in name or (colon and (not is_port or int(port) == hosts.RESOLVER_PORT)):
             raise ValueError(
-                "a place is a file's absolute path in the cell (or begins with `~/`), or a "
-                "service's host name, as in `cache.corp.internal:6379`"
+                f"{quoted(text)} is not a valid place: write the absolute path of a file in the "
+                f"cell, a path below `~/`, or a service's `name` or `name:port`"
             )
         return f"{hosts.read_host(name)}{colon}{port}"
     if ".." in text.split("/") or text.endswith("/"):
-        raise ValueError("a place is a file's absolute path in the cell, or begins with `~/`")
+        raise ValueError(f"{quoted(text)} is not the path of a file")
     return text
 
 
 Id: TypeAlias = Annotated[
-    str, kinds.matching(_ID, "is no id: letters in lower case, digits, `_` and `-`, at most 32")
+    str,
+    kinds.matching(
+        "an id",
+        _ID,
+        "is not a valid id: use at most 32 lower-case letters, digits, `_` and `-`",
+    ),
 ]
 
 
@@ -116,23 +121,23 @@ class DecoyText(Strict):
         is_service, is_text = self.kind in SERVICE_PORTS, self.kind is DecoyKind.TEXT
         has_host = bool(self.place) and not self.place.startswith(("/", "~/"))
         if self.kind is DecoyKind.METADATA and self.place:
-            raise At("a metadata service has its place: 169.254.169.254", "place")
+            raise At("leave it out: a metadata service is at 169.254.169.254", "place")
         if self.kind is not DecoyKind.METADATA and is_service != has_host:
             services = kinds.listed(SERVICE_PORTS)
-            why = f"a service ({services}) has a host name as its place, and a file has a path"
+            why = f"write a host name for a service ({services}), and a path for a file"
             raise At(why, "place")
         if self.service and self.kind not in _COMPANIONS:
             able = kinds.listed(sorted(_COMPANIONS))
-            raise At(f"only {able} hold the login of a service", "service")
+            raise At(f"only {able} can have the login of a service", "service")
         if is_text != bool(self.template):
-            raise At("a decoy of kind `text` has a template, and no other has", "template")
+            raise At("is needed for kind `text`, and not allowed for others", "template")
         secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
         if is_text and not any(secret in self.template for secret in secrets):
-            raise At("there is no `{secret}` in it: its value could not be recognised", "template")
+            raise At("must contain `{secret}`, so that its value can be recognised", "template")
         if is_text and not self.place:
-            raise At("a decoy of kind `text` says where it is", "place")
+            raise At("is needed for kind `text`", "place")
         if self.shape and self.kind is not DecoyKind.API_KEY:
-            raise At("only a decoy of kind `api_key` has a shape", "shape")
+            raise At("is only allowed for kind `api_key`", "shape")
         return self
 
     def spec(self) -> DecoySpec:
@@ -146,16 +151,13 @@ def _read_decoys(value: object) -> object:
     if value is None or value == NONE:
         return ()
     if value == STANDARD:
-        return tuple(_written_decoy(spec) for spec in STANDARD_DECOYS)
+        value = STANDARD_DECOYS
     if isinstance(value, tuple):
         return tuple(_written_decoy(spec) for spec in value)
     if not isinstance(value, list):
-        raise ValueError(
-            f"`{STANDARD}`, `{NONE}` or a list of decoys is needed, but this is "
-            f"{kinds.kind_of(value)}"
-        )
+        raise kinds.expected(f"`{STANDARD}`, `{NONE}` or a list of decoys", value)
     if len(value) > MAX_DECOYS:
-        raise ValueError(f"{len(value)} decoys; at most {MAX_DECOYS}")
+        raise ValueError(f"{len(value)} decoys; at most {MAX_DECOYS} are allowed")
     return tuple(value)
 
 
@@ -164,19 +166,19 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
     services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
     for index, decoy in enumerate(decoys):
         if decoy.id in seen:
-            raise At(f"{quoted(decoy.id)} is another decoy's already", index, "id")
+            raise At(f"{quoted(decoy.id)} is already the id of another decoy", index, "id")
         seen.add(decoy.id)
     for index, decoy in enumerate(decoys):
         if not decoy.service:
             continue
         if decoy.service not in services:
-            why = f"{quoted(decoy.service)} is no decoy service of this policy"
+            why = f"there is no decoy service with the id {quoted(decoy.service)}"
             raise At(why, index, "service")
         needed = _OWN_SERVICE.get(decoy.kind)
         if needed and services[decoy.service] is not needed:
             raise At(
-                f"a decoy of kind `{decoy.kind.value}` holds the login of a service of kind "
-                f"`{needed.value}`, and {quoted(decoy.service)} is another",
+                f"a decoy of kind `{decoy.kind.value}` needs a service of kind `{needed.value}`, "
+                f"and {quoted(decoy.service)} is of another kind",
                 index,
                 "service",
             )
@@ -196,25 +198,26 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
             continue
         if network is None:
             raise At(
-                f"{quoted(decoy.id)} is a service, and this policy has no `network`, where it "
-                f"could be reached; write `network: {{default: deny}}`",
+                f"{quoted(decoy.id)} is a service, which needs a network; write `network: "
+                f"{{default: deny}}`",
                 index,
                 "kind",
             )
         if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
-            raise At(f"{quoted(decoy.id)} is a stand-in's already", index, "id")
+            raise At(f"{quoted(decoy.id)} is already the name of a cell or stand-in", index, "id")
         if decoy.kind is DecoyKind.METADATA:
             if metadata:
-                why = f"a range has one metadata service, and {quoted(metadata[0])} is it"
+                why = f"only one metadata service is allowed, and {quoted(metadata[0])} is one"
                 raise At(why, index, "kind")
             metadata.append(decoy.id)
             continue
         if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
-            why = f"{quoted(decoy.host)} is another's in this network already"
+            why = f"{quoted(decoy.host)} is already a name in this network"
             raise At(why, index, "place")
         names.add(decoy.host)
         if len(names) > hosts.MAX_NAMES:
-            raise At(f"{len(names)} names in all; at most {hosts.MAX_NAMES}", index, "place")
+            why = f"{len(names)} names in all; at most {hosts.MAX_NAMES} are allowed"
+            raise At(why, index, "place")
 
 
 def _written_decoy(spec: DecoySpec) -> dict[str, Any]:
@@ -245,9 +248,9 @@ class ProtectedText(Strict):
     @model_validator(mode="after")
     def _one_of_both(self) -> ProtectedText:
         if bool(self.file) == bool(self.value):
-            raise At("exactly one of `file` and `value` is needed", "file")
+            raise At("write exactly one of `file` and `value`", "file")
         if self.columns and not self.file:
-            raise At("a value has no columns", "columns")
+            raise At("is only allowed with `file`", "columns")
         return self
 
 
@@ -278,7 +281,7 @@ class ActionsText(Strict):
             action = getattr(self, place.value)
             if action is not None and action not in ACTIONS[place]:
                 words = kinds.listed(word.value for word in ACTIONS[place])
-                raise At(f"{quoted(action.value)} is none of {words}", place.value)
+                raise At(f"{quoted(action.value)} is not one of {words}", place.value)
         return self
 
 
@@ -344,7 +347,9 @@ class StopsText(Strict):
         default=None,
         description="A decoy's value or protected data was on its way to an endpoint.",
     )
-    breach: StopField = Field(default=None, description="A wall did not hold. Default stop_run.")
+    breach: StopField = Field(
+        default=None, description="An isolation layer failed. Default stop_run."
+    )
 
 
 _read_mapping: Final = mapping_of("with `protect`, `classes` and `action`")

@@ -36,12 +36,6 @@ NETWORKS: Final = (
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
-def _read_switch(value: object) -> object:
-    if not isinstance(value, bool):
-        raise ValueError(f"`true` or `false` is needed, but this is {kinds.kind_of(value)}")
-    return value
-
-
 def _read_routes(value: object) -> object:
     if value is None or isinstance(value, tuple):
         return value
@@ -49,11 +43,9 @@ def _read_routes(value: object) -> object:
         return kinds.SOURCE.read(value)
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         return tuple(value)
-    shown = "a list of something else" if isinstance(value, list) else kinds.kind_of(value)
-    raise ValueError(f"a list of routes or a file's name is needed, but this is {shown}")
+    raise kinds.expected("a list of routes (each a mapping) or the name of a file", value)
 
 
-Switch: TypeAlias = Annotated[bool, BeforeValidator(_read_switch, json_schema_input_type=bool)]
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
 Line: TypeAlias = Annotated[str, kinds.LINE]
@@ -117,12 +109,12 @@ class StandIn(Strict):
         for index, port in enumerate(self.ports or ()):
             if port.protocol and port.protocol not in self.protocols:
                 what = (
-                    f"a stand-in of kind `{self.kind}` speaks {kinds.listed(self.protocols)}, not "
+                    f"a stand-in of kind `{self.kind}` serves {kinds.listed(self.protocols)}, not "
                     f"`{port.protocol}`"
                 )
                 raise At(what, "ports", index)
             if port.number in seen:
-                raise At(f"port {port.number} stands twice", "ports", index)
+                raise At(f"port {port.number} is listed twice", "ports", index)
             seen.add(port.number)
         return self
 
@@ -180,11 +172,7 @@ class HttpStandIn(StandIn):
         if self.routes is None and self.static is None:
             raise At("is missing. A list of routes, or a YAML file with them", "routes")
         if isinstance(self.routes, str) and self.files is not None:
-            raise At(
-                "the files are those in the directory of the file that `routes` names; leave it "
-                "out",
-                "files",
-            )
+            raise At("leave it out: files are read from the directory of `routes`", "files")
         return self
 
 
@@ -197,7 +185,7 @@ class OpenApiStandIn(StandIn):
     document: Relative = Field(
         description="The OpenAPI 3 document, YAML or JSON, in a directory of its own."
     )
-    auth: Switch | None = Field(
+    auth: bool | None = Field(
         default=None,
         description="Whether an operation with a security scheme asks for credentials. Default "
         "true.",
@@ -211,7 +199,7 @@ class HarStandIn(StandIn):
 
     kind: Literal["har"] = Field(description="What it plays.")
     recording: Relative = Field(description="The HAR file, in a directory of its own.")
-    any_host: Switch | None = Field(
+    any_host: bool | None = Field(
         default=None,
         description="Answer whatever host of the stand-in's names is asked with what was "
         "recorded of any.",
@@ -305,7 +293,7 @@ class Health(Strict):
     port: Annotated[int, hosts.PORT_NUMBER] | None = Field(
         default=None, description="The port of `http`."
     )
-    image: Switch | None = Field(
+    image: bool | None = Field(
         default=None,
         description="`true`: the image's own check, which it must have; `false`: none, also "
         "where the image has one.",
@@ -328,9 +316,9 @@ class Health(Strict):
     @model_validator(mode="after")
     def _one(self) -> Health:
         if sum(part is not None for part in (self.command, self.http, self.image)) != 1:
-            raise ValueError("either `command`, or `http` and `port`, or `image`, is needed")
+            raise ValueError("write exactly one of `command`, `http` (with `port`) and `image`")
         if (self.http is None) is not (self.port is None):
-            raise ValueError("`http` and `port` stand together")
+            raise ValueError("write both `http` and `port`, or neither")
         return self
 
 
@@ -408,7 +396,7 @@ class CellStandIn(TargetStandIn):
         default=None,
         description="Made, as root's, before its program runs, where the image does not have them.",
     )
-    completes: Switch = Field(
+    completes: bool = Field(
         default=False,
         description="Its program ends, with status 0, before what comes after it is started.",
     )
@@ -416,9 +404,9 @@ class CellStandIn(TargetStandIn):
     @model_validator(mode="after")
     def _one_program(self) -> CellStandIn:
         if self.command is not None and self.arguments is not None:
-            raise At("`command` is all that runs; leave one of them out", "arguments")
+            raise At("can't be combined with `command`: leave one of them out", "arguments")
         if self.completes and self.health is not None:
-            raise At("a program that ends is not asked for its health", "health")
+            raise At("can't be combined with `completes: true`", "health")
         return self
 
 
@@ -429,7 +417,10 @@ class PythonStandIn(TargetStandIn):
 
     kind: Literal["python"] = Field(description="What it plays.")
     app: Annotated[
-        str, kinds.matching(_APP, "is no app: a module and a name in it, as in `shop.main:app`")
+        str,
+        kinds.matching(
+            "an app", _APP, "is not an app: write a module and a name in it: `shop.main:app`"
+        ),
     ] = Field(description="The app as `module:name`, as in `shop.main:app`.")
     files: Directory = Field(
         description="The directory of the app's modules; it is copied into the cell."

@@ -178,7 +178,7 @@ def test_a_run_has_room_for_a_sample() -> None:
     network = policy(upstreams(ONE)).policy.network
     assert network is not None
     assert network.upstreams[0].whole_run == RUN_BUDGETS * (2 << 20)
-    with pytest.raises(PolicyError, match=r"run_budget: is less than `budget`"):
+    with pytest.raises(PolicyError, match=r"run_budget: must not be less than `budget`"):
         policy(upstreams(ONE + ", run_budget: 1MiB"))
 
 

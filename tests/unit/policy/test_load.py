@@ -64,7 +64,7 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
         ("belljar: 1\n", 1, 1, "risk", "is missing. How bad"),
         (HEAD + "riks: low\n", 3, 1, "riks", "did you mean `risk`? Allowed: `belljar`, `name`"),
         (HEAD + "zzz: 1\n", 3, 1, "zzz", "there is no such field. Allowed: `belljar`"),
-        ("belljar: 2\nrisk: high\n", 1, 10, "belljar", "version is 1"),
+        ("belljar: 2\nrisk: high\n", 1, 10, "belljar", "write 1"),
         ("belljar: 1\nrisk:  hgih\n", 2, 8, "risk", "did you mean `high`?"),
         (HEAD + "tier: gvisor\n", 3, 7, "tier", "can only be raised"),
         (HEAD + "resources:\n  memroy: 1GiB\n", 4, 3, "resources.memroy", "did you mean `memory`?"),
@@ -74,14 +74,14 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
             3,
             12,
             "resources",
-            "a mapping of names to values is needed, but this is a number",
+            "expected a mapping of fields to values, got a number",
         ),
         (HEAD + "resources: {cpus: 2, lifetime: 40}\n", 3, 32, "resources.lifetime", "`30m`"),
-        (HEAD + "env: [A]\n", 3, 6, "env", "a mapping of names to values"),
+        (HEAD + "env: [A]\n", 3, 6, "env", "a mapping of fields to values"),
         (HEAD + "env:\n  A: 1\n", 4, 6, "env.A", "quotes"),
-        (HEAD + "env:\n  1A: b\n", 4, 3, "env.1A", "no name of a variable"),
-        (HEAD + "files: a\n", 3, 8, "files", "a list of files is needed"),
-        (HEAD + "files: [a]\n", 3, 9, "files[0]", "a mapping of names"),
+        (HEAD + "env:\n  1A: b\n", 4, 3, "env.1A", "not a valid name of a variable"),
+        (HEAD + "files: a\n", 3, 8, "files", "expected a list of files"),
+        (HEAD + "files: [a]\n", 3, 9, "files[0]", "a mapping of fields"),
         (HEAD + "files:\n  - source: a\n    tagret: b\n", 4, 5, "files[0].target", "is missing"),
         (HEAD + "network: all\n", 3, 10, "network", "with `stand_ins` and `default`"),
         (HEAD + "network: {snik: true}\n", 3, 11, "network.snik", "did you mean `sink`?"),
@@ -90,7 +90,7 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
             3,
             26,
             "network.stand_ins.a",
-            "a mapping of names",
+            "a mapping of fields",
         ),
         (
             HEAD + "network: {record: {pakets: 1MiB}}\n",
@@ -107,8 +107,8 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
             "is missing. TCP ports",
         ),
         (HEAD + "user:\n", 3, 1, "user", "is empty"),
-        ("[1]\n", 1, 1, "", "a policy is a mapping"),
-        ("", 1, 1, "", "this is nothing"),
+        ("[1]\n", 1, 1, "", "expected a mapping of fields"),
+        ("", 1, 1, "", "got nothing"),
     ],
 )
 def test_an_error_names_line_column_and_field_and_says_what_is_allowed(
@@ -543,7 +543,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
 def test_all_that_is_wrong_is_told_at_once() -> None:
     """As of a file."""
     with pytest.raises(PolicyError) as raised:
-        policy_of({**LEAST, "tire": "gvisor", "user": "no user"})
+        policy_of({**LEAST, "tire": "gvisor", "user": "not a valid user"})
     assert "tire" in raised.value.what
     assert "user" in raised.value.what
 

@@ -114,27 +114,27 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             "network.stand_ins.a.nmes",
             "did you mean `names`?",
         ),
-        ("stand_ins: {A: {kind: git}}", 4, 18, "network.stand_ins.A", "lower case"),
+        ("stand_ins: {A: {kind: git}}", 4, 18, "network.stand_ins.A", "lower-case"),
         (
             "stand_ins: {default: {kind: git}}",
             4,
             24,
             "network.stand_ins.default",
-            "agent's own cell",
+            "sample's own cell",
         ),
         (
             "stand_ins: {a: {kind: cell, names: [b], ports: [1], awaits: [c]}}",
             4,
             64,
             "network.stand_ins.a.awaits[0]",
-            "no target cell before this one",
+            "not a target cell that is listed before",
         ),
         (
             "stand_ins: {a: {kind: cell, names: [b], ports: [1], command: [x], arguments: [y]}}",
             4,
             80,
             "network.stand_ins.a.arguments",
-            "`command` is all that runs",
+            "combined with `command`",
         ),
         (
             (
@@ -144,7 +144,7 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             4,
             80,
             "network.stand_ins.a.health",
-            "not asked for its health",
+            "combined with `completes: true`",
         ),
         ("stand_ins: [a]", 4, 14, "network.stand_ins", "a mapping"),
         (
@@ -152,28 +152,28 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             4,
             49,
             "network.stand_ins.a.names[1]",
-            "`b.example` is `a`'s already",
+            "`b.example` is already a name of `a`",
         ),
         (
             "stand_ins:\n  a: {kind: git, names: [b]}\n  c: {kind: smtp, names: [d, b]}",
             6,
             32,
             "network.stand_ins.c.names[1]",
-            "`b` is `a`'s already",
+            "`b` is already a name of `a`",
         ),
         (
             "stand_ins: {a: {kind: git, names: [metadata.google.internal]}}",
             4,
             38,
             "network.stand_ins.a.names[0]",
-            "only a stand-in of kind `metadata`",
+            "use a stand-in of kind `metadata`",
         ),
         (
             "stand_ins: {a: {kind: git, names: ['*.google.internal']}}",
             4,
             38,
             "network.stand_ins.a.names[0]",
-            "`metadata.google.internal` is a metadata service",
+            "`metadata.google.internal` is the name of a metadata service",
         ),
         (
             "stand_ins:\n  a: {kind: metadata}\n  b: {kind: metadata}",
@@ -201,7 +201,7 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             4,
             54,
             "network.stand_ins.a.ports[1]",
-            "stands twice",
+            "is listed twice",
         ),
         ("record: {packets: 1KiB}", 4, 21, "network.record.packets", "from 1MiB to 64GiB"),
         ("upstreams: [{host: 10.0.0.1}]", 4, 22, "network.upstreams[0].host", "is an address"),
@@ -236,15 +236,17 @@ def test_names_are_bounded_in_all() -> None:
     body = "\n".join(f"  s{part}: {{kind: git, names: [{names[part]}]}}" for part in range(2))
     assert len(network_of(f"stand_ins:\n{body}").stand_ins) == 2
     more = f"stand_ins:\n{body}\n  more: {{kind: git, names: [one.example]}}"
-    assert [item[3] for item in problems(more)] == ["251 names in all; at most 250"]
+    assert [item[3] for item in problems(more)] == ["251 names in all; at most 250 are allowed"]
     targets = "\n".join(
         f"  t{number}: {{kind: cell, names: [t{number}], ports: [80]}}" for number in range(17)
     )
     assert [item[2:] for item in problems(f"stand_ins:\n{targets}")] == [
-        ("network.stand_ins.t16", "17 target cells; at most 16")
+        ("network.stand_ins.t16", "17 target cells; at most 16 are allowed")
     ]
     many = "\n".join(f"  s{number}: {{kind: git, names: [s{number}]}}" for number in range(65))
-    assert [item[3] for item in problems(f"stand_ins:\n{many}")] == ["65 stand-ins; at most 64"]
+    assert [item[3] for item in problems(f"stand_ins:\n{many}")] == [
+        "65 stand-ins; at most 64 are allowed"
+    ]
 
 
 def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None:
@@ -263,7 +265,7 @@ def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None
         (http % "shop/absent.yaml", "no such file"),
         (http % "out/passwd", "leads out"),
         (http % "shop", "no regular file"),
-        (git % "shop/routes.yaml", "no directory"),
+        (git % "shop/routes.yaml", "not a directory"),
         (git % "out", "leads out"),
     ]:
         ((line, _, field, message),) = problems(network, base=tmp_path)
