@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from belljar.plan.jail import JailLimits
-from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer
+from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
 from belljar.plan.qemu import VmShape
 from belljar.policy import Resources, Tier
@@ -110,11 +110,7 @@ def oci_layers(
 # ---- bounds: all that a cell may consume, each with what holds it there
 
 
-def _bound(what: str, most: str, *enforced_by: str) -> Bound:
-    return Bound(what=what, most=most, enforced_by=enforced_by)
-
-
-_HOST_DISK: Final = _bound(
+_HOST_DISK: Final = bound(
     "this host's disk",
     "nothing but its record, which grows with its output",
     "the jail's read-only root",
@@ -128,17 +124,17 @@ def microvm_bounds(
     memory_bytes = resources.memory_bytes + resources.disk_bytes
     vm_memory = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
     cpus = f"{resources.cpus}, and one for the VMM"
-    processors = _bound(
+    processors = bound(
         "processors", cpus, "the VM's shape", f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
     )
     if jail.cpu_quota_percent is None:
         cpus = f"{cpus}; all of this host's if the VMM itself is compromised"
-        processors = _bound("processors", cpus, "the VM's shape; no control group")
+        processors = bound("processors", cpus, "the VM's shape; no control group")
     memory = resources.memory_sum(jail.memory_max_bytes)
-    host_memory = _bound("this host's memory", memory, _HOST_GROUP)
+    host_memory = bound("this host's memory", memory, _HOST_GROUP)
     if "memory" not in controllers:
         # A compromised VMM may fill all its address space, but in one process only.
-        host_memory = _bound(
+        host_memory = bound(
             "this host's memory",
             f"{memory}; {format_size(jail.address_space_bytes)} if the VMM itself is compromised",
             "the VM's shape",
@@ -151,12 +147,12 @@ def microvm_bounds(
     guest_group, tmpfs = "the guest's control group", "the guest's tmpfs (bytes and inodes)"
     return (
         processors,
-        _bound("memory and files together", format_size(memory_bytes), guest_group, vm_memory),
-        _bound("files it writes", format_size(resources.disk_bytes), tmpfs, vm_memory),
+        bound("memory and files together", format_size(memory_bytes), guest_group, vm_memory),
+        bound("files it writes", format_size(resources.disk_bytes), tmpfs, vm_memory),
         host_memory,
         _HOST_DISK,
-        _bound("processes in the cell", str(resources.processes), guest_group),
-        _bound("threads on this host", str(jail.processes), threads),
+        bound("processes in the cell", str(resources.processes), guest_group),
+        bound("threads on this host", str(jail.processes), threads),
         *_time_and_output(resources, agent="the guest agent"),
     )
 
@@ -175,26 +171,26 @@ def oci_bounds(
         # gVisor's own file system; where the image has a /tmp, that is in the layer.
         files += "; as much again in /tmp if the image has none"
         more: tuple[Bound, ...] = (
-            _bound(
+            bound(
                 "processes on this host",
                 f"{jail.processes}: gVisor's own, and some for each of {resources.processes} in "
                 f"the cell",
                 _HOST_GROUP,
             ),
-            _bound("open files of one process", open_files, "gVisor's RLIMIT_NOFILE"),
+            bound("open files of one process", open_files, "gVisor's RLIMIT_NOFILE"),
         )
     else:
         tasks = f"{jail.processes}: {resources.processes}, and what holds the cell"
         more = (
-            _bound("processes", tasks, _HOST_GROUP),
-            _bound("open files of one process", open_files, "RLIMIT_NOFILE"),
-            _bound("terminals", str(MAX_TERMINALS), "the cell's devpts"),
+            bound("processes", tasks, _HOST_GROUP),
+            bound("open files of one process", open_files, "RLIMIT_NOFILE"),
+            bound("terminals", str(MAX_TERMINALS), "the cell's devpts"),
         )
     quota = f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
     return (
-        _bound("processors", str(resources.cpus), quota),
-        _bound("memory and files together", memory, _HOST_GROUP),
-        _bound("files it writes", files, "the jail's tmpfs (bytes and inodes)", _HOST_GROUP),
+        bound("processors", str(resources.cpus), quota),
+        bound("memory and files together", memory, _HOST_GROUP),
+        bound("files it writes", files, "the jail's tmpfs (bytes and inodes)", _HOST_GROUP),
         _HOST_DISK,
         *more,
         *_time_and_output(resources, agent="the agent"),
@@ -206,9 +202,9 @@ def _time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
     timeout = f"{format_duration(resources.exec_timeout_s)} unless it asks for another"
     output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
     return (
-        _bound("time", format_duration(resources.lifetime_s), "the jail's supervisor"),
-        _bound("time of one command", timeout, agent, "a deadline on the host"),
-        _bound("output kept of one command", output, agent, "the channel's window on the host"),
+        bound("time", format_duration(resources.lifetime_s), "the jail's supervisor"),
+        bound("time of one command", timeout, agent, "a deadline on the host"),
+        bound("output kept of one command", output, agent, "the channel's window on the host"),
     )
 
 
@@ -255,7 +251,7 @@ def blast_radius(
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
         ),
-        consume=tuple(f"{bound.what}: {bound.most}" for bound in held),
+        consume=tuple(f"{each.what}: {each.most}" for each in held),
     )
 
 

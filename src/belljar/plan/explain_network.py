@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from belljar.host import HostFacts
-from belljar.plan.model import REAL, Bound
+from belljar.plan.model import REAL, Bound, bound
 from belljar.plan.network import (
     CATCH_ALL_PORTS,
     NetworkPlan,
     PortPlan,
-    UpstreamPlan,
     plan_network,
 )
 from belljar.policy import LoadedPolicy
@@ -60,23 +59,20 @@ def _ports(ports: tuple[PortPlan, ...]) -> str:
 
 def real(network: NetworkPlan) -> tuple[str, ...]:
     """A sentence for each host that is not simulated."""
-    return tuple(_upstream(item) for item in network.upstreams)
+    return tuple(
+        f"{REAL}{printable(item.host)} on {', '.join(map(str, item.ports))}, by "
+        f"{', '.join(item.methods)}, dialled by this host for the gateway; in both directions at "
+        f"most {format_size(item.budget_bytes)} for each sample and "
+        f"{format_size(item.run_budget_bytes)} for all samples of a run. Why: "
+        f"{printable(item.reason)}"
+        for item in network.upstreams
+    )
 
 
 def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
     """As `real`, of a policy. Raises as `plan_network`."""
     network = loaded.policy.network
     return () if network is None else real(plan_network(network, loaded.base))
-
-
-def _upstream(item: UpstreamPlan) -> str:
-    ports, methods = ", ".join(map(str, item.ports)), ", ".join(item.methods)
-    budget, whole_run = format_size(item.budget_bytes), format_size(item.run_budget_bytes)
-    return (
-        f"{REAL}{printable(item.host)} on {ports}, by {methods}, dialled by this host for the "
-        f"gateway; in both directions at most {budget} for each sample and {whole_run} for all "
-        f"samples of a run. Why: {printable(item.reason)}"
-    )
 
 
 def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
@@ -89,47 +85,45 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
         "pids": f"{most.group_processes} processes",
     }
     return (
-        Bound(
-            what="connections to the gateway",
-            most=f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one "
-            f"cell; {most.new_connections_per_s:,} new ones a second",
-            enforced_by=("the range's packet rules", "the gateway"),
+        bound(
+            "connections to the gateway",
+            f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one cell; "
+            f"{most.new_connections_per_s:,} new ones a second",
+            "the range's packet rules",
+            "the gateway",
         ),
-        Bound(
-            what="the gateway's memory",
-            most=f"{format_size(most.gateway_memory_bytes)}; to use it up ends the range",
-            enforced_by=("RLIMIT_AS and the gateway's own limits",),
+        bound(
+            "the gateway's memory",
+            f"{format_size(most.gateway_memory_bytes)}; to use it up ends the range",
+            "RLIMIT_AS and the gateway's own limits",
         ),
         *(
-            Bound(
-                what=f"the range's own processes ({name})",
-                most=groups[name],
-                enforced_by=("control group",),
-            )
+            bound(f"the range's own processes ({name})", groups[name], "control group")
             for name in network.controllers
             if name in groups
         ),
-        Bound(
-            what="the range supervisor's memory",
-            most=f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
-            enforced_by=("RLIMIT_AS",),
+        bound(
+            "the range supervisor's memory",
+            f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
+            "RLIMIT_AS",
         ),
-        Bound(
-            what="packet record on this host's disk",
-            most=f"{format_size(most.packet_record_bytes)}; packets dropped beyond it make the "
-            f"sample void, unless events hold them whole",
-            enforced_by=("the range supervisor",),
+        bound(
+            "packet record on this host's disk",
+            f"{format_size(most.packet_record_bytes)}; packets dropped beyond it make the sample "
+            f"void, unless events hold them whole",
+            "the range supervisor",
         ),
-        Bound(
-            what="the range's events and bodies in the ledger",
-            most=f"{format_size(most.recorded_bytes)}; events are cut down from then on, and a "
-            f"quarter more ends the range",
-            enforced_by=("the range's owner",),
+        bound(
+            "the range's events and bodies in the ledger",
+            f"{format_size(most.recorded_bytes)}; events are cut down from then on, and a quarter "
+            f"more ends the range",
+            "the range's owner",
         ),
-        Bound(
-            what="bodies kept of one request",
-            most=f"{format_size(most.recorded_body_bytes)} each way; the rest is counted",
-            enforced_by=("the gateway", "the record's reader"),
+        bound(
+            "bodies kept of one request",
+            f"{format_size(most.recorded_body_bytes)} each way; the rest is counted",
+            "the gateway",
+            "the record's reader",
         ),
     )
 

@@ -5,11 +5,9 @@ Pure: the same in, the same out, and nothing is weakened to make it fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.host import HostFacts, KvmState, RuntimeFact
@@ -87,20 +85,16 @@ def make_plan(
     network = _network(policy, facts, base)
     isolation, skipped = _choose(policy, facts, demanded, has_port=has_port or network is not None)
     env = {**(image.env if image else {}), **policy.env}
-    bounds, network_warnings = isolation.bounds, tuple[str, ...]()
+    bounds, warnings = isolation.bounds, isolation.warnings
     if network is not None:
         from belljar.plan import explain_network
 
         bounds += explain_network.bounds(network)
-        network_warnings = tuple(explain_network.warnings(network, facts))
+        warnings += tuple(explain_network.warnings(network, facts))
+    warnings += explain.decoy_warnings(policy, isolation.tier, facts)
     sentences = explain.skipped_tiers(isolation.tier, skipped)
-    make: Callable[..., Plan]
-    match isolation.shape:
-        case OciShape() as shape:
-            make = partial(OciPlan, oci=shape)
-        case vm, guest:
-            make = partial(MicrovmPlan, vm=vm, guest=guest)
-    return make(
+    unbuilt = () if image else (explain.not_built(policy.image),)
+    return isolation.plan(
         policy=policy,
         risk=policy.risk,
         demanded_tier=demanded,
@@ -120,13 +114,7 @@ def make_plan(
         blast_radius=explain_cell.blast_radius(
             policy, image, env, bounds, tier=isolation.tier, network=network
         ),
-        warnings=(
-            *(() if image else (explain.not_built(policy.image),)),
-            *sentences,
-            *isolation.warnings,
-            *network_warnings,
-            *explain.decoy_warnings(policy, isolation.tier, facts),
-        ),
+        warnings=(*unbuilt, *sentences, *warnings),
         network=network,
         rights=isolation.rights,
         skipped_tiers=sentences,
@@ -187,6 +175,13 @@ class Isolation:
     memory_by_rlimit: bool = False
     rights: Granted = NOTHING_GRANTED
     shape: OciShape | tuple[VmShape, GuestLimits]
+
+    def plan(self, **fields: Any) -> Plan:  # noqa: ANN401 - those of `CellPlan`
+        """The tier's kind of plan, with the fields that all have."""
+        if isinstance(self.shape, OciShape):
+            return OciPlan(oci=self.shape, **fields)
+        vm, guest = self.shape
+        return MicrovmPlan(vm=vm, guest=guest, **fields)
 
 
 def granted(rights: Rights | None, tier: Tier) -> Granted:

@@ -68,6 +68,11 @@ class Bound:
     enforced_by: tuple[str, ...]
 
 
+def bound(what: str, most: str, *enforced_by: str) -> Bound:
+    """A `Bound` in one line."""
+    return Bound(what=what, most=most, enforced_by=enforced_by)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlastRadius:
     """What the cell can do at its worst, in sentences."""

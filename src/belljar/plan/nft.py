@@ -141,7 +141,7 @@ def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]]) -> Iterator[str]:
-    for key in sorted({*want, *have}, key=_order):
+    for key in sorted({*want, *have}, key=lambda key: (key[0] != "table", key)):
         name, table = _shown(key), ("table", *key[1:3], "")
         if key != table and (table not in have or table not in want):
             continue
@@ -153,10 +153,6 @@ def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]])
             yield from _changed(name, want[key], have[key])
 
 
-def _order(key: _Key) -> tuple[bool, _Key]:
-    return key[0] != "table", key
-
-
 def _shown(key: _Key) -> str:
     kind, family, table, name = key
     of = f" {name}" if name else ""
@@ -165,10 +161,8 @@ def _shown(key: _Key) -> str:
 
 def _changed(name: str, want: list[str], have: list[str]) -> Iterator[str]:
     if len(want) > 1 or len(have) > 1 or name.startswith("rules"):
-        missing, extra = (
-            [item for item in want if item not in have],
-            [item for item in have if item not in want],
-        )
+        missing = [item for item in want if item not in have]
+        extra = [item for item in have if item not in want]
         yield from (f"{name} lack {item[:_SHOWN_CHARS]}" for item in missing)
         yield from (f"{name} have besides {item[:_SHOWN_CHARS]}" for item in extra)
         if not missing and not extra:
@@ -193,10 +187,8 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
     table = str(item["name"] if kind == "table" else item["table"])
     where = (str(item["family"]), table)
     if kind == "table":
-        yield (
-            (kind, *where, ""),
-            [_text({name: value for name, value in item.items() if name not in _VOLATILE})],
-        )
+        kept = {word: value for word, value in item.items() if word not in _VOLATILE}
+        yield (kind, *where, ""), [_text(kept)]
         return
     if kind == "rule":
         yield ("rules", *where, str(item["chain"])), [_rule(item["expr"])]
@@ -210,10 +202,8 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
     if kind == "chain":
         yield ("rules", *where, name), []
     if kind in ("set", "map"):
-        yield (
-            ("elements", *where, name),
-            [] if "size" in item else sorted(_text(element) for element in item.get("elem", [])),
-        )
+        elements = [] if "size" in item else item.get("elem", [])
+        yield ("elements", *where, name), sorted(map(_text, elements))
 
 
 def _rule(statements: list[Any]) -> str:

@@ -7,7 +7,7 @@ Paths are *inside the jail*, where the runtime runs. OCI runtime specification 1
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from belljar.dataclass import dataclass
@@ -220,7 +220,14 @@ def _config(
 ) -> dict[str, Any]:
     gvisor = tier is Tier.GVISOR
     shm_bytes = (resources.memory_bytes + resources.disk_bytes) // SHM_SHARE
-    own = _own_of_gvisor(resources.disk_bytes) if gvisor else _SYS_OF_HOST
+    id_lines = [{"containerID": 0, "hostID": WORKLOAD_ROOT, "size": ID_COUNT}]
+    own: Sequence[dict[str, Any]] = _SYS_OF_HOST
+    if gvisor:  # its sysfs has nothing of the host; its default /tmp has no bound
+        tmp = ("nosuid", "nodev", "mode=1777", f"size={resources.disk_bytes}")
+        own = (
+            _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
+            _mount("/tmp", "tmpfs", *tmp),  # noqa: S108 - the cell's own directory
+        )
     return {
         "ociVersion": OCI_VERSION,
         "process": _process(open_files_max),
@@ -228,8 +235,8 @@ def _config(
         "hostname": "",
         "mounts": [*_mounts(shm_bytes), *own],
         "linux": {
-            "uidMappings": [_id_line()],
-            "gidMappings": [_id_line()],
+            "uidMappings": id_lines,
+            "gidMappings": id_lines,
             "namespaces": [
                 {"type": kind}
                 for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")
@@ -239,10 +246,6 @@ def _config(
             "seccomp": seccomp_profile(arch, gvisor=gvisor, calls=calls),
         },
     }
-
-
-def _id_line() -> dict[str, int]:
-    return {"containerID": 0, "hostID": WORKLOAD_ROOT, "size": ID_COUNT}
 
 
 def _process(open_files_max: int) -> dict[str, Any]:
@@ -291,12 +294,3 @@ _SYS_OF_HOST: Final = (
     ),
     *(_bind(path, path) for path in CPU_FILES),
 )
-
-
-def _own_of_gvisor(disk_bytes: int) -> tuple[dict[str, Any], ...]:
-    """Its sysfs has nothing of the host; its default /tmp has no bound."""
-    return (
-        _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
-        # The cell's own directory.
-        _mount("/tmp", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={disk_bytes}"),  # noqa: S108
-    )

@@ -115,7 +115,10 @@ ANSWERED: Final = frozenset(
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
     """The rule set of a range; nothing in it comes from a guest."""
     services = _Services(layout, network)
-    objects = [*_table(), *_sets(layout, services)]
+    counters = [reason.counter for reason in Reason if reason is not Reason.ARP]
+    objects: list[dict[str, Any]] = [{"table": {"family": "inet", "name": TABLE}}]
+    objects += [{"counter": _own(name=name)} for name in (*counters, _LOGGED)]
+    objects += _sets(layout, services)
     chains = dict(_chains(layout, network, services))
     commands = [{"flush": {"ruleset": None}}, *({"add": item} for item in objects)]
     for name in chains:
@@ -215,14 +218,6 @@ def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any s
     return {"family": "inet", "table": TABLE, **parts}
 
 
-def _table() -> Iterator[dict[str, Any]]:
-    yield {"table": {"family": "inet", "name": TABLE}}
-    yield from (
-        {"counter": _own(name=reason.counter)} for reason in Reason if reason is not Reason.ARP
-    )
-    yield {"counter": _own(name=_LOGGED)}
-
-
 def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
     addresses = {address for address, _, _ in services.answered}
     service = ["ipv4_addr", "inet_proto", "inet_service"]
@@ -297,7 +292,7 @@ def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
 
 
 def _checked() -> Iterator[Rule]:
-    """What no packet of a cell may be, whoever it is for."""
+    """What no packet of a cell may be, whatever its destination."""
     yield [nft.FRAGMENT, nft.goto(_to(Reason.FRAGMENT))]
     yield [nft.option("lsrr"), nft.goto(_to(Reason.SOURCE_ROUTE))]
     yield [nft.option("ssrr"), nft.goto(_to(Reason.SOURCE_ROUTE))]
@@ -311,7 +306,7 @@ def _checked() -> Iterator[Rule]:
 
 
 def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
-    """What is for nobody."""
+    """Packets to what no cell and no stand-in has."""
     tcp = nft.match(nft.L4PROTO, "tcp")
     yield [nft.match(nft.L4PROTO, "udp"), nft.goto(_to(Reason.UDP))]
     yield [nft.match(nft.L4PROTO, "icmp"), nft.goto(_to(Reason.ICMP))]

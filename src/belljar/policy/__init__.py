@@ -57,7 +57,7 @@ __all__ = [
 
 _LIMITS = "HostTools Resources Risk Tier demanded_tier least_tier needs_hardware"
 _LOAD = "load_policy load_preset parse_policy policy_of resolve_policy"
-# Whoever needs the plain types alone loads neither pydantic nor a YAML reader.
+# An import of the plain types alone loads neither pydantic nor a YAML reader.
 __getattr__ = lazy_names(
     __name__,
     {

@@ -176,7 +176,7 @@ def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | Non
 
 
 def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
-    """The policy with exactly this tier, whoever asks for it beside its author.
+    """The policy with exactly this tier, as a command or a task asks for.
 
     None or "": unchanged. Raises `PolicyError` for an unknown tier, and for one that is less than
     the policy demands, by its risk or by its own `tier`.
