@@ -77,6 +77,28 @@ def run_argument(command: Command) -> Command:
     return click.argument("run", shell_complete=complete_runs)(command)
 
 
+def key_option(command: Command) -> Command:
+    """The option `--key`."""
+    return click.option(
+        "--key",
+        "fingerprint",
+        metavar="FINGERPRINT",
+        help="The key that must have signed. Default: this host's, if it has one.",
+    )(command)
+
+
+def task_args_option(command: Command) -> Command:
+    """The option `-T`: `task_args` is as Inspect's command line has it."""
+    return click.option(
+        "-T",
+        "task_args",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set a task argument. Repeatable.",
+        callback=lambda _ctx, _param, values: [word for each in values for word in ("-T", each)],
+    )(command)
+
+
 def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T]:
     """`parse` reads an option's value, or raises `ValueError`."""
 
@@ -226,6 +248,15 @@ class Misuse(click.UsageError):
         super().__init__(what, ctx)
         self.param_name = param
         self.hint = hint
+
+
+@contextmanager
+def reading(path: object, param: str) -> Iterator[None]:
+    """An `OSError` in the block is a usage error: `path`, named by `param`, can't be read."""
+    try:
+        yield
+    except OSError as error:
+        raise Misuse(f"{printable(str(path))}: {error.strerror}", param=param) from error
 
 
 def wants_json(argv: Sequence[str]) -> bool:

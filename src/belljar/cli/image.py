@@ -17,6 +17,7 @@ from belljar.cli.console import (
     print_json,
     progress,
     table_lines,
+    task_args_option,
 )
 from belljar.errors import PolicyError
 from belljar.units import format_size, parse_size, printable
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
+_KEEP_SETUID = click.option(
+    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
+)
 
 
 @click.group()
@@ -52,9 +56,7 @@ def image() -> None:
     is_flag=True,
     help="Each SOURCE is an Inspect task: import all images of its samples.",
 )
-@click.option(
-    "-T", "task_args", multiple=True, metavar="NAME=VALUE", help="Set a task argument. Repeatable."
-)
+@task_args_option
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
     "--max-size",
@@ -64,16 +66,14 @@ def image() -> None:
     show_default=True,
     help="Refuse images that are larger, uncompressed.",
 )
-@click.option(
-    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
-)
+@_KEEP_SETUID
 @json_option()
 def import_(
     *,
     sources: tuple[str, ...],
     is_compose: bool,
     is_task: bool,
-    task_args: tuple[str, ...],
+    task_args: list[str],
     name: str,
     max_size: int,
     keep_setuid: bool,
@@ -105,8 +105,7 @@ def import_(
             )
         from belljar.cli.image_obtain import obtain_all, wanted_by_files, wanted_by_tasks
 
-        words = [word for argument in task_args for word in ("-T", argument)]
-        wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *words])
+        wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *task_args])
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
     if len(sources) > 1:
@@ -271,9 +270,7 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
     help="Set an ARG of the Dockerfile.",
 )
 @click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
-@click.option(
-    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
-)
+@_KEEP_SETUID
 @click.option(
     "--base",
     default="default",

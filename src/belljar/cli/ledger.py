@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
-from belljar.cli.console import Misuse, json_option, print_json, run_argument
+from belljar.cli.console import Misuse, json_option, key_option, print_json, reading, run_argument
 from belljar.errors import LedgerError
 from belljar.units import parse_duration, printable
 
@@ -33,19 +33,14 @@ def ledger() -> None:
 
 @ledger.command()
 @run_argument
-@click.option(
-    "--key",
-    "fingerprint",
-    metavar="FINGERPRINT",
-    help="The key that must have signed. Default: this host's, if it has one.",
-)
+@key_option
 @click.option(
     "--strict",
     is_flag=True,
     help="An unfinished run is a failure, and so is a run without a key to compare.",
 )
 @json_option()
-def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> None:
+def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> int:
     """Check every event, signature, body and file of RUN, offline.
 
     \b
@@ -62,11 +57,8 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
     run_id = None if is_path(run) else path.name
-    try:
+    with reading(path, "RUN"):
         result = verify_run(path, expected_key=expected, expected_run=run_id)
-    except OSError as error:
-        text = printable(f"{path}: {error.strerror}")
-        raise click.BadParameter(text, param_hint="RUN") from error
     if as_json:
         lacks_key = result.key and not result.key_checked
         print_json(
@@ -92,13 +84,12 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
         _print_verification(result, path, origin)
     if strict and not result.key_checked and not as_json:
         click.echo(f"  hint: {HINT_KEY}", err=True)
-    click.get_current_context().exit(0 if _passes(result, strict=strict) else 1)
+    return 0 if _passes(result, strict=strict) else 1
 
 
 HINT_KEY: Final = (
     "no key to compare with: on the host that made the run, `belljar ledger verify` prints its "
-    "fingerprint; "
-    "get it by a way you trust and pass it with --key FINGERPRINT"
+    "fingerprint; get it by a way you trust and pass it with --key FINGERPRINT"
 )
 
 
@@ -293,15 +284,8 @@ def _since(text: str | None) -> datetime | None:
 
 def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
     """Raises a usage error when there is no ledger."""
-    while True:
-        try:
-            line = next(lines)
-        except StopIteration:
-            return
-        except OSError as error:
-            text = printable(f"{path}: no ledger to read: {error.strerror}")
-            raise click.BadParameter(text, param_hint="RUN") from error
-        yield line
+    with reading(f"{path}: no ledger to read", "RUN"):
+        yield from lines
 
 
 def _is_wanted(

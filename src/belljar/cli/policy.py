@@ -17,6 +17,7 @@ from belljar.cli.console import (
     json_option,
     policy_argument,
     print_json,
+    task_args_option,
     terminal_width,
     tier_option,
 )
@@ -273,9 +274,7 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
     "--allow-upstreams", is_flag=True, help="Allow the real hosts that the task's policy names."
 )
 @tier_option()
-@click.option(
-    "-T", "task_args", multiple=True, metavar="NAME=VALUE", help="Set a task argument. Repeatable."
-)
+@task_args_option
 @click.option("--limit", metavar="N|A-B", help="Check only the first N samples, or A to B.")
 @click.option("--sample-id", metavar="ID,…", help="Check only these samples.")
 @click.option(
@@ -293,7 +292,7 @@ def check(
     override: bool,
     allow_upstreams: bool,
     tier: str | None,
-    task_args: tuple[str, ...],
+    task_args: list[str],
     limit: str | None,
     sample_id: str | None,
     sample_shuffle: str | None,
@@ -341,9 +340,8 @@ def check(
         previews = preview.check_policy(target, options)
     else:
         chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
-        words = [("-T", each) for each in task_args]
-        words += [(name, value) for name, value in chosen.items() if value is not None]
-        previews = check_tasks([target, *chain.from_iterable(words)], options)
+        words = ((name, value) for name, value in chosen.items() if value is not None)
+        previews = check_tasks([target, *task_args, *chain.from_iterable(words)], options)
     host = preview.Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -11,15 +11,14 @@ from belljar.cli.console import (
     Misuse,
     column_widths,
     json_option,
+    key_option,
     print_json,
+    reading,
     run_argument,
     tier_option,
 )
 from belljar.cli.findings import dropped, findings_json, show_findings
 from belljar.units import format_size, printable
-
-if TYPE_CHECKING:
-    pass
 
 _STYLES: Final = {"completed": "green", "failed": "red", "broken": "red", "running": "cyan"}
 _VERDICT_STYLES: Final[dict[str, dict[str, Any]]] = {
@@ -103,7 +102,7 @@ def run(
       0    all samples are contained
       1    the evaluation had errors
       2    containment was breached, or evidence of it is missing
-      3    this host can't
+      3    this host lacks something
       4    the policy or the task is wrong
       130  interrupted
 
@@ -153,19 +152,14 @@ def run(
     help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where it "
     "was written.",
 )
-@click.option(
-    "--key",
-    "fingerprint",
-    metavar="FINGERPRINT",
-    help="The key that must have signed. Default: this host's, if it has one.",
-)
+@key_option
 @click.option(
     "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
 )
 @json_option()
 def verdict(
     run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
-) -> None:
+) -> int:
     """Judge RUN offline, by its ledger and Inspect's log. Both are verified first.
 
     RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run`
@@ -184,22 +178,19 @@ def verdict(
     from belljar.report.verdict import judge
 
     path = run_path(run)
-    try:
+    with reading(path, "RUN"):
         evidence = stored_evidence(
             path,
             logs=[str(log.resolve()) for log in logs],
             expected_key=expected_key(fingerprint)[0],
             expected_run=None if is_path(run) else path.name,
         )
-    except OSError as error:
-        text = printable(f"{path}: {error.strerror}")
-        raise click.BadParameter(text, param_hint="RUN") from error
     findings = judge(evidence)
     if as_json:
         print_json(findings_json(findings, path))
     else:
         show_findings(findings, path, verbose=verbose)
-    click.get_current_context().exit(findings.exit_code)
+    return findings.exit_code
 
 
 @click.command()

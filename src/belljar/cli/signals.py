@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import json_option, print_json, run_async
+from belljar.cli.console import json_option, print_json, reading, run_async
 from belljar.dataclass import dataclass
 from belljar.units import printable
 
@@ -185,12 +185,8 @@ def _stream(policy: str | None) -> StreamScanner:
 def _opened(name: str) -> BinaryIO:
     if name == "-":
         return sys.stdin.buffer
-    try:
+    with reading(name, "FILE"):
         return Path(name).open("rb")
-    except OSError as error:
-        raise click.BadParameter(
-            printable(f"{name}: {error.strerror}"), param_hint="FILE"
-        ) from error
 
 
 def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
@@ -198,28 +194,23 @@ def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
 
     hits: list[dict[str, Any]] = []
     at, problem = 0, ""
-    with _opened(name) as file:
-        try:
-            while chunk := file.read(CHUNK_BYTES):
-                result = stream.feed(name, Channel.FILE, "data", chunk)
-                hits += [
-                    {
-                        "class": hit.cls,
-                        "value": hit.value_id,
-                        "source": hit.source,
-                        "start": hit.start + at,
-                        "end": hit.end + at,
-                        "decoding": list(hit.decoding),
-                        "digest": hit.digest,
-                    }
-                    for hit in result.hits
-                ]
-                problem = problem or result.problem
-                at += len(chunk)
-        except OSError as error:
-            raise click.BadParameter(
-                printable(f"{name}: {error.strerror}"), param_hint="FILE"
-            ) from error
+    with _opened(name) as file, reading(name, "FILE"):
+        while chunk := file.read(CHUNK_BYTES):
+            result = stream.feed(name, Channel.FILE, "data", chunk)
+            hits += [
+                {
+                    "class": hit.cls,
+                    "value": hit.value_id,
+                    "source": hit.source,
+                    "start": hit.start + at,
+                    "end": hit.end + at,
+                    "decoding": list(hit.decoding),
+                    "digest": hit.digest,
+                }
+                for hit in result.hits
+            ]
+            problem = problem or result.problem
+            at += len(chunk)
     stream.end(name)
     return {"file": name, "bytes": at, "complete": not problem, "problem": problem, "hits": hits}
 
