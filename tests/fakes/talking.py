@@ -12,17 +12,14 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp, Script
 
 from belljar.channel import ExecRequest, GuestClient, Timeout
+from belljar.channel.frames import renew_payload
 
 PATIENT = Timeout(grace_s=0.2, kill_s=60)
 SHORT = Timeout(grace_s=0.2, kill_s=0.3)
 """For a guest that will not end what it was told to kill."""
-RENEWAL = {
-    "realtime_ns": 1,
-    "seed": bytes(32),
-    "machine_id": "0" * 32,
-    "boot_id": "0" * 36,
-    "hostname": "h",
-}
+RENEWAL = renew_payload(
+    realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h"
+)
 CAT = ExecRequest(argv=["cat"])
 HANG = ExecRequest(argv=["hang"])
 FLOOD = ExecRequest(argv=["flood"], max_stdout_bytes=1 << 40)
@@ -82,7 +79,7 @@ async def talking(
                         guest.host_socket, max_ops=max_ops, timeout=timeout
                     ) as client:
                         await client.hello()
-                        await client.renew(**RENEWAL)  # type: ignore[arg-type]
+                        await client.renew(RENEWAL)
                         yield guest, client
                 finally:
                     serving.cancel()

@@ -56,8 +56,10 @@ def with_exec(
 ) -> HostConnection:
     """A connection with exec 1 live."""
     wire = renewed()
-    streams = {1: caps[0]} if pty else {1: caps[0], 2: caps[1]}
-    op, _ = wire.start(frames.OpKind.EXEC, b"body", streams, stdin_open=stdin_open)
+    stderr = None if pty else caps[1]
+    op, _ = wire.start(
+        frames.OpKind.EXEC, b"body", stdout=caps[0], stderr=stderr, stdin_open=stdin_open
+    )
     assert op == 1
     if started:
         wire.feed(g.frame(g.STARTED, 1, STARTED))
@@ -67,14 +69,14 @@ def with_exec(
 def with_read(max_bytes: int = 100) -> HostConnection:
     """A connection with read 1 live and not started."""
     wire = renewed()
-    wire.start_read(b"body", max_bytes=max_bytes)
+    wire.start(frames.OpKind.READ, b"body", stdout=max_bytes + 1)
     return wire
 
 
 def with_write() -> HostConnection:
     """A connection with write 1 live and not started."""
     wire = renewed()
-    wire.start_write(b"body")
+    wire.start(frames.OpKind.WRITE, b"body", stdin_open=True)
     return wire
 
 

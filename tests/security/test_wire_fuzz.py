@@ -57,14 +57,16 @@ class Model:
         pick = self.rng.random()
         if pick < 0.7:
             pty = pick < 0.2
-            caps = {1: 90_000} if pty else {1: 90_000, 2: 70_000}
-            op, _ = self.wire.start(frames.OpKind.EXEC, b"", caps, stdin_open=True)
+            stderr = None if pty else 70_000
+            op, _ = self.wire.start(
+                frames.OpKind.EXEC, b"", stdout=90_000, stderr=stderr, stdin_open=True
+            )
             self.live[op] = {"1": 90_000, "credit": 1 << 20} | ({} if pty else {"2": 70_000})
         elif pick < 0.85:
-            op, _ = self.wire.start_read(b"", max_bytes=80_000)
+            op, _ = self.wire.start(frames.OpKind.READ, b"", stdout=80_001)
             self.live[op] = {"1": 80_001, "credit": 1 << 20}
         else:
-            op, _ = self.wire.start_write(b"")
+            op, _ = self.wire.start(frames.OpKind.WRITE, b"", stdin_open=True)
             self.live[op] = {"credit": 1 << 20}
         return g.frame(g.STARTED, op, bytes(8))
 

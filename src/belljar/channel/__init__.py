@@ -6,7 +6,7 @@ Must not: believe the guest; hold more than the bound per operation; know what a
 """
 
 from belljar.channel.client import GuestClient
-from belljar.channel.frames import RenewedBit, Stage, Stream, network_part
+from belljar.channel.frames import RenewedBit, Stage, Stream
 from belljar.channel.messages import Configured, Ready, Renewed, Welcome
 from belljar.channel.operations import RunningExec, Timeout
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, ExecStatus, FileTooLarge, PtySize
@@ -27,5 +27,4 @@ __all__ = [
     "Stream",
     "Timeout",
     "Welcome",
-    "network_part",
 ]

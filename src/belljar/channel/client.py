@@ -42,12 +42,11 @@ from belljar.channel.operations import (
     RunningExec,
     Timeout,
     _feeding,
-    feed,
+    feed_file,
     judge,
 )
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
 from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
-from belljar.channel.wire import HostConnection
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.units import format_duration, printable
@@ -169,35 +168,11 @@ class GuestClient:
         self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
         return welcome
 
-    async def configure(
-        self,
-        *,
-        memory_max_bytes: int,
-        disk_bytes: int,
-        disk_inodes: int,
-        processes: int,
-        hostname: str,
-        warm_paths: Sequence[str] = (),
-        capabilities: int = 0,
-        debugger_calls: bool = False,
-        setuid_programs: bool = False,
-        timeout_s: float = 60.0,
-    ) -> Configured:
-        """Have the workload's container built, for a template.
+    async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> Configured:
+        """Build the workload's container, for a template; `payload`: `frames.config_payload`.
 
         Raises `CellError` when the guest says that it can't, or doesn't answer in time.
         """
-        payload = frames.config_payload(
-            memory_max_bytes=memory_max_bytes,
-            disk_bytes=disk_bytes,
-            disk_inodes=disk_inodes,
-            processes=processes,
-            hostname=hostname,
-            warm_paths=warm_paths,
-            capabilities=capabilities,
-            debugger_calls=debugger_calls,
-            setuid_programs=setuid_programs,
-        )
         self._connection.answers.pop(Configured, None)
         await self._pump.send(lambda: self._pump.wire.send_config(payload))
         configured = await self._answer(Configured, timeout_s, "did not answer CONFIG")
@@ -213,32 +188,11 @@ class GuestClient:
             )
         return configured
 
-    async def renew(
-        self,
-        *,
-        realtime_ns: int,
-        seed: bytes,
-        machine_id: str,
-        boot_id: str,
-        hostname: str,
-        network: bytes = b"",
-        timeout_s: float = 10.0,
-    ) -> Renewed:
-        """Make a restored guest a new machine; needed before the first operation.
+    async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
+        """Make a restored guest a new machine; `payload`: `frames.renew_payload`.
 
-        The answer says what was done: the caller judges what is missing.
-
-        `seed` is 32 to 512 random bytes, `machine_id` 32 hexadecimal digits, `boot_id` a UUID of 36
-        characters, `network` what `frames.network_part` made, for a guest with a network.
+        Needed before the first operation. The caller judges what is missing in the answer.
         """
-        payload = frames.renew_payload(
-            realtime_ns=realtime_ns,
-            seed=seed,
-            machine_id=machine_id,
-            boot_id=boot_id,
-            hostname=hostname,
-            network=network,
-        )
         self._connection.answers.pop(Renewed, None)
         await self._pump.send(lambda: self._pump.wire.send_renew(payload))
         return await self._answer(Renewed, timeout_s, "did not answer RENEW")
@@ -380,12 +334,14 @@ class GuestClient:
             probe=request.probe,
             alone=request.alone,
         )
-        caps = {int(Stream.STDOUT): request.max_stdout_bytes}
-        if request.pty is None:  # a terminal has no standard error of its own
-            caps[int(Stream.STDERR)] = request.max_stderr_bytes
         async with self.operation(
-            lambda wire: wire.start(OpKind.EXEC, body, caps, stdin_open=request.stdin),
+            OpKind.EXEC,
+            body,
             None if limit_s is None else limit_s + self._timeout.grace_s,
+            stdout=request.max_stdout_bytes,
+            # a terminal has no standard error of its own
+            stderr=request.max_stderr_bytes if request.pty is None else None,
+            stdin_open=request.stdin,
         ) as operation:
             yield operation
 
@@ -415,12 +371,8 @@ class GuestClient:
         body = frames.write_body(
             user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append
         )
-        async with self.operation(lambda wire: wire.start_write(body), timeout_s) as operation:
-            with anyio.move_on_at(operation.deadline):
-                await feed(operation, contents)
-            while await operation.next_chunk() is not None:
-                pass
-            judge(operation, path, timeout_s)
+        async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
+            await feed_file(operation, contents, path, timeout_s)
 
     async def read_file(
         self,
@@ -438,9 +390,7 @@ class GuestClient:
         """
         body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
         contents = bytearray()
-        operating = self.operation(
-            lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s
-        )
+        operating = self.operation(OpKind.READ, body, timeout_s, stdout=max_bytes + 1)
         async with self.own_reads.of(path, cwd), operating as operation:
             while (chunk := await operation.next_chunk()) is not None:
                 contents += chunk[1]
@@ -460,11 +410,18 @@ class GuestClient:
 
     @asynccontextmanager
     async def operation(
-        self, make: Callable[[HostConnection], tuple[int, bytes]], timeout_s: float | None
+        self,
+        kind: OpKind,
+        body: bytes,
+        timeout_s: float | None,
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        stdin_open: bool = False,
     ) -> AsyncIterator[Operation]:
-        """Start what `make` asks the wire for, once a slot is free; ended when the block is left.
+        """Start an operation once a slot is free; it is ended when the block is left.
 
-        The host's deadline counts from the sending. `judge` says what came of one on files.
+        `timeout_s` counts from the sending. The rest: as `HostConnection.start`.
         """
         self._pump.check()
         if self._slots is None:
@@ -473,7 +430,9 @@ class GuestClient:
             operation = Operation(self._pump, self._timeout)
 
             def begin() -> bytes:
-                operation.op, message = make(self._pump.wire)
+                operation.op, message = self._pump.wire.start(
+                    kind, body, stdout=stdout, stderr=stderr, stdin_open=stdin_open
+                )
                 self._pump.register(operation.op, operation)
                 return message
 

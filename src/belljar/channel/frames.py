@@ -249,7 +249,7 @@ def config_payload(
     disk_inodes: int,
     processes: int,
     hostname: str,
-    warm_paths: Sequence[str],
+    warm_paths: Sequence[str] = (),
     capabilities: int = 0,
     debugger_calls: bool = False,
     setuid_programs: bool = False,

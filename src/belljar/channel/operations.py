@@ -221,10 +221,10 @@ class Operation:
         await self.send_signal(signal.SIGKILL, SignalScope.WHOLE_TREE)
         while self.result is None:
             await self._return_credit()
-            await self._pump.wait_until(self, self._over_or_in_debt)
-
-    def _over_or_in_debt(self) -> bool:
-        return self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES
+            await self._pump.wait_until(
+                self,
+                lambda: self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES,
+            )
 
 
 class RunningExec:
@@ -331,26 +331,21 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
 
 
 async def feed(operation: Operation, contents: Contents) -> None:
-    """Send all of the contents, then the end."""
-    if isinstance(contents, bytes):
-        await operation.send_stdin(contents)
-    else:
-        await _feed_pieces(operation, contents)
-    await operation.close_stdin()
-
-
-async def _feed_pieces(operation: Operation, contents: AsyncIterable[bytes]) -> None:
-    """Send the pieces as they come, while anyone is there to take them.
+    """Send the contents as they come, while the operation takes them, then the end.
 
     A generator is closed in any case: nobody else will.
     """
-    try:
-        async for piece in contents:
-            if not await operation.send_stdin(piece):
-                return
-    finally:
-        if isinstance(contents, AsyncGenerator):
-            await contents.aclose()
+    if isinstance(contents, bytes):
+        await operation.send_stdin(contents)
+    else:
+        try:
+            async for piece in contents:
+                if not await operation.send_stdin(piece):
+                    break
+        finally:
+            if isinstance(contents, AsyncGenerator):
+                await contents.aclose()
+    await operation.close_stdin()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -366,6 +361,17 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
         else:
             leaves.append(error)
     return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
+
+
+async def feed_file(
+    operation: Operation, contents: Contents, path: str, timeout_s: float | None
+) -> None:
+    """Send a file's contents and wait for the end. Raises as `judge`."""
+    with anyio.move_on_at(operation.deadline):
+        await feed(operation, contents)
+    while await operation.next_chunk() is not None:
+        pass
+    judge(operation, path, timeout_s)
 
 
 def judge(operation: Operation, path: str, timeout_s: float | None) -> None:

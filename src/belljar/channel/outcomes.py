@@ -149,12 +149,6 @@ class FileTooLarge(OSError):  # noqa: N818 - named as its builtin siblings are
 
 
 _BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS})
-_STATUS: Final = {
-    Outcome.EXITED: ExecStatus.EXITED,
-    Outcome.SIGNALED: ExecStatus.SIGNALED,
-    Outcome.NOT_STARTED: ExecStatus.NOT_STARTED,
-    Outcome.IO_FAILED: ExecStatus.IO_FAILED,
-}
 
 
 def outcome_of(
@@ -165,7 +159,7 @@ def outcome_of(
     `overdue`: the host's own deadline had passed.
     """
     return ExecOutcome(
-        status=_STATUS[result.outcome],
+        status=ExecStatus[result.outcome.name],
         code=result.code,
         stdout=kept[0],
         stderr=kept[1],

@@ -14,13 +14,11 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 from enum import IntEnum
 from typing import Final, NoReturn
 
-import anyio
-
 from belljar.channel import frames
 from belljar.channel.client import GuestClient
 from belljar.channel.frames import FrameType, OpKind, Outcome, Stage
 from belljar.channel.messages import violated
-from belljar.channel.operations import feed, judge
+from belljar.channel.operations import feed_file, judge
 from belljar.channel.outcomes import FileTooLarge
 from belljar.dataclass import dataclass
 
@@ -326,9 +324,7 @@ async def walk(
     )
     reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
     cap = stream_bytes(max_entries=allowed, max_bytes=max_bytes)
-    operating = client.operation(
-        lambda wire: wire.start_files(OpKind.WALK, body, max_answer_bytes=cap), timeout_s
-    )
+    operating = client.operation(OpKind.WALK, body, timeout_s, stdout=cap)
     async with client.own_reads.of(path, cwd), operating as operation:
         while (chunk := await operation.next_chunk()) is not None:
             await take(reader.feed(chunk[1]))
@@ -377,14 +373,8 @@ async def put(
         times=times,
         owner=owner,
     )
-    async with client.operation(
-        lambda wire: wire.start_files(OpKind.PUT, body, max_answer_bytes=0), timeout_s
-    ) as operation:
-        with anyio.move_on_at(operation.deadline):
-            await feed(operation, records)
-        while await operation.next_chunk() is not None:
-            pass
-        judge(operation, path, timeout_s)
+    async with client.operation(OpKind.PUT, body, timeout_s, stdin_open=True) as operation:
+        await feed_file(operation, records, path, timeout_s)
 
 
 async def remove(
@@ -416,9 +406,7 @@ async def _answer(
     client: GuestClient, kind: OpKind, body: bytes, size: int, path: str, timeout_s: float | None
 ) -> bytes:
     answer = b""
-    async with client.operation(
-        lambda wire: wire.start_files(kind, body, max_answer_bytes=size), timeout_s
-    ) as operation:
+    async with client.operation(kind, body, timeout_s, stdout=size) as operation:
         while (chunk := await operation.next_chunk()) is not None:
             answer += chunk[1]
         judge(operation, path, timeout_s)

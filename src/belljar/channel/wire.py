@@ -378,26 +378,18 @@ class HostConnection:
             self._touches_left = max_touches
         return message
 
-    def start_read(self, body: bytes, *, max_bytes: int) -> tuple[int, bytes]:
-        """A new file read: its id and its frames."""
-        return self.start(OpKind.READ, body, {int(Stream.STDOUT): max_bytes + 1}, stdin_open=False)
-
-    def start_write(self, body: bytes) -> tuple[int, bytes]:
-        """A new file write: its id and its frames; the contents follow as stdin."""
-        return self.start(OpKind.WRITE, body, {}, stdin_open=True)
-
-    def start_files(self, kind: OpKind, body: bytes, *, max_answer_bytes: int) -> tuple[int, bytes]:
-        """A walk, a put, a removal or a question for usage: its id and its frames. A put's records
-        follow as stdin; it alone has no answer."""
-        caps = {} if kind is OpKind.PUT else {int(Stream.STDOUT): max_answer_bytes}
-        return self.start(kind, body, caps, stdin_open=kind is OpKind.PUT)
-
     def start(
-        self, kind: OpKind, body: bytes, caps: dict[int, int], *, stdin_open: bool
+        self,
+        kind: OpKind,
+        body: bytes,
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        stdin_open: bool = False,
     ) -> tuple[int, bytes]:
-        """A new operation: its id and its PARTs and START. `caps`: most bytes of each stream.
+        """A new operation: its id, and its PARTs and START.
 
-        Both are those in the body.
+        `stdout`, `stderr`: the most bytes, as in the body; None: it has no such stream.
         """
         welcome = self._in_order(holds=self._renewed)
         if len(self._live) >= welcome.max_ops:
@@ -408,7 +400,14 @@ class HostConnection:
         message = frames.request_frames(op, kind, body)
         window = welcome.stdin_window_bytes
         self._live[op] = _LiveOp(
-            kind=kind, stdin_open=stdin_open, stdin_credit=window, caps_left=caps
+            kind=kind,
+            stdin_open=stdin_open,
+            stdin_credit=window,
+            caps_left={
+                int(stream): cap
+                for stream, cap in ((Stream.STDOUT, stdout), (Stream.STDERR, stderr))
+                if cap is not None
+            },
         )
         self._next_op += 1
         return op, message

@@ -11,7 +11,8 @@ import uuid
 from ipaddress import IPv4Address
 from typing import Final, Protocol
 
-from belljar.channel import GuestClient, Renewed, RenewedBit, network_part
+from belljar.channel import GuestClient, Renewed, RenewedBit
+from belljar.channel.frames import network_part, renew_payload
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Trust
@@ -49,7 +50,7 @@ def fresh_renewal() -> Renewal:
 
 async def renew(client: GuestClient, new: Renewal, port: Port | None) -> Renewed:
     """Have the guest agent take the new identity; `judge` what it did. Raises `CellError`."""
-    return await client.renew(
+    payload = renew_payload(
         realtime_ns=time.time_ns(),
         seed=new.seed,
         machine_id=new.machine_id,
@@ -57,6 +58,7 @@ async def renew(client: GuestClient, new: Renewal, port: Port | None) -> Renewed
         hostname=new.hostname,
         network=b"" if port is None else network_of(port.settings),
     )
+    return await client.renew(payload)
 
 
 def network_of(settings: PortSettings) -> bytes:

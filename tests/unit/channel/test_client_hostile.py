@@ -15,6 +15,7 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, HANG, RENEWAL, raw, talking
 
 from belljar.channel import ExecRequest, GuestClient, Stream
+from belljar.channel.frames import config_payload
 from belljar.errors import CellError, ProtocolViolation
 
 pytestmark = pytest.mark.anyio
@@ -142,15 +143,11 @@ async def test_ready_configure_and_renew() -> None:
     """The answers of a template's and a clone's beginning; a container that can't be built is a
     `CellError`."""
     async with talking() as (guest, client):
-        shape = {
-            "memory_max_bytes": 1,
-            "disk_bytes": 2,
-            "disk_inodes": 3,
-            "processes": 4,
-            "hostname": "h",
-        }
-        assert (await client.configure(**shape)).errno == 0  # type: ignore[arg-type]
-        assert int((await client.renew(**RENEWAL)).done) == 31  # type: ignore[arg-type]
+        shape = config_payload(
+            memory_max_bytes=1, disk_bytes=2, disk_inodes=3, processes=4, hostname="h"
+        )
+        assert (await client.configure(shape)).errno == 0
+        assert int((await client.renew(RENEWAL)).done) == 31
     guest = FakeGuest()
     async with GuestClient.from_socket(guest.host_socket) as client:
         await guest.send(g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("b")))

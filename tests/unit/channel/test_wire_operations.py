@@ -222,7 +222,7 @@ def test_the_hosts_own_order() -> None:
     with pytest.raises(RuntimeError):
         wire.send_hello(NONCE)
     with pytest.raises(RuntimeError):
-        greeted().start_read(b"", max_bytes=1)
+        greeted().start(frames.OpKind.READ, b"", stdout=2)
     wire = greeted()
     wire.send_config(b"")
     with pytest.raises(RuntimeError):
@@ -234,10 +234,10 @@ def test_operation_ids() -> None:
     sent uses none."""
     wire = renewed()
     with pytest.raises(OSError, match="at most"):
-        wire.start_write(bytes(frames.MAX_REQUEST_BYTES + 1))
+        wire.start(frames.OpKind.WRITE, bytes(frames.MAX_REQUEST_BYTES + 1), stdin_open=True)
     ids = []
     for _ in range(3):
-        ids.append(wire.start_write(b"")[0])
+        ids.append(wire.start(frames.OpKind.WRITE, b"", stdin_open=True)[0])
         wire.feed(result(3, errno.EIO, op=ids[-1]))
     assert ids == [1, 2, 3]
 
@@ -249,10 +249,10 @@ def test_no_more_operations_than_the_guest_takes() -> None:
     wire.feed(welcome(max_ops=2))
     wire.send_renew(RENEWAL)
     wire.feed(RENEWED)
-    wire.start_write(b"")
-    wire.start_write(b"")
+    wire.start(frames.OpKind.WRITE, b"", stdin_open=True)
+    wire.start(frames.OpKind.WRITE, b"", stdin_open=True)
     with pytest.raises(RuntimeError, match="2 operations"):
-        wire.start_write(b"")
+        wire.start(frames.OpKind.WRITE, b"", stdin_open=True)
 
 
 def test_what_is_sent_to_the_dead_is_not_sent() -> None:

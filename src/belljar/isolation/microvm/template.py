@@ -27,6 +27,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import GuestClient
+from belljar.channel.frames import config_payload
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, Kind, Recorder
 from belljar.image import Image, Kernel
@@ -353,7 +354,7 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
 async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
     await guest.wait_ready(timeout_s=BOOT_DEADLINE_S)
     await guest.hello()
-    await guest.configure(
+    payload = config_payload(
         memory_max_bytes=plan.guest.memory_max_bytes,
         disk_bytes=plan.guest.disk_bytes,
         disk_inodes=plan.guest.disk_inodes,
@@ -363,8 +364,8 @@ async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
         setuid_programs=plan.guest.setuid_programs,
         hostname="localhost",
         warm_paths=PRELOADED,
-        timeout_s=_CONFIGURE_DEADLINE_S,
     )
+    await guest.configure(payload, timeout_s=_CONFIGURE_DEADLINE_S)
 
 
 async def _wait_idle(vmm: Vmm) -> None:

@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import GuestClient, Renewed, RenewedBit
+from belljar.channel.frames import config_payload
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Recorder
@@ -293,12 +294,14 @@ class Container(Sandbox):
         began = time.monotonic()
         await client.hello()
         await client.configure(
-            memory_max_bytes=shape.memory_max_bytes,
-            disk_bytes=shape.disk_bytes,
-            disk_inodes=shape.disk_inodes,
-            processes=shape.processes,
-            debugger_calls=shape.debugger_calls,
-            hostname=renewal.hostname,
+            config_payload(
+                memory_max_bytes=shape.memory_max_bytes,
+                disk_bytes=shape.disk_bytes,
+                disk_inodes=shape.disk_inodes,
+                processes=shape.processes,
+                debugger_calls=shape.debugger_calls,
+                hostname=renewal.hostname,
+            )
         )
         renewed = await renew(client, renewal, port)
         # The link is there already; the guest agent only names the resolver, in a file that a
