@@ -38,19 +38,14 @@ class AptSource:
 
     def deb822(self) -> str:
         """The source as a deb822 stanza."""
-        fields = [
-            f"URIs: {self.uri}",
-            f"Suites: {' '.join(self.suites)}",
-            f"Components: {' '.join(self.components)}",
-        ]
-        return "\n".join(
-            [
-                "Types: deb",
-                *fields,
-                *([f"Signed-By: {self.signed_by}"] if self.signed_by else []),
-                "",
-            ]
-        )
+        fields = {
+            "Types": "deb",
+            "URIs": self.uri,
+            "Suites": " ".join(self.suites),
+            "Components": " ".join(self.components),
+            "Signed-By": self.signed_by,
+        }
+        return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
 
 
 def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:

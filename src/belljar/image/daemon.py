@@ -12,12 +12,11 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Timer
-from time import monotonic
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -93,13 +92,12 @@ def save_image(
 
     Raises `HostError` when the daemon stops sending, `PolicyError` for more than `max_bytes`.
     """
-    deadline_s, total = monotonic() + timeout_s, 0
-    connection = http.client.HTTPConnection("localhost", timeout=stall_s)
+    total, request = 0, f"/images/{found.image_id}/get"
     try:
-        with closing(_connected(found.host, stall_s)) as connected, path.open("xb") as file:
-            connection.sock = connected
-            connection.request("GET", f"/images/{found.image_id}/get")
-            answer = connection.getresponse()
+        with (
+            _answer(found.host, request, stall_s=stall_s, timeout_s=timeout_s) as answer,
+            path.open("xb") as file,
+        ):
             if answer.status != http.HTTPStatus.OK:
                 raise ValueError(f"it answered with status {answer.status}")
             while chunk := answer.read1(_CHUNK_BYTES):
@@ -107,8 +105,6 @@ def save_image(
                 if total > max_bytes:
                     what = f"the image is larger than {format_size(max_bytes)}"
                     raise PolicyError(what, where=found.host, hint="--max-size allows more")
-                if monotonic() > deadline_s:
-                    raise _LateError(f"it took longer than {format_duration(timeout_s)}")
                 report(f"fetching: {format_size(total)}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -148,10 +144,18 @@ def _ask(host: str, name: str, *, timeout_s: float) -> DaemonImage | None:
 
 
 def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
-    with closing(_connected(host, timeout_s)) as connected:
+    with _answer(host, path, stall_s=timeout_s, timeout_s=timeout_s) as answer:
+        return answer.status, answer.read(_MAX_ANSWER_BYTES)
+
+
+@contextmanager
+def _answer(
+    host: str, path: str, *, stall_s: float, timeout_s: float
+) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a GET; `stall_s` bounds each read, `timeout_s` the whole block."""
+    connection = http.client.HTTPConnection("localhost", timeout=stall_s)
+    with closing(_connected(host, stall_s)) as connected:
         connection.sock = connected
-        # The socket's timeout bounds each read; this one bounds the whole answer.
         late = Event()
 
         def disconnect() -> None:
@@ -161,18 +165,18 @@ def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
 
         deadline = Timer(timeout_s, disconnect)
         deadline.start()
+        what = f"it did not answer within {format_duration(timeout_s)}"
         try:
             connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MAX_ANSWER_BYTES)
+            yield connection.getresponse()
         except (http.client.HTTPException, OSError) as error:
             if late.is_set():
-                raise _LateError(
-                    f"it did not answer within {format_duration(timeout_s)}"
-                ) from error
+                raise _LateError(what) from error
             raise
         finally:
             deadline.cancel()
+        if late.is_set():  # what was read may be a part
+            raise _LateError(what)
 
 
 def _texts(value: object) -> list[str]:

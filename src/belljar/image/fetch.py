@@ -199,9 +199,7 @@ def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimit
         )
     (into / "blobs/sha256").mkdir(parents=True)
     with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
-        for number, entry in enumerate(read_entries(opened, opened.size_bytes)):
-            if number > limits.max_entries:
-                raise LayerError(f"it holds more than {limits.max_entries} entries")
+        for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
             name = b"/".join(entry.path).decode("ascii", "replace")
             if entry.kind is EntryKind.FILE and _LAYOUT_NAME.fullmatch(name):
                 with (into / name).open("wb") as file:

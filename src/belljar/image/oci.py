@@ -104,12 +104,7 @@ def import_directory(
     """
     rootfs, tree = scratch / "rootfs.sqfs", Tree(limits, keep_setuid=keep_setuid)
     try:
-        manifest = parse_document(read_bounded(directory / "manifest.json", limits))
-        digest = f"sha256:{file_sha256(directory / 'manifest.json')}"
-        if manifest_digest and digest != manifest_digest:
-            raise LayerError("its manifest is not the one of its digest")
-        if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
-            raise LayerError("its manifest is of a type that isn't taken")
+        manifest, digest = _manifest(directory / "manifest.json", manifest_digest, limits)
         described = _part(manifest, "config", dict)
         config = _configuration(directory, described, limits)
         image_config = config_of(config)
@@ -142,6 +137,17 @@ def import_directory(
         built=built,
         setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
     )
+
+
+def _manifest(path: Path, wanted: str, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
+    """The manifest and its digest, which must be `wanted`, if given."""
+    manifest = parse_document(read_bounded(path, limits))
+    digest = f"sha256:{file_sha256(path)}"
+    if wanted and digest != wanted:
+        raise LayerError("its manifest is not the one of its digest")
+    if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
+        raise LayerError("its manifest is of a type that isn't taken")
+    return manifest, digest
 
 
 def _configuration(

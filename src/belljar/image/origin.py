@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,17 +114,14 @@ def names_of_archive(document: object) -> tuple[tuple[str, ...], ...]:
 
 
 def _names(written: list[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for text in written[:_MAX_NAMES] for name in _both(text)))
-
-
-def _both(text: str) -> Iterator[str]:
-    for name in dict.fromkeys((text.removeprefix(_BUILT_HERE), text)):
-        try:
-            reference = parse_reference(name)
-        except ValueError:
-            continue
-        if not reference.digest:
-            yield reference.familiar
+    found: dict[str, None] = {}
+    for text in written[:_MAX_NAMES]:
+        for name in (text.removeprefix(_BUILT_HERE), text):
+            with suppress(ValueError):
+                reference = parse_reference(name)
+                if not reference.digest:
+                    found[reference.familiar] = None
+    return tuple(found)
 
 
 def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -246,10 +243,8 @@ def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
         named = (name for names in images for name in names)
         called = tuple(name for name in named if tag in (name, name.rpartition(":")[2]))
         return Origin(source=f"oci:{{}}:{tag}", names=called)
-    names, entries = _single(images, path, "oci"), index.get("manifests")
-    first = (
-        entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
-    )
+    names = _single(images, path, "oci")
+    first = next(iter(_entries(index)), {})
     digest = str(first.get("digest"))
     blob = path / "blobs/sha256" / digest.removeprefix("sha256:")
     if DIGEST.fullmatch(digest) is None or not is_index(first) or not blob.is_file():
@@ -266,9 +261,7 @@ def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> 
         if is_plain(archive)
         else open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)
     ) as opened:
-        for number, entry in enumerate(read_entries(opened, opened.size_bytes)):
-            if number > limits.max_entries:
-                raise LayerError(f"it holds more than {limits.max_entries} entries")
+        for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
             if entry.path == (name,) and entry.kind is EntryKind.FILE:
                 if entry.size_bytes > limits.max_document_bytes:
                     raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")

@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeVar
 
 from belljar.errors import HostError
 from belljar.subids import first_subordinate_id, grant_hint, user_name
 from belljar.units import format_duration, printable
 
+Watch = Callable[[], None]
+_T = TypeVar("_T")
 _KEPT_STDERR_BYTES: Final = 4096
-_WATCH_S: Final = 0.2
+_POLL_S: Final = 0.2
 # Of tools that are not called like their package.
 _PACKAGES: Final = {
     **dict.fromkeys(("prlimit", "setpriv", "unshare", "nsenter", "choom"), "util-linux"),
@@ -63,33 +65,36 @@ def run_tool(
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    log: IO[bytes] | None = None,
-    watch: Callable[[], None] | None = None,
+    watch: Watch = lambda: None,
 ) -> bytes:
     """Run a tool to its end and return its standard output. Raises `HostError` when it fails.
 
     Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
-        waited_s = 0.0
-        while True:
-            try:
-                output, complaint = process.communicate(timeout=min(_WATCH_S, timeout_s))
-                break
-            except subprocess.TimeoutExpired:
-                waited_s += _WATCH_S
-            if watch is not None:
-                watch()
-            if waited_s >= timeout_s:
-                what = (
-                    f"{_name(argv)} took longer than {format_duration(timeout_s)} and was stopped"
-                )
-                raise HostError(what, where=_name(argv))
-    if log is not None:
-        log.write(complaint)
+        output, complaint = _polled(
+            lambda poll_s: process.communicate(timeout=poll_s), argv, timeout_s, watch
+        )
     if process.returncode != 0:
         raise failed(argv, process.returncode, complaint)
     return output
+
+
+def _polled(
+    wait: Callable[[float], _T],
+    argv: Sequence[str],
+    timeout_s: float,
+    watch: Watch = lambda: None,
+) -> _T:
+    """What `wait` returns, with `watch` called meanwhile. Raises `HostError` at `timeout_s`."""
+    give_up = time.monotonic() + timeout_s
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return wait(min(_POLL_S, timeout_s))
+        watch()
+        if time.monotonic() >= give_up:
+            what = f"{_name(argv)} took longer than {format_duration(timeout_s)} and was stopped"
+            raise HostError(what, where=_name(argv))
 
 
 def run_logged(
@@ -117,11 +122,7 @@ def run_logged(
             drained(process, on_line=keep) as said,
         ):
             try:
-                status = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                raise HostError(
-                    f"{argv[0]} took longer than {format_duration(timeout_s)}", where=str(log)
-                ) from None
+                status = _polled(process.wait, argv, timeout_s)
             except KeyboardInterrupt:
                 if finish_when_interrupted:
                     process.wait(timeout_s)
@@ -234,7 +235,6 @@ IDS: Final = 1 << 16
 # Above the ids of cells (`isolation.identity`), below those of unpacked images.
 _ROOTS_FIRST_ID: Final = 0xB000_0000
 _ROOTS_SLOTS: Final = 1 << 12
-_POLL_S: Final = 0.2
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
@@ -291,8 +291,6 @@ exec 3<&0 </dev/null
 wait $tool
 """
 
-Watch = Callable[[], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
@@ -336,17 +334,7 @@ class Inside:
             ) as process,
             drained(process, on_line=on_line) as said,
         ):
-            give_up = time.monotonic() + timeout_s
-            while process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL_S)
-                    break
-                watch()
-                if time.monotonic() > give_up:
-                    raise HostError(
-                        f"it took longer than {format_duration(timeout_s)} and was stopped",
-                        where=argv[0],
-                    )
+            _polled(process.wait, argv, timeout_s, watch)
         if process.returncode != 0:
             raise failed(argv, process.returncode, bytes(said))
         return bytes(said)

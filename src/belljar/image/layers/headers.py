@@ -90,12 +90,14 @@ class Source(Protocol):
         ...
 
 
-def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
+def read_entries(
+    source: Source, size_bytes: int, max_entries: int | None = None
+) -> Iterator[LayerEntry]:
     """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
     It must end with an end marker or exactly after an entry. Raises `LayerError`.
     """
-    offset, extra = 0, _Extra()
+    offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
         header = source.pread(_BLOCK, offset)
         if header == _EMPTY:
@@ -116,6 +118,9 @@ def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
                 )
             extra.take(kind, source.pread(size, content))
             continue
+        count += 1
+        if max_entries is not None and count > max_entries:
+            raise LayerError(f"it holds more than {max_entries} entries")
         yield _entry(header, kind, size, content, extra)
         extra = _Extra()
     if extra.used:
