@@ -22,8 +22,8 @@ class Capture:
     Memory: that much; with `keep="tail"` at most twice that and a chunk.
 
     Args:
-        name: of the body, if `body` isn't told another.
-        hashed: False leaves the digest out, where nothing needs it.
+        name: of the body, unless `body` is given one.
+        hashed: False: no digest.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
-"""The standard library's `dataclass`, whose methods are generated when they are first used.
+"""The standard library's `dataclass`, with methods generated on first use; its JSON.
 
-Generating them takes half a millisecond for each class, a quarter of a short command's time, and
-most of them are never called there. Fields and behaviour are the standard library's, which also
-generates every method but `__init__`; a class that isn't plain is left to it whole. And the JSON of
-data made with it.
+Generating them takes half a millisecond a class, a quarter of a short command's time.
+Fields and behaviour are the standard library's.
+It generates every method but `__init__`, and all of a class that isn't plain.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ else:
 
 
 def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Data as JSON values, names sorted: dataclasses as objects, enumerations as their values,
-    paths as text.
+    """Data as JSON values, names sorted.
+
+    Dataclasses become objects, enumerations their values, paths text.
     """
     if value is None or type(value) in {str, int, bool, float}:
         return value

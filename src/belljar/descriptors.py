@@ -1,6 +1,4 @@
-"""The limit of open files of this process: raised at start, and its exhaustion as an error of the
-host. Imports no other room.
-"""
+"""This process's limit of open files: raised at start; its exhaustion is a `HostError`."""
 
 from __future__ import annotations
 
@@ -38,8 +36,7 @@ class OpenFilesLimit:
 
 
 def raise_soft_limit() -> None:
-    """Raise the soft limit of open files to the hard one, as any process may; does nothing where
-    even that is forbidden.
+    """Raise the soft limit of open files to the hard one, where that is allowed.
 
     Shells start programs with 1,024, for the sake of `select`; forty ranges need more than that.
     """
@@ -50,16 +47,12 @@ def raise_soft_limit() -> None:
 
 @cache
 def limit_at_start() -> OpenFilesLimit:
-    """The limit as it was when this was first asked for: at the latest before `raise_soft_limit`
-    changed it.
-    """
+    """The limit at the first call, at the latest before `raise_soft_limit` changed it."""
     return OpenFilesLimit(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def require_free(count: int) -> None:
-    """Raise `HostError` unless this process may open so many files more: before anything is made,
-    not halfway.
-    """
+    """Raise `HostError` unless this process may open so many more files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with exhaustion_as_host_error():
         if sum(1 for _ in Path("/proc/self/fd").iterdir()) + count > soft:
@@ -67,9 +60,7 @@ def require_free(count: int) -> None:
 
 
 def exhaustion(error: BaseException) -> HostError | None:
-    """The `HostError` for an error that comes from too many open files, here or in the system; None
-    for any other.
-    """
+    """The `HostError` for too many open files, here or in the system; None: another error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in EXHAUSTED:

@@ -1,6 +1,6 @@
 """How a cell differs from what its task's author wrote, one fact at a time. Pure.
 
-What decides (a compose file's reader, the policy's merge, the image's configuration) returns these;
+They come from the compose file, the policy's merge and the image's configuration.
 `belljar check`, the summary of `belljar run`, Inspect's log and the report show them.
 """
 
@@ -23,11 +23,11 @@ class Kind(StrEnum):
 
     KEPT = "kept"
     CHANGED = "changed"
-    """It is there in another form: a part of a processor rounded up, a mount copied as data."""
+    """It is there in another form: a mount copied as data."""
     DROPPED = "dropped"
-    """It is not there, and what the model can do is the same without it."""
+    """It is not there; the model can do the same without it."""
     GRANTED = "granted"
-    """A right inside the machine, given because the cell has a kernel of its own."""
+    """A right in the cell, which has its own kernel."""
     OVERRIDDEN = "overridden"
     """The operator's policy replaced it, by `--override`."""
     REFUSED = "refused"
@@ -53,7 +53,7 @@ class Difference:
     hint: str = ""
 
     def data(self) -> dict[str, JsonValue]:
-        """As data of an event, and for `--json`."""
+        """As data of an event and for `--json`."""
         return {
             "kind": self.kind.value,
             "where": self.where,
@@ -73,9 +73,9 @@ class Difference:
 
 
 def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
-    """The facts as sentences, safe for a terminal; what is plainly kept is left out.
+    """The facts as sentences, safe for a terminal, without those kept.
 
-    Keys of one part, and parts, that share a detail are named together, in their order.
+    Keys and parts that share a detail are named together.
     """
     by_part: dict[tuple[Kind, str, str], dict[str, dict[str, None]]] = {}
     for fact in differences:

@@ -1,8 +1,8 @@
-"""The few errors, sorted by whose fault it is.
+"""The few errors, sorted by their cause.
 
-A message says what happened, where, and what to do next. A guest command that fails is a *result*,
-never one of these. Where a builtin's meaning fits (`FileNotFoundError`, `PermissionError`,
-`TimeoutError`), the builtin is raised instead. Imports nothing of ours.
+A message says what happened, where, and what to do next.
+A guest command that fails is a *result*, never one of these.
+Where a builtin's meaning fits (`FileNotFoundError`, `TimeoutError`), it is raised instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class BelljarError(Exception):
-    """Something that ends the work at hand, told to a person.
+    """An error that ends the work at hand, with a message for a person.
 
     Args:
         what: one sentence, what happened.
@@ -35,23 +35,21 @@ class BelljarError(Exception):
 
 
 class PolicyError(BelljarError):
-    """The author's: the policy (or another input file) says something that can't be meant or isn't
-    allowed.
-    """
+    """The policy or another input file is invalid, or asks for what is not allowed."""
 
     exit_code = 4
     code = "policy_error"
 
 
 class HostError(BelljarError):
-    """This machine's: it can't do what the policy demands. Nothing was weakened to make it fit."""
+    """This machine can't do what the policy demands. Nothing was weakened to make it fit."""
 
     exit_code = 3
     code = "host_error"
 
 
 class CellError(BelljarError):
-    """Ours: a cell could not be made, or died, or its guest broke the protocol.
+    """A cell could not be made, or died, or its guest broke the protocol.
 
     Not a failing guest command.
     """
@@ -63,7 +61,7 @@ class CellError(BelljarError):
 class ProtocolViolation(CellError):  # noqa: N818 - the design's word
     """The guest sent something that the channel's protocol forbids.
 
-    The cell is ended: its word is worth nothing now.
+    The cell is ended, as its guest can't be trusted any more.
     """
 
     code = "protocol_violation"
@@ -77,8 +75,9 @@ class LedgerError(BelljarError):
 
 
 class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
-    """Stop everything: evidence that something got out, or that a cell's destruction left a
-    survivor.
+    """Evidence that something got out, or that a destroyed cell left a survivor.
+
+    Stop everything.
     """
 
     exit_code = 2

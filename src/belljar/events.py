@@ -1,9 +1,8 @@
-"""Events: what every room hands to the recorder it was given. Imports nothing of ours.
+"""Events: what every room hands to the recorder it was given.
 
-An interaction is *recorded, then done*: the event `….started` is recorded before the effect, the
-outcome (`….completed`, `….failed`) after it. The schema of each kind's `data` is documented in
-`docs/events.md`. Values of `data` are JSON values; integers beyond 2^53 and bytes are given as
-strings (RFC 8785, section 3.2.2.3).
+An interaction is *recorded, then done*: `….started` before the effect, the outcome after it.
+`docs/events.md` documents each kind's `data`.
+Integers beyond 2^53 and bytes are strings in it (RFC 8785, section 3.2.2.3).
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Kind(StrEnum):
 
 
 class Actor(StrEnum):
-    """Who caused it."""
+    """What caused it."""
 
     BELLJAR = "belljar"
     OPERATOR = "operator"
@@ -115,7 +114,7 @@ class Actor(StrEnum):
 
 
 class Trust(StrEnum):
-    """Whose word it is."""
+    """Where the information comes from."""
 
     HOST_OBSERVED = "host-observed"
     GUEST_REPORTED = "guest-reported"
@@ -160,7 +159,7 @@ class Recorder(Protocol):
 
 
 class MemoryRecorder:
-    """Keeps events in memory: for tests and for uses where the caller keeps no run directory."""
+    """Keeps events in memory, where there is no run directory."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -44,9 +44,7 @@ class Termination:
         self._is_raised = False
 
     def interrupt(self) -> None:
-        """Interrupt the main thread as Ctrl-C does, from any thread, whether or not Ctrl-C is
-        ignored.
-        """
+        """Interrupt the main thread as Ctrl-C does, from any thread, even if Ctrl-C is ignored."""
         main = threading.main_thread().ident
         if main is not None:
             self._is_own = self._is_held
@@ -67,8 +65,7 @@ class Termination:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[Termination]:
-    """Within the block the first SIGTERM or SIGHUP raises what SIGINT raises; more of them change
-    nothing.
+    """In the block the first SIGTERM or SIGHUP raises what SIGINT raises; others do nothing.
 
     For the main thread.
     """

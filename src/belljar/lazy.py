@@ -11,8 +11,7 @@ from typing import Any
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of `package`: public name → the module that defines it.
 
-    A name must not be that of a submodule: which of both it meant would depend on what was
-    imported before.
+    No name may be that of a submodule: its meaning would depend on earlier imports.
     """
 
     def find(name: str) -> Any:  # noqa: ANN401 - a module's attribute

@@ -1,4 +1,4 @@
-"""Processes by identity, not by number: a pid with its start time, since numbers are used again."""
+"""Processes by identity: a pid with its start time, since pids are reused."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ class ProcessId:
 
 
 def boot_id() -> str:
-    """This boot's name: what was written down in another boot says nothing about the processes of
-    this one.
-    """
+    """This boot's name: process numbers written down in another boot mean nothing in this one."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def raise_if_blind(error: OSError) -> None:
-    """Raise the error of a look at a process if it says nothing about that process: a lack of
-    descriptors must not read as its end.
+    """Raise an error that says nothing about the process it was to read.
+
+    A lack of descriptors must not read as the process's end.
     """
     if error.errno in CANNOT_LOOK:
         raise error
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this number now; None when none has, or only its corpse is left.
+    """The process that has this number now; None when none has, or a zombie.
 
-    A dead leader whose threads run is no corpse.
+    A dead leader whose threads still run counts as alive.
 
     Raises `OSError` when it can't be looked at for want of descriptors or memory.
     """
@@ -63,8 +62,9 @@ def this_process() -> ProcessId:
 
 
 def identify_group(thread: int) -> ProcessId | None:
-    """The process that the thread (by its number; a process's own is its first's) belongs to; None
-    when that is gone. A signal can be sent to no less.
+    """The process that a thread, by its number, belongs to; None when it is gone.
+
+    Signals can only be sent to processes.
     """
     try:
         status = (PROC / str(thread) / "status").read_text(errors="replace")
@@ -81,9 +81,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
-    """Whether the process was started by the other one, or by what that started, and all between
-    live.
-    """
+    """Whether the process is a descendant of the other, and all between them live."""
     for _ in range(_MAX_GENERATIONS):
         if pid == ancestor:
             return True
@@ -112,8 +110,9 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
 
 
 def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
-    """As `namespaces_of`, of a thread that lives when the leader is dead: a dead one has left most,
-    though its process goes on.
+    """As `namespaces_of`, of a living thread when the leader is dead.
+
+    A dead leader has left most namespaces, though its process goes on.
     """
     fields = _stat_fields(pid)
     if fields is None or not _is_dead(fields):
@@ -163,8 +162,8 @@ def kill(process: ProcessId) -> None:
     except ProcessLookupError:
         return
     try:
-        # The descriptor holds whoever has the number now; only then is its start time worth
-        # comparing.
+        # The descriptor pins the process that has the number now: only then can its start time be
+        # compared.
         if is_alive(process):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:

@@ -12,8 +12,9 @@ _MAX_ID: Final = 0xFFFF_FFFF
 
 
 def first_subordinate_id(file: Path) -> int | None:
-    """The first id of this user's first range of 65,536 or more; None without one, or without a
-    file that can be read.
+    """The first id of this user's first range of 65,536 or more.
+
+    None without one, or without a file that can be read.
     """
     try:
         text = file.read_text(errors="replace")
@@ -23,9 +24,7 @@ def first_subordinate_id(file: Path) -> int | None:
 
 
 def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:
-    """The first id of the first range of 65,536 or more that such a text gives a user, by name or
-    uid. Lines that can't be read are left out.
-    """
+    """As `first_subordinate_id`, from the file's text. Unreadable lines are left out."""
     for line in text.splitlines():
         owner, _, rest = line.strip().partition(":")
         start, _, count = rest.partition(":")
@@ -48,7 +47,7 @@ def grant_hint(name: str) -> str:
     """What gives a user ids."""
     return (
         f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any "
-        f"range that nobody has)"
+        f"unused range)"
     )
 
 

@@ -1,10 +1,8 @@
-"""Sizes, durations and the one escape: how people write them and how they are shown.
+"""Sizes and durations, read and shown; `printable`, the one escape of shown text.
 
-Imports nothing of ours.
-
-Grammar: a size is a number and a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, or the decimal `KB`, `MB`,
-`GB`, `TB`); a duration is one or more numbers with units (`ms`, `s`, `m`, `h`, `d`), as in `30m` or
-`1h30m`. A bare number is refused: `512` of what?
+A size is a number and a unit (`B`, `KiB` to `TiB`, or the decimal `KB` to `TB`).
+A duration is one or more numbers with units (`ms`, `s`, `m`, `h`, `d`): `1h30m`.
+A number without a unit is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.AS
 
 
 def parse_size(text: str) -> int:
-    """`"512MiB"` → bytes, a whole number ≥ 0. Raises `ValueError` that says what is allowed."""
+    """`"512MiB"` → whole bytes. Raises `ValueError`."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(
@@ -46,7 +44,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """`"1h30m"` → seconds ≥ 0. Raises `ValueError` that says what is allowed."""
+    """`"1h30m"` → seconds. Raises `ValueError`."""
     rest, total = text.strip(), 0.0
     if not rest:
         raise ValueError("an empty duration; write a number with ms, s, m, h or d, as in 30m")
@@ -63,9 +61,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Bytes as a person writes them: the largest binary unit with at most one decimal (`512 MiB`,
-    `1.5 GiB`).
-    """
+    """Bytes in the largest binary unit, with at most one decimal."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
@@ -75,7 +71,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as a person writes them: `850 ms`, `12.5 s`, `30m`, `1h30m`."""
+    """Seconds for a person: `850 ms`, `12.5 s`, `1h30m`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -91,12 +87,13 @@ def format_duration(seconds: float) -> str:
 
 
 def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
-    """The text with everything made visible that could act on a terminal or hide: controls,
-    escapes, bidi and other format characters, lone surrogates.
+    """The text with everything made visible that could act on a terminal or hide.
 
-    Newlines and tabs become `\\n` and `\\t`, undecodable bytes `\\xNN`. Text longer than
-    `max_chars` is cut and marked as cut. Used wherever a dynamic string is shown, whatever its
-    origin: which strings a guest can influence changes with the code.
+    That is controls, escapes, bidi and other format characters, lone surrogates.
+    Newlines and tabs become `\\n` and `\\t`, undecodable bytes `\\xNN`.
+    Text longer than `max_chars` is cut and marked as cut.
+
+    Use it for every dynamic string that is shown, whatever its origin.
     """
     if isinstance(text, bytes):
         text = text[: 4 * max_chars + 4].decode("utf-8", "backslashreplace") + (

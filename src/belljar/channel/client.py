@@ -1,11 +1,12 @@
-"""The host's client of a guest agent: commands and files in a guest, over one stream, many at once,
-without a background task.
+"""The host's client of a guest agent: commands and files in a guest, over one stream.
 
-An operation that waits pumps the connection for all (see `pump`). At most `max_ops` operations run
-at once; more queue, first come, first served. Everything here raises `CellError` when the cell died
-or its guest broke the protocol (`ProtocolViolation`); then every operation does, at once, and the
-client is of no more use. Works under asyncio and trio; belongs to the event loop that it was first
-used in, until `change_loop`.
+Many operations run at once, without a background task: one that waits reads the connection for all
+(see `pump`). At most `max_ops` run; more queue, in order.
+
+Everything here raises `CellError` when the cell died or its guest broke the protocol
+(`ProtocolViolation`); then every operation does, at once, and the client is unusable.
+
+Works under asyncio and trio. It belongs to the event loop that used it first, until `change_loop`.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class GuestClient:
             self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
 
     def disconnect(self) -> None:
-        """Have everyone who waits, in whatever event loop, see the end of the connection.
+        """End the connection for every waiting task, in any event loop.
 
         From any thread; the stream stays to be closed.
         """
@@ -224,11 +225,11 @@ class GuestClient:
         max_touches: int = 0,
         timeout_s: float = 10.0,
     ) -> Watched:
-        """Have the guest agent say who opens or reads these files, instead of those before; none
-        ends that.
+        """Have the guest agent report opens and reads of these files; none ends the watch.
 
-        What was touched until then has been reported when this returns. `on_touched` is called by
-        whoever reads the channel, so only while some operation runs; it must not raise.
+        They replace those before. What was touched until then has been reported when this returns.
+        `on_touched` is called by the task that reads the channel, so only while some operation
+        runs; it must not raise.
         """
         payload = frames.watch_payload(paths, max_touches=max_touches)
         self._connection.answers.pop(Watched, None)
@@ -261,7 +262,7 @@ class GuestClient:
         self,
         request: ExecRequest,
         *,
-        input: Contents | None = None,  # noqa: A002 - the word of subprocess and of the harness
+        input: Contents | None = None,  # noqa: A002 - as in subprocess
         keep: Keep = "head",
         keep_bytes: int | None = None,
         on_output: OnOutput | None = None,
@@ -310,7 +311,7 @@ class GuestClient:
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[RunningExec]:
         """Run a command and talk to it.
 
-        The guest may be a window (1 MiB) ahead of who iterates, no more. Leaving the block kills
+        The guest may be at most a window (1 MiB) ahead of the reader. Leaving the block kills
         what still runs.
         """
         async with self._exec_operation(request) as operation:

@@ -1,10 +1,7 @@
-"""The protocol's numbers and the host's encoders, exactly as `docs/channel.md` has them.
+"""The protocol's numbers and the host's encoders, as in `docs/channel.md`. Pure.
 
-Pure functions, no state.
-
-Encoders raise `ValueError` for what can't be said in the protocol (a NUL in an argument, a number
-out of range) and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: those are the caller's,
-never the guest's.
+Encoders raise `ValueError` for what has no encoding (a NUL in an argument, a number out of range)
+and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: errors of the caller, not of the guest.
 """
 
 from __future__ import annotations
@@ -136,7 +133,7 @@ class Stream(IntEnum):
 
 
 class SignalScope(IntEnum):
-    """Whom a SIGNAL reaches."""
+    """Which processes a SIGNAL reaches."""
 
     MAIN_PROCESS = 0
     WHOLE_TREE = 1
@@ -358,7 +355,7 @@ def _pack(layout: struct.Struct, *values: int) -> bytes:
 
 
 def place(user: str, cwd: str, path: str) -> bytes:
-    """Who, from where, and what: a part of every request for a file."""
+    """User, working directory and path: a part of every request for a file."""
     if not path:
         raise ValueError("the path is empty")
     return b"".join(

@@ -30,8 +30,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The agent answers HELLO: at most `max_ops` operations at once, `stdin_window_bytes` of stdin
-    each before a CREDIT.
+    """The agent answers HELLO.
+
+    It takes `max_ops` operations at once, and `stdin_window_bytes` of stdin each before a CREDIT.
     """
 
     version: int
@@ -41,7 +42,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
-    """The workload's container stands (`errno` 0), or does not."""
+    """The workload's container was built (`errno` 0), or was not."""
 
     errno: int
     detail: str
@@ -155,15 +156,13 @@ GuestEvent: TypeAlias = (
 
 _NAMES: Final = {int(kind): kind.name for kind in FrameType}
 _HINT: Final = (
-    "The guest's word is worth nothing now: its cell is ended. Open a new one; see the run's "
+    "The guest can't be trusted any more: its cell is ended. Open a new one; see the run's "
     "ledger for what came before."
 )
 
 
 def violated(what: str, kind: int, op: int) -> NoReturn:
-    """End the conversation: the guest broke the protocol in a frame of type `kind` for operation
-    `op`.
-    """
+    """Raise `ProtocolViolation` for a frame of type `kind` of operation `op`."""
     name = _NAMES.get(kind, f"type {kind:#04x}")
     where = f"channel, {name} of operation {op}" if op else f"channel, {name}"
     raise ProtocolViolation(f"the guest broke the protocol: {what}", where=where, hint=_HINT)
@@ -223,5 +222,5 @@ class Payload:
             self.violated(f"a payload with {len(self._raw) - self._at} bytes too many")
 
     def violated(self, what: str) -> NoReturn:
-        """End the conversation."""
+        """Raise `ProtocolViolation` for this frame."""
         violated(what, self._kind, self._op)

@@ -1,5 +1,4 @@
-"""One live operation as the task that started it sees it: its mailbox, its streams, and its end by
-every road.
+"""One live operation as its task sees it: its mailbox, its streams and its end.
 
 Ends: RESULT; the host's deadline (then the tree is killed, and a guest that still gives no RESULT
 ends the connection); the caller leaves or is cancelled (the same kill, shielded and bounded); the
@@ -34,8 +33,9 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeout:
-    """How long the host waits beyond what the guest was told: `grace_s` after the guest's timeout,
-    then `kill_s` for a killed operation's RESULT.
+    """How long the host waits beyond the guest's own timeout.
+
+    First `grace_s`, then `kill_s` for a killed operation's RESULT.
     """
 
     grace_s: float = 10.0
@@ -48,7 +48,7 @@ DEFAULT_TIMEOUT: Final = Timeout()
 class Operation:
     """A live operation's mailbox and its verbs.
 
-    Output that nobody took is held as one buffer per stream, so that the window bounds the memory,
+    Output that was not taken is held as one buffer per stream: so the window bounds the memory,
     however small the guest's frames are.
     """
 
@@ -88,7 +88,7 @@ class Operation:
     async def send_stdin(self, content: bytes) -> bool:
         """Send all of it as the guest grants credit.
 
-        False when the operation ended before all was sent: the rest is nobody's any more.
+        False when the operation ended before all was sent; the rest is dropped.
         """
         left = memoryview(content)
         while left and self.result is None:
@@ -122,8 +122,10 @@ class Operation:
         await self._pump.send(lambda: self._pump.wire.send_resize(self.op, rows, cols))
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
-        """All that has arrived of one stream, or None after the last. Taking it is what lets the
-        guest send more. `until`: None also when that stream has ended and the command goes on.
+        """All that has arrived of one stream, or None after the last.
+
+        Taking it lets the guest send more. `until`: None also when that stream has ended and the
+        command goes on.
         """
         await self._return_credit()
         await self._wait(
@@ -197,8 +199,8 @@ class Operation:
     async def finish(self) -> None:
         """Make sure that it is over: when it is not, kill its tree and wait for RESULT.
 
-        Bounded, shielded from cancellation, and never raises `CellError`: a connection that dies
-        meanwhile tells whoever comes next.
+        Bounded, shielded from cancellation. Never raises `CellError`: a dead connection raises in
+        its next user.
         """
         try:
             if self.op and self.result is None:
@@ -270,9 +272,7 @@ class RunningExec:
         return chunk
 
     async def receive_stdout(self) -> bytes | None:
-        """What has come of its standard output, or None when that has ended, though it
-        may run on.
-        """
+        """What has come of its standard output; None when that has ended. It may run on."""
         while (chunk := await self._operation.next_chunk(until=Stream.STDOUT)) is not None:
             if chunk[0] is Stream.STDOUT:
                 return chunk[1]
@@ -333,7 +333,7 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
 async def feed(operation: Operation, contents: Contents) -> None:
     """Send the contents as they come, while the operation takes them, then the end.
 
-    A generator is closed in any case: nobody else will.
+    A generator is closed in any case: nothing else would close it.
     """
     if isinstance(contents, bytes):
         await operation.send_stdin(contents)
@@ -349,9 +349,7 @@ async def feed(operation: Operation, contents: Contents) -> None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error that a person is told (the group is our own doing): a real one rather than a
-    cancellation.
-    """
+    """The one error to report of our own task group: best one that is no cancellation."""
     leaves: list[BaseException] = []
     groups: list[BaseException] = [group]
     while groups:
@@ -396,8 +394,8 @@ class OwnReads:
 
     Attributes:
         listeners: called for each read, in the event loop's thread.
-        settlers: called in a worker thread before each read: what a sensor has queued by then was
-            the guest's doing. Each bounds its time.
+        settlers: called in a worker thread before each read, so that a sensor can take what the
+            guest did before it. Each bounds its time.
     """
 
     def __init__(self) -> None:

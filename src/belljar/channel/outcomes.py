@@ -1,5 +1,6 @@
-"""What is asked of a guest and what comes back, as frozen data, and a failed file operation as the
-builtin error it means.
+"""Requests to a guest and their outcomes, as frozen data.
+
+A failed file operation is the builtin error that it means.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class ExecStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOutcome:
-    """What the guest says of a command that ended.
+    """How a command ended, as the guest reports.
 
     A command that fails is a result, not an error.
 
@@ -112,8 +113,9 @@ class ExecOutcome:
 
     @property
     def returncode(self) -> int:
-        """As a shell would say it: the status, 128 + the signal, 127 for a program that isn't
-        there, 126 for one that can't be run.
+        """As a shell has it: the status, or 128 + the signal.
+
+        127 for a program that isn't there, 126 for one that can't be run.
         """
         match self.status:
             case ExecStatus.EXITED:
@@ -179,9 +181,7 @@ def outcome_of(
 
 
 def file_error(result: Result, path: str) -> OSError:
-    """The builtin that the errno means (`FileNotFoundError`, `PermissionError`,
-    `IsADirectoryError`, …), with the path in it.
-    """
+    """The builtin error that the errno means, with the path in it."""
     if result.outcome is Outcome.SIGNALED:
         memory = ResultFlag.OUT_OF_MEMORY in result.flags
         code, message = (
@@ -192,7 +192,7 @@ def file_error(result: Result, path: str) -> OSError:
         return OSError(code, message, path)
     detail = f" ({printable(result.detail, max_chars=200)})" if result.detail else ""
     if result.stage in _BEFORE_THE_FILE:
-        # Nobody has looked at the file: an unknown user must not read as a file that isn't there.
+        # The file was not looked at: an unknown user must not read as a missing file.
         why = f"the guest could not begin: {result.stage.name.lower()}: {os.strerror(result.code)}"
         return OSError(errno.EIO, why + detail, path)
     return OSError(result.code, os.strerror(result.code) + detail, path)

@@ -1,10 +1,10 @@
-"""Who reads the socket when there is no background task: whichever operation waits.
+"""Reads the socket without a background task: one waiting operation reads for all.
 
-The first waiter *leads*: it reads, lets the wire check, and hands each event to the mailbox it
-belongs to. The others *follow*: each waits on an event of its own, which is set when something
-arrived for it or when it should lead. A leader that has what it wants, or is cancelled, passes the
-lead on.
-The invariant: whenever somebody waits, somebody leads or has been woken to lead.
+The first waiter *leads*: it reads, lets the wire check, and hands each event to its mailbox. The
+others *follow*: each waits on an event of its own, which is set when something arrived for it or
+when it should lead. A leader that has what it wants, or is cancelled, passes the lead on.
+
+Invariant: while any operation waits, one leads or has been woken to lead.
 """
 
 from __future__ import annotations
@@ -53,17 +53,14 @@ class Pump:
         self._send_deadline_s = send_deadline_s
 
     def check(self) -> None:
-        """Raise what ended the connection, if it has ended: a `CellError` of the caller's own."""
+        """Raise what ended the connection, if anything, as a new `CellError`."""
         if self.failure is not None:
             raise type(self.failure)(
                 self.failure.what, where=self.failure.where, hint=self.failure.hint
             ) from self.failure
 
     def fail(self, error: CellError) -> None:
-        """End the connection for everyone who waits and everyone to come.
-
-        The first reason stays.
-        """
+        """End the connection for all operations, now and later. The first reason stays."""
         if self.failure is None:
             self.failure = error
         for event in self._followers:
@@ -161,7 +158,7 @@ class Pump:
         finally:
             del self._followers[news]
             mailbox.waiters.discard(news)
-            # Woken to lead and cancelled, or woken for its own sake: if nobody leads now, the next
+            # Woken to lead and cancelled, or woken for its own event: if none leads now, the next
             # one must.
             self._pass_lead()
 
@@ -187,9 +184,9 @@ class Pump:
 
     def _dispatch(self, event: GuestEvent) -> None:
         if isinstance(event, Fatal):
-            said = printable(event.detail, max_chars=300)
+            detail = printable(event.detail, max_chars=300)
             self.fail(
-                CellError(f"the guest agent gave up: {said}", where="channel", hint=_DEAD_HINT)
+                CellError(f"the guest agent gave up: {detail}", where="channel", hint=_DEAD_HINT)
             )
             return
         mailbox: Mailbox | None = self._connection
@@ -222,7 +219,7 @@ class BytePipe(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close. Whoever waits gets an error."""
+        """Close. Waiting tasks get an error."""
         ...
 
 
@@ -265,7 +262,7 @@ class SocketPipe:
                 await anyio.wait_writable(self._socket)
 
     async def aclose(self) -> None:
-        """Close the socket; whoever waits on it gets `ClosedResourceError`.
+        """Close the socket; waiting tasks get `ClosedResourceError`.
 
         Closing again does nothing.
         """

@@ -100,7 +100,7 @@ class TreeReader:
     A tree with contents is one file, or a directory; `depth`: how many directories may be entered
     in each other.
 
-    Raises `ProtocolViolation` for what no honest guest can send: a name with a slash or a NUL,
+    Raises `ProtocolViolation` for what our guest agent never sends: a name with a slash or a NUL,
     `..`, more than was asked for, or anything after the end. `OSError` with `E2BIG` when all paths
     and links together are too long.
     """

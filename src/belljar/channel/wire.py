@@ -1,10 +1,10 @@
-"""The host's end of the connection, without any I/O: bytes in → checked events out, requests in →
-bytes out.
+"""The host's end of the connection, without I/O: bytes to checked events, requests to bytes.
 
-The guest is hostile. `feed` accepts exactly what `docs/channel.md` allows at this moment of
-the conversation; anything else raises `ProtocolViolation` and poisons the connection for good.
-Memory is bounded: at most one incomplete frame is kept between two calls, and an operation's output
-by the credit and the caps that the host itself gave.
+The guest is hostile. `feed` accepts exactly what `docs/channel.md` allows at this moment. Anything
+else raises `ProtocolViolation`, now and for every later call.
+
+Memory is bounded: one incomplete frame between two calls, and an operation's output by the credit
+and the caps that the host gave.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class HostConnection:
 
     def _on_welcome(self, payload: Payload) -> Welcome:
         if self._nonce is None or self._welcome is not None:
-            payload.violated("a WELCOME that nobody asked for")
+            payload.violated("a WELCOME that was not asked for")
         version = self._version(payload)
         if payload.take(frames.NONCE_BYTES) != self._nonce:
             payload.violated("a WELCOME with another nonce than HELLO's")
@@ -218,7 +218,7 @@ class HostConnection:
 
     def _on_configured(self, payload: Payload) -> Configured:
         if not self._awaits_configured:
-            payload.violated("a CONFIGURED that nobody asked for")
+            payload.violated("a CONFIGURED that was not asked for")
         self._awaits_configured = False
         code = payload.u32()
         if code > _MAX_ERRNO:
@@ -227,7 +227,7 @@ class HostConnection:
 
     def _on_renewed(self, payload: Payload) -> Renewed:
         if not self._awaits_renewed:
-            payload.violated("a RENEWED that nobody asked for")
+            payload.violated("a RENEWED that was not asked for")
         self._awaits_renewed, self._renewed = False, True
         done = payload.u32()
         if done & ~_RENEWED_BITS:
@@ -242,7 +242,7 @@ class HostConnection:
 
     def _on_watched(self, payload: Payload) -> Watched:
         if not self._watches:
-            payload.violated("a WATCHED that nobody asked for")
+            payload.violated("a WATCHED that was not asked for")
         asked, code, count = self._watches.popleft(), payload.u32(), payload.u32()
         if code > _MAX_ERRNO or count not in (0, asked) or (count != asked and not code):
             payload.violated(f"errno {code} and {count} answers for {asked} files")

@@ -53,10 +53,10 @@ _PLACES: Final[Mapping[str, str]] = {"secrets": "/run/secrets/", "configs": "/"}
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """`who` starts when `what` has reached `condition`."""
+    """`service` starts when `needed` has reached `condition`."""
 
-    who: str
-    what: str
+    service: str
+    needed: str
     condition: Condition
 
 
@@ -152,12 +152,12 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
     """Copy a volume that one service fills before the others start."""
     if len(used) == 1 and not used[0].read_only:
         return
-    ends = [(wait.who, wait.what) for wait in waits if wait.condition is Condition.COMPLETED]
+    ends = [wait for wait in waits if wait.condition is Condition.COMPLETED]
     for first in used:
         others = [use for use in used if use is not first]
         writer = first.cell.service
-        ended = not first.read_only and any(what == writer for _, what in ends)
-        later = {*(who for who, what in ends if what == writer), default}
+        ended = not first.read_only and any(wait.needed == writer for wait in ends)
+        later = {*(wait.service for wait in ends if wait.needed == writer), default}
         is_seen = len(others) == 1 or all(use.read_only for use in others)
         if ended and is_seen and all(use.cell.service in later - {writer} for use in others):
             for use in others:

@@ -374,7 +374,7 @@ KEYS: Final[Mapping[str, Key]] = {
         {
             "nothing in a cell depends on it": "annotations labels label_file logging attach "
             "develop pull_policy pull_refresh_after",
-            "nobody types into a cell's program": "stdin_open tty",
+            "a cell's program has no interactive input": "stdin_open tty",
             "a cell is destroyed, not stopped": "stop_signal stop_grace_period pre_stop",
             "`nproc` says as many processors as `cpus` or the policy gives the cell": "cpuset",
             "it divides a host between containers; a cell has its own limits": "mem_reservation "

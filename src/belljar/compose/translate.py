@@ -260,24 +260,24 @@ def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
     """What services wait for. Raises `CannotKeepError` for an unknown service."""
     waits = []
     for name, service in services.items():
-        who = f"its compose service {printable(name)}"
+        shown = f"its compose service {printable(name)}"
         for what, needed in service.depends_on.items():
             if what in services:
                 waits.append(Wait(name, what, needed.condition))
             elif needed.required:
-                raise CannotKeepError(f"{who} depends on {printable(what)}, which does not exist")
+                raise CannotKeepError(f"{shown} depends on {printable(what)}, which does not exist")
         for link in service.links:
             what = link.partition(":")[0]
             if what not in services:
                 missing = f"{printable(what)}, which does not exist"
-                raise CannotKeepError(f"{who} has a link to {missing}")
+                raise CannotKeepError(f"{shown} has a link to {missing}")
             waits.append(Wait(name, what, Condition.STARTED))
     return tuple(waits)
 
 
 def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
     """The services that must end well before others start."""
-    return frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
+    return frozenset(wait.needed for wait in waits if wait.condition is Condition.COMPLETED)
 
 
 def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, default: str) -> None:
@@ -286,21 +286,23 @@ def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, defa
     program = cells[default].program
     idles = is_idle(program.get("arguments") or program.get("command") or ())
     for wait in waits:
-        who = f"its compose service {printable(wait.who)} waits for {printable(wait.what)}"
-        if wait.what == default and not (idles and wait.condition is Condition.STARTED):
-            raise CannotKeepError(f"{who}, the service that the sample works in, which starts last")
-        if wait.condition is Condition.HEALTHY and wait.what in completed:
-            raise CannotKeepError(f"{who} to be healthy, and another for its end")
-        if wait.condition is Condition.HEALTHY and cells[wait.what].health == UNCHECKED:
-            raise CannotKeepError(f"{who} to be healthy, whose healthcheck the file switches off")
+        shown = f"its compose service {printable(wait.service)} waits for {printable(wait.needed)}"
+        if wait.needed == default and not (idles and wait.condition is Condition.STARTED):
+            raise CannotKeepError(
+                f"{shown}, the service that the sample works in, which starts last"
+            )
+        if wait.condition is Condition.HEALTHY and wait.needed in completed:
+            raise CannotKeepError(f"{shown} to be healthy, and another for its end")
+        if wait.condition is Condition.HEALTHY and cells[wait.needed].health == UNCHECKED:
+            raise CannotKeepError(f"{shown} to be healthy, whose healthcheck the file switches off")
 
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
     """Services after those they wait for, `default` last. Raises `CannotKeepError`."""
     needs: dict[str, dict[str, None]] = {name: {} for name in services if name != default}
     for wait in waits:
-        if default not in (wait.who, wait.what):
-            needs[wait.who][wait.what] = None
+        if default not in (wait.service, wait.needed):
+            needs[wait.service][wait.needed] = None
     try:
         return [*TopologicalSorter(needs).static_order(), default]
     except CycleError as error:
@@ -340,12 +342,12 @@ def read_networks(
             found.append(dropped(where, "driver_opts", why))
     for name, service in services.items():
         with refused.collected():
-            who = f"its compose service {printable(name)}"
+            shown = f"its compose service {printable(name)}"
             if "networks" in service.model_fields_set and service.network_mode is not None:
-                raise CannotKeepError(f"{who} has both networks and network_mode")
+                raise CannotKeepError(f"{shown} has both networks and network_mode")
             if unknown := [of for of in service.networks if of not in {*declared, _DEFAULT}]:
                 why = f"joins a network that is not declared: {printable(unknown[0])}"
-                raise CannotKeepError(f"{who} {why}")
+                raise CannotKeepError(f"{shown} {why}")
         for network_name, place in service.networks.items():
             if place.mac_address:
                 where = f"service {name} in network {network_name}"
@@ -411,7 +413,7 @@ def _network(
         if name == own:
             continue
         # A service whose health is waited for, without a check in the file, has its image's.
-        is_awaited = any(wait.what == name for wait in healthy)
+        is_awaited = any(wait.needed == name for wait in healthy)
         health = cell.health or ({"image": True} if is_awaited else None)
         start = {"completes": True} if name in completed else {"health": health} if health else {}
         stand_ins[name] = {
@@ -419,7 +421,7 @@ def _network(
             **reached(name),
             **cell.words,
             **cell.program,
-            "awaits": sorted({wait.what for wait in healthy if wait.who == name}),
+            "awaits": sorted({wait.needed for wait in healthy if wait.service == name}),
             **start,
         }
     return {"stand_ins": stand_ins, "own_cell": reached(own)}

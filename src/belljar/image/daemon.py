@@ -115,7 +115,7 @@ def save_image(
 
 
 def daemon_answers(host: str, *, timeout_s: float = 5) -> bool:
-    """Whether somebody answers there at all."""
+    """Whether a daemon answers there."""
     try:
         return _get(host, "/_ping", timeout_s=timeout_s)[0] == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException, ValueError):
@@ -156,10 +156,10 @@ def _answer(
     connection = http.client.HTTPConnection("localhost", timeout=stall_s)
     with closing(_connected(host, stall_s)) as connected:
         connection.sock = connected
-        late = Event()
+        is_late = Event()
 
         def disconnect() -> None:
-            late.set()
+            is_late.set()
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
 
@@ -170,12 +170,12 @@ def _answer(
             connection.request("GET", path)
             yield connection.getresponse()
         except (http.client.HTTPException, OSError) as error:
-            if late.is_set():
+            if is_late.is_set():
                 raise _LateError(what) from error
             raise
         finally:
             deadline.cancel()
-        if late.is_set():  # what was read may be a part
+        if is_late.is_set():  # what was read may be a part
             raise _LateError(what)
 
 

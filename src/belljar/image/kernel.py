@@ -123,10 +123,10 @@ def remove_kernel(home: Path, digest: str) -> None:
 def current_digest(home: Path) -> str | None:
     """None when it can't be read."""
     try:
-        said = (home / "kernel-current").read_text().strip()
+        digest = (home / "kernel-current").read_text().strip()
     except (OSError, ValueError):
         return None
-    return said if _DIGEST.fullmatch(said) else None
+    return digest if _DIGEST.fullmatch(digest) else None
 
 
 def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Sequence[str]) -> Kernel:

@@ -185,7 +185,7 @@ def _of_registry(reference: Reference, work: Path, limits: ImportLimits) -> Orig
         raise PolicyError(
             what,
             where=printable(reference.familiar),
-            hint="ask whoever runs the registry; nothing was kept",
+            hint="ask the registry's operator; nothing was kept",
         )
     document = parse_document(raw)
     manifest = instance_of(document, debian_arch()) if is_index(document) else top

@@ -119,7 +119,7 @@ def run_logged(
 
         with (
             started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
-            drained(process, on_line=keep) as said,
+            drained(process, on_line=keep) as output,
         ):
             try:
                 status = _polled(process.wait, argv, timeout_s)
@@ -129,7 +129,7 @@ def run_logged(
                 raise
     if status != 0:
         raise HostError(
-            str(failed(argv, status, bytes(said))),
+            str(failed(argv, status, bytes(output))),
             where=str(log),
             hint="the log has the whole story; then run it again",
         )
@@ -332,12 +332,12 @@ class Inside:
                 env=env,
                 cwd=cwd,
             ) as process,
-            drained(process, on_line=on_line) as said,
+            drained(process, on_line=on_line) as output,
         ):
             _polled(process.wait, argv, timeout_s, watch)
         if process.returncode != 0:
-            raise failed(argv, process.returncode, bytes(said))
-        return bytes(said)
+            raise failed(argv, process.returncode, bytes(output))
+        return bytes(output)
 
     def _entering(self, *, has_network: bool, max_file_bytes: int) -> list[str]:
         limits = [f"--fsize={max_file_bytes}", f"--data={_MAX_DATA_BYTES}", "--core=0"]

@@ -55,7 +55,7 @@ def test_touches_are_reported_until_the_watch_ends() -> None:
 @pytest.mark.parametrize(
     ("make", "said", "why"),
     [
-        (renewed, watched(0), "nobody asked"),
+        (renewed, watched(0), "not asked for"),
         (renewed, touched(), "on file 0"),
         (asked, touched(), "on file 0"),
         (asked, watched(0, 0), "1 answers for 2"),

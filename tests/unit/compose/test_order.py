@@ -105,7 +105,7 @@ def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int
     order = in_order({f"s{i}": {} for i in (5, 2, 7, 0, 1, 6, 4, 3)}, waits, default="s7")
     assert sorted(order) == [f"s{i}" for i in range(8)]
     assert order[-1] == "s7"
-    assert all(order.index(wait.what) < order.index(wait.who) for wait in waits)
+    assert all(order.index(wait.needed) < order.index(wait.service) for wait in waits)
 
 
 def test_many_waits_take_few_steps() -> None:
