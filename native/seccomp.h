@@ -17,7 +17,7 @@
 #error "this architecture has no filter yet"
 #endif
 
-/* Calls above this number are refused as unknown: nobody has looked at them. */
+/* Calls above this number are refused as unknown: they were not checked. */
 enum { LAST_KNOWN_CALL = 462 /* mseal, Linux 6.10 */ };
 
 #define NEW_NAMESPACES \

@@ -47,7 +47,7 @@ enum { ST_NONE, ST_USER, ST_CWD, ST_EXEC, ST_FORK, ST_OPEN, ST_READ, ST_WRITE, S
 
 /* ---- util.c ---- */
 extern bool native_mode;    /* --serve: no VM, no container */
-extern bool contained_mode; /* --contained: process 1 of somebody else's container */
+extern bool contained_mode; /* --contained: process 1 of a container that a runtime made */
 static inline bool in_machine(void) { return !native_mode && !contained_mode; } /* /init: the machine is ours */
 int64_t now_ns(void);
 __attribute__((format(printf, 3, 4))) bool format(char *out, size_t n, const char *pattern, ...);
@@ -104,7 +104,7 @@ struct container {
     bool built, has_device;
     pid_t init_pid;
     int init_pidfd, user_ns, root, boot_id, pts, proc; /* descriptors, -1 when absent */
-    uint32_t processes, own_processes;                 /* contained mode: the most that an operation's user may have, 0: nobody said; how many of root's are ours */
+    uint32_t processes, own_processes;                 /* contained mode: the most that an operation's user may have, 0: unknown; how many of root's are ours */
 };
 extern struct container container;
 int container_build(const struct config *config, const char **stage); /* 0 or errno, *stage says where */
@@ -144,7 +144,7 @@ void limits_prepare(void); /* before the first operation */
 uint8_t limits_now(void);  /* FLAG_DISK, FLAG_PROCESSES: what there is no more of */
 enum { USAGE_BYTES = 64 };
 void limits_usage(uint8_t usage[USAGE_BYTES]); /* as `docs/channel.md` has it */
-int limits_wait(void);     /* milliseconds until somebody ought to look again */
+int limits_wait(void);     /* milliseconds until the next look */
 
 /* ---- touch.c ---- */
 void touches_watch(struct reader *r); /* a WATCH */
@@ -167,11 +167,11 @@ int leader_run(struct leader *leader, uint32_t op_id, uint8_t kind, const uint8_
 void leader_release(struct leader *leader);
 void leader_signal_main(struct leader *leader, int signo);
 void leader_signal_tree(struct leader *leader, int signo);
-void leader_kill(struct leader *leader); /* its tree, now and until nobody is left */
+void leader_kill(struct leader *leader); /* its tree, now and until none is left */
 void leader_ready(uint32_t id);
 bool leader_ended(pid_t pid); /* false: it was no leader */
 bool leader_strays(void);     /* some whose leader is gone may still be there */
-void leader_no_strays(void);  /* somebody else has seen that nobody is left */
+void leader_no_strays(void);  /* another check has shown that none is left */
 int leaders_tick(void);       /* as ops_tick */
 
 /* ---- users.c ---- */
@@ -188,7 +188,7 @@ void confine_grant(uint64_t capabilities); /* CONFIG: what root has beside a con
 void confine_setuid(bool works); /* CONFIG: whether set-user-ID programs gain their owner's rights */
 void seccomp_for_debuggers(bool open);      /* CONFIG: whether the calls by which debuggers work are open */
 int become_nobody(uid_t id);
-void confine_prepare(void);   /* contained mode, at the start: what nobody below will ever have is given up at once */
+void confine_prepare(void);   /* contained mode, at the start: what no process below will ever have is given up at once */
 void confine_after_renew(void); /* contained mode: the rights that only RENEW needed */
 int confine_leader(void);     /* no-new-privileges and the filter, for all below */
 int confine_early(void);      /* the same, of this process: `confine` will not do it again */
@@ -262,7 +262,7 @@ struct op {
 struct op *op_find(uint32_t id);
 void op_frame(uint8_t type, uint32_t id, uint8_t *payload, uint32_t n);
 bool ops_reads(pid_t pid); /* it is the child of an operation on files: the host's own */
-bool ops_reap(void); /* true: this process has no child left, so in a container of its own there is nobody else */
+bool ops_reap(void); /* true: this process has no child left, so in a container of its own there is no other process */
 void op_status_ready(struct op *op);
 bool open_pairs(struct pairs *p, const struct op *op, bool in);
 void close_pair(int pair[2]);

@@ -1,5 +1,5 @@
-/* An operation that is alone. The workload shares its user, under gVisor even its pipes, with what the host runs beside it; so before a word counts that the
- * workload would like to change, all of it is ended, and that nobody is left is seen. Until then this process does nothing else, so that nothing new starts. */
+/* An operation that runs alone. The workload shares its user, under gVisor even its pipes, with what the host runs beside it. So before the probes run, all of
+ * the workload is ended, and this process checks that none of it is left. Until then it does nothing else, so that nothing new starts. */
 #include "agent.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ static void kill_all(void)
         kill_below_here();
 }
 
-/* Whose parent ends comes to this process in the end: who has no child is the only one. In the machine it is the control groups that nobody leaves. */
+/* Orphans come to this process: when it has no child, no process of the workload is left. In the machine the control groups show it, which no process leaves. */
 static bool is_nobody_left(void)
 {
     bool childless = ops_reap();

@@ -79,7 +79,7 @@ static void close_kernel_doors(void)
         {"/proc/sys/kernel/sysrq", "0"},
         {"/proc/sys/kernel/printk", "3 4 1 3"},
         {"/proc/sys/vm/panic_on_oom", "0"},
-        {"/proc/sys/fs/file-max", "9223372036854775807"}, /* open files are memory of whoever opens them; a count for the whole machine could shut out others */
+        {"/proc/sys/fs/file-max", "9223372036854775807"}, /* open files count as memory of the process that opens them; a limit for the whole machine could shut out others */
         {"/proc/sys/vm/oom_kill_allocating_task", "0"},
         {"/proc/sys/vm/min_free_kbytes", "4096"}, /* huge pages would have it at a 20th of the machine: the workload would starve before it meets its limit */
     };

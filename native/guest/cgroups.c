@@ -174,7 +174,7 @@ bool slots_sweep(void)
     for (uint32_t i = slot_count; i-- > 0;) {
         bool lingers = slots[i]->state == LINGERING && slot_populated(slots[i]);
         if (slots[i]->state == LINGERING && !lingers) {
-            slot_oom_seen(slots[i]); /* what happened to those left behind is nobody's result */
+            slot_oom_seen(slots[i]); /* what happened to processes left behind belongs to no result */
             slot_release(slots[i]);
         }
         some |= lingers;

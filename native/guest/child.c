@@ -1,5 +1,5 @@
 /* An operation's process, between fork and the image's program. It holds a copy of the agent's memory, so until execve it is not dumpable (the kernel then
- * refuses ptrace and /proc/PID/mem to everyone in the container), and it drops every descriptor but its own before it looks at anything of the image. */
+ * refuses ptrace and /proc/PID/mem to every process in the container), and it drops every descriptor but its own before it looks at anything of the image. */
 #include "agent.h"
 #include <fcntl.h>
 #include <signal.h>

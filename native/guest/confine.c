@@ -117,7 +117,7 @@ int confine_early(void)
     return confine_leader();
 }
 
-/* Contained, everyone's bound; elsewhere an operation's control group is. Set as the user, so that what others of his already run stops no execve. */
+/* Contained, this bounds the user's processes; elsewhere the operation's control group does. Set as the user, so that processes which the user already has stop no execve. */
 static int limit_processes(bool root)
 {
     rlim_t n = container.processes + (root ? container.own_processes : 0);

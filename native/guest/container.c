@@ -1,4 +1,4 @@
-/* The workload's container: which namespaces, who owns them, who is its process 1, and how an operation's process enters.
+/* The workload's container: its namespaces and their owners, its process 1, and how an operation's process enters.
  *
  * Owners. The user namespace maps 0…65535 to 100000…165535 and owns only the network namespace, so that the few capabilities the workload may hold
  * (raw sockets, low ports) work there; not even that where the machine has a network device. The mount, pid, ipc, uts and cgroup namespaces stay owned by
@@ -111,7 +111,7 @@ static void limit_ipc(uint64_t memory_max_bytes)
 
 struct report { int error; char stage[60]; };
 
-/* Optional, both: raw sockets and low ports work without. With a device, nobody sends an echo request. */
+/* Optional, both: raw sockets and low ports work without. With a device, no user may send echo requests. */
 static void open_network(void)
 {
     if (!container.has_device)

@@ -1,4 +1,4 @@
-/* Contained mode's start: this process came by files that somebody bound into the container, and by arguments that everyone in it can read. */
+/* Contained mode's start: this process was started from files that the runtime bound into the container, with arguments that every process there can read. */
 #include "agent.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 static const char NAME[] = "init";
 static int stash[2] = {-1, -1};
 
-/* A descriptor on its way through a socket is in nobody's table: gVisor lets every process open every other's descriptors through /proc. */
+/* A descriptor on its way through a socket is in no process's table: gVisor lets every process open every other's descriptors through /proc. */
 static bool stash_send(int fd)
 {
     union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
@@ -60,7 +60,7 @@ static void take_away(const char *path)
         rmdir(path);
 }
 
-/* /proc/PID/cmdline is everybody's: the kernel shows what is in this memory, up to the first NUL when the last byte isn't one. */
+/* Every process can read /proc/PID/cmdline: the kernel shows what is in this memory, up to the first NUL when the last byte isn't one. */
 static void forget_arguments(int argc, char **argv)
 {
     char *begin = argv[0], *end = argv[argc - 1] + strlen(argv[argc - 1]);
@@ -94,7 +94,7 @@ static void remove_other_devices(void)
         closedir(list);
 }
 
-/* gVisor's /dev/tty can't be opened, not even by who has a terminal. What a process on a terminal has as its input is nearly always that. */
+/* gVisor's /dev/tty can't be opened, not even by a process with a terminal. The input of such a process is nearly always its terminal. */
 static void mend_terminal(void)
 {
     int fd = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -107,7 +107,7 @@ static void mend_terminal(void)
         fatal("/dev/tty", errno);
 }
 
-/* The same entry in the new directory: what it leads to is bound, since gVisor lets nobody write to a device on a read-only mount. */
+/* The same entry in the new directory: what it leads to is bound, since gVisor allows no write to a device on a read-only mount. */
 static bool carry_over(const char *from, const char *to)
 {
     struct stat s;

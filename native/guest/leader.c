@@ -1,5 +1,5 @@
 /* Leaders: contained mode's answer to "which processes are this operation's?". A leader is a fork of this process that is a child subreaper: what its
- * operation starts stays below it. It starts the operation's process by vfork, tells how that ended, and tells when nobody is left; then it is used again,
+ * operation starts stays below it. It starts the operation's process by vfork, reports how that ended, and when no process is left; then it is used again,
  * which spares the next operation a fork. Before anything of the image runs below it, it is under the workload's filter. */
 #include "agent.h"
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static int64_t strays_since_ns, next_pass_ns;
 
 static int control_fd = -1;
 static pid_t main_pid = -1;
-static bool led; /* something was started that has not been told as over */
+static bool led; /* something was started whose end has not been reported */
 
 static void on_child(int signo) { (void)signo; }
 
@@ -82,7 +82,7 @@ static bool read_whole(int fd, uint8_t *to, uint32_t n)
     return true;
 }
 
-/* The child has this process's memory until its execve, and this process stands still so long: what the child leaves in memory is freed here. */
+/* The child has this process's memory until its execve, and this process waits for that: what the child leaves in memory is freed here. */
 static pid_t launch(uint8_t kind, struct request *request, const struct plumbing *pipes)
 {
     uint32_t envc = request->envc;
@@ -332,7 +332,7 @@ void leader_ready(uint32_t id)
     }
 }
 
-/* Root of the container can kill a leader. Then nobody knows what was below it, except that it is below no other: all of that ends. */
+/* Root of the container can kill a leader. Then what was below it can't be told apart, except that it is below no other leader: all of that is ended. */
 bool leader_ended(pid_t pid)
 {
     for (int i = 0; i < leader_count; i++) {
@@ -340,7 +340,7 @@ bool leader_ended(pid_t pid)
             continue;
         struct leader *leader = leaders[i];
         uint32_t op_id = leader->op_id;
-        leader_ready(leader->id); /* what it said last */
+        leader_ready(leader->id); /* its last message */
         if (leader_find(leader->id) == leader)
             leader_forget(leader);
         strays = true, strays_since_ns = now_ns(), next_pass_ns = 0;
@@ -363,8 +363,8 @@ bool leader_strays(void) { return strays; }
 
 void leader_no_strays(void) { strays = false; }
 
-/* Who forks as fast as he is looked for is held still first, and everyone with him, since that is one call. In gVisor a crowd alone is enough to
- * be starved by. */
+/* A tree that forks as fast as it is searched is stopped first, with the whole container, since that is one call. In gVisor many processes alone are
+ * enough to starve this one. */
 static int kill_below(pid_t top, int64_t since_ns, tree_filter *leave_out)
 {
     struct sysinfo info = {0};
@@ -388,14 +388,14 @@ void leader_kill(struct leader *leader)
 
 void leader_signal_tree(struct leader *leader, int signo) { tree_signal(container.proc, leader->pid, signo, NULL); }
 
-/* Below this process and below no leader: those whose leader is gone. */
+/* Processes below this one and below no leader: their leader is gone. */
 static void end_strays(void)
 {
     if (kill_below(getpid(), strays_since_ns, is_leader) == 0)
         strays = false;
 }
 
-/* Again and again until nobody is left; who still is after that takes everything with it, which the kernel does in one go. */
+/* Repeated until none is left; if some are left even then, everything is killed, which the kernel does in one call. */
 int leaders_tick(void)
 {
     int64_t now = now_ns();

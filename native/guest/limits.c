@@ -1,5 +1,5 @@
-/* Limits that the kernel enforces and nobody is told of: a file system that is full, a user who has as many processes as he may. They are seen by looking:
- * when something was said (who was refused mostly says so), now and then, and at the end. In the machine a fork that is refused is counted, by its leaf. */
+/* Limits that the kernel enforces without a notification: a full file system, a user's number of processes. They are found by polling:
+ * after output (a refused program mostly reports it), now and then, and at the end. In the machine a fork that is refused is counted, by its leaf. */
 #include "agent.h"
 #include <fcntl.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static bool disk_full(bool *soon)
     return full;
 }
 
-/* Threads count as processes do, and who has ended until his parent has noticed. */
+/* Threads count as processes do; zombies count until their parent has waited for them. */
 static uint64_t workload_tasks(void)
 {
     struct sysinfo info = {0};

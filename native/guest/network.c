@@ -15,7 +15,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-static char DEVICE[] = "eth0"; /* the kernel's name for the first; nobody renames it */
+static char DEVICE[] = "eth0"; /* the kernel's name for the first; nothing renames it */
 
 static int control = -1;
 
@@ -33,7 +33,7 @@ static int settle_namespace(void)
 {
     write_at(AT_FDCWD, "/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     write_at(AT_FDCWD, "/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
-    write_at(AT_FDCWD, "/proc/sys/net/ipv4/ping_group_range", "1 0"); /* nobody */
+    write_at(AT_FDCWD, "/proc/sys/net/ipv4/ping_group_range", "1 0"); /* no group */
     control = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     return error_of(control);
 }
@@ -98,7 +98,7 @@ static bool set_link(const struct settings *s)
     return ask(SIOCSIFHWADDR, &mac) && ask(SIOCSIFMTU, &mtu);
 }
 
-/* Alone: nobody else is on the link. */
+/* Alone: nothing else is on the link. */
 static bool set_address(const struct settings *s)
 {
     static const uint8_t all[4] = {255, 255, 255, 255};
@@ -150,7 +150,7 @@ bool network_renew(struct reader *r, char *resolver, size_t n)
     memcpy(&s, r->p, sizeof s);
     r->p = r->end;
     format(resolver, n, "nameserver %d.%d.%d.%d\n", s.resolver[0], s.resolver[1], s.resolver[2], s.resolver[3]);
-    if (!in_machine()) /* the link is its owner's, who has made it before */
+    if (!in_machine()) /* the link's owner has made it already */
         return true;
     bool done = control >= 0 && configure(&s);
     close(control);

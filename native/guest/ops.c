@@ -94,7 +94,7 @@ void op_tell_usage(struct op *op)
     op_free(op);
 }
 
-/* What is full now and was not when an operation began, or has not been since, it ran into. So did whoever runs beside it. */
+/* A limit that is full now and was not when an operation began, or has not been since, is reported for it, and for every operation beside it. */
 void ops_see_limits(void)
 {
     uint8_t full = limits_now();
@@ -158,7 +158,7 @@ static bool tree_settled(const struct op *op)
     return kill(-op->pid, 0) != 0 && errno == ESRCH;
 }
 
-/* What was owed can vanish: a terminal can be flushed from its other end, a pipe read by whoever opens it again. Nobody waits for what isn't there. */
+/* What was owed can vanish: a terminal can be flushed from its other end, a pipe read by another process that opens it. What isn't there is not waited for. */
 static void forgive(struct op *op)
 {
     for (int s = 0; s < 2; s++) {
@@ -336,7 +336,7 @@ static void on_resize(struct op *op, const uint8_t *p, uint32_t n)
     struct winsize size = {.ws_row = op->rows, .ws_col = op->cols};
     if (op->pty && op->out_fd[0] >= 0)
         ioctl(op->out_fd[0], TIOCSWINSZ, &size);
-    if (op->pty && op->leader != NULL && in_sentry) /* gVisor tells nobody; who doesn't listen isn't touched by it */
+    if (op->pty && op->leader != NULL && in_sentry) /* gVisor sends no signal; a process without a handler ignores this one */
         leader_signal_tree(op->leader, SIGWINCH);
 }
 

@@ -106,7 +106,7 @@ static void internet_rules(void)
     load(offsetof(struct seccomp_data, nr));
 }
 
-/* No device is made: Linux refuses it anyhow, gVisor lets anybody make and open its own. */
+/* No device is made: Linux refuses it anyhow, gVisor lets any process make and open its own. */
 static void device_rules(uint32_t nr, int argument)
 {
     emit(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 6);

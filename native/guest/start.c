@@ -1,4 +1,4 @@
-/* An operation's start: its pipes, who forks its process and where, and which ends of the pipes stay here. */
+/* An operation's start: its pipes, where its process is forked, and which ends of the pipes stay here. */
 #include "agent.h"
 #include <fcntl.h>
 #include <linux/sched.h>

@@ -1,8 +1,8 @@
 /* In the machine: a workload that has all of its memory in use need not meet the kernel's out-of-memory killer. As long as a page of a program can be thrown
  * away the kernel does that instead, and the program is read again, page by page, for minutes. Seen from outside that is a command without progress and a limit
- * that nobody names. So it is looked for, and then the limit is lowered for a moment below what can't be thrown away: the kernel ends the largest process.
- * Who merely reads many files, beside however large a process, is none of that: what he reads can be thrown away, and he waits for no page of a program.
- * While no operation runs nobody looks. */
+ * that is never reported. So it is looked for, and then the limit is lowered for a moment below what can't be thrown away: the kernel ends the largest process.
+ * A process that merely reads many files, beside however large a process, is not such a case: what it reads can be thrown away, and it waits for no page of a
+ * program. While no operation runs, this does nothing. */
 #include "agent.h"
 #include <stdlib.h>
 

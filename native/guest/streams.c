@@ -260,7 +260,7 @@ void output_ready(struct op *op, int stream)
 {
     if (op->out_fd[stream] < 0 || !op->output_on[stream])
         return;
-    ops_see_limits(); /* who was refused says so, and may clean up next */
+    ops_see_limits(); /* a program that was refused reports it, and may clean up next */
     if (past_cap(op, stream))
         drop_some(op, stream);
     else if (op->credit > 0)

@@ -1,4 +1,4 @@
-/* Who is below whom, from /proc: how a tree of processes is ended where there is no control group to ask. The kernel keeps orphans below the nearest
+/* Which process is below which, from /proc: how a tree of processes is ended where there is no control group to ask. The kernel keeps orphans below the nearest
  * child subreaper, so below a leader is everything its operation ever started, whatever it called itself or did to its session. */
 #include "agent.h"
 #include <dirent.h>
@@ -31,7 +31,7 @@ static uint32_t threads_of(const char *after)
     return n > 0 ? (uint32_t)n : 1;
 }
 
-/* Whose first thread has ended is told as a zombie while other threads of his live, and run on. */
+/* A process whose first thread has ended is shown as a zombie while its other threads run on. */
 static bool has_ended(const char *after) { return after[2] == 'X' || (after[2] == 'Z' && threads_of(after) < 2); }
 
 /* A process's name can hold anything, a bracket too; what comes after the last one is the kernel's. */
@@ -44,7 +44,7 @@ static void look_at(int proc, const char *name)
     char *after = strrchr(text, ')');
     tasks += after == NULL ? 0 : threads_of(after);
     if (after == NULL || strlen(after) < 5 || has_ended(after))
-        return; /* it has ended; whoever is its parent only has to notice */
+        return; /* it has ended; its parent only has to wait for it */
     keep((pid_t)pid, (pid_t)strtol(after + 4, NULL, 10));
 }
 

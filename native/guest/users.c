@@ -1,4 +1,4 @@
-/* Who a command runs as: /etc/passwd and /etc/group of the image, which the workload may have rewritten. Read inside the container, after the machine's
+/* The user that a command runs as: /etc/passwd and /etc/group of the image, which the workload may have rewritten. Read inside the container, after the machine's
  * rights are gone, so the worst a hostile file can do is name an id that root of the container could take anyway. */
 #include "agent.h"
 #include <fcntl.h>
@@ -7,7 +7,7 @@
 
 enum { MAX_DATABASE_BYTES = 4 << 20 };
 
-/* What kept a database from being read, other than that it isn't there: then nobody may say that an account isn't. */
+/* What kept a database from being read, other than that it isn't there: then an account must not be reported as missing. */
 static int database_error;
 
 static void note_failure(int error)
@@ -16,7 +16,7 @@ static void note_failure(int error)
         database_error = error;
 }
 
-/* The databases as they were before the workload's first instruction: who probes a cell must be whom its plan means, whatever hostile root wrote since. */
+/* The databases as they were before the workload's first instruction: probes must run as the user that the plan means, whatever a hostile root wrote since. */
 static struct { const char *path; char *text; } remembered[] = {{"/etc/passwd", NULL}, {"/etc/group", NULL}};
 static bool as_remembered;
 

@@ -136,7 +136,7 @@ void console_line(const char *text)
     close(fd);
 }
 
-/* The machine can't go on in a state nobody chose: say why, on both ways out, and end. A wrong guess here costs a cell, never the host. */
+/* The machine can't go on in an unknown state: say why, on both ways out, and end. A wrong guess here costs a cell, never the host. */
 _Noreturn void fatal(const char *what, int error)
 {
     static bool again;

@@ -69,7 +69,7 @@ static void take_identity(const struct options *o) {
     must((int)syscall(SYS_setresuid, uid, uid, uid), "setresuid");
 }
 
-/* A session keyring is inherited and opens to whoever has it, whatever his uid. Where keys don't exist or are forbidden there is none to leave. */
+/* A session keyring is inherited and opens to any process that has it, whatever its uid. Where keys don't exist or are forbidden there is none to leave. */
 static void leave_keyring(void) {
     if (syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL) < 0 && errno != ENOSYS && errno != EPERM) fail("keyctl");
 }
@@ -159,7 +159,7 @@ void enter_jail(struct options *o, int go_fd) {
     step(16, "capabilities");
     if (!o->keep_capabilities) hold_no_capability();
     must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no-new-privileges");
-    /* An ordinary user must be able to see which namespaces his init is in; root always is, and a program's own is reset by execve. */
+    /* An ordinary user must be able to see which namespaces its init is in; root always is, and a program's own is reset by execve. */
     must(prctl(PR_SET_DUMPABLE, o->init && !o->privileged, 0, 0, 0), "dumpable");
 
     step(17, "die with the supervisor");

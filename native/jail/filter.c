@@ -1,4 +1,4 @@
-/* The system-call filters. First: what neither a VMM nor anything that takes it over has business with. It stands beneath the VMM's own filter, from before its
+/* The system-call filters. First: what neither a VMM nor a compromised one has a use for. It stands beneath the VMM's own filter, from before its
  * first instruction, and is inherited by whatever it would start.
  *
  * Denied with EPERM rather than with death: a library that merely asks goes on. clone3 hides its flags behind a pointer, so it "does not exist" and the C
@@ -26,7 +26,7 @@ static struct sock_filter vmm_filter[] = {
     BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1),
     RETURN(SECCOMP_RET_KILL_PROCESS),
 #endif
-    /* What is newer than this list "does not exist": nobody has looked at it. */
+    /* What is newer than this list "does not exist": nothing here was checked for it. */
     BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN_CALL, 0, 1),
     RETURN(SECCOMP_RET_ERRNO | ENOSYS),
     /* namespaces and mounts (428 to 433 and 442: open_tree … fspick, mount_setattr; the same on every architecture) */

@@ -1,4 +1,4 @@
-/* The supervisor's side of ids: who in the jail is whom on the host. */
+/* The supervisor's side of ids: which ids of the host the jail's ids are. */
 #define _GNU_SOURCE
 #include "jail.h"
 
@@ -113,7 +113,7 @@ static void regain_capabilities(void) {
 }
 
 /* What a namespace's processes use of what the kernel counts by user (inotify instances, timers, pending signals, locked memory, message queues) is charged to
- * the namespace's owner, its maker, as well: were that the host's root, one cell could use up his, and every other cell's. Files are still opened as root. */
+ * the namespace's owner, its maker, as well: were that the host's root, one cell could use up root's share, and every other cell's. Files are still opened as root. */
 void own_as_stage(const struct options *o) {
     if (!o->privileged) return;
     must((int)syscall(SYS_setresuid, -1, stage_id(o), -1), "setresuid");
@@ -125,7 +125,7 @@ void own_as_root(const struct options *o) {
     if (o->privileged) must((int)syscall(SYS_setresuid, -1, 0, -1), "setresuid");
 }
 
-/* The map of a namespace that we are in, which somebody else made: it has the host's root no more than ours have. */
+/* The map of a namespace that we are in, which another process made: like ours, it doesn't have the host's root. */
 static void check_outer_ids(const char *path) {
     unsigned inner, outer, count;
     FILE *map = fopen(path, "re");
@@ -137,7 +137,7 @@ static void check_outer_ids(const char *path) {
     fclose(map);
 }
 
-/* An ordinary user's, which has his subordinate ids: being its owner, this process has every capability in it, and needs nobody's help to map them further down.
+/* An ordinary user's, which has the user's subordinate ids: being its owner, this process has every capability in it, and needs no helper to map them further down.
  * What is made from here on lies below it. */
 void enter_user_namespace(const struct options *o) {
     if (o->userns_fd < 0) return;

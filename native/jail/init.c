@@ -1,4 +1,4 @@
-/* Pid 1 of a jail whose program only starts others (an OCI runtime that detaches): it waits, says how that went, and then is nobody who reaps.
+/* Pid 1 of a jail whose program only starts others (an OCI runtime that detaches): it waits, reports how that went, and then only reaps.
  *
  * While the program runs, pid 1 has its capabilities but is not it; what the program leaves behind finds a pid 1 that holds no capability, no descriptor and
  * almost no system call, and whose end is the end of everything here. */
@@ -60,7 +60,7 @@ void become_init(const struct options *o) {
     pid_t runtime = fork();
     must(runtime, "fork");
     if (runtime == 0) return;
-    /* The channel and whatever else was given end with who uses them. */
+    /* The channel and whatever else was given end with the process that uses them. */
     keep_only(&fail_fd, 1);
     must((int)syscall(SYS_close_range, 0, 2, 0), "close_range");
     step(21, "runtime");

@@ -70,7 +70,7 @@ struct options {
     int held_fd; /* a descriptor the supervisor holds until the end (the slot's lock), or -1 */
     int stdin_fd; /* becomes the program's descriptor 0, or -1 */
     int userns_fd; /* an ordinary user's: the namespaces are made below this user namespace, and the maps' outer ids are its; or -1 */
-    int network_fd; /* with an init: a network namespace for somebody's link, and a byte here when that is there, see network.c; or -1 */
+    int network_fd; /* with an init: a network namespace for a range's link, and a byte here when that is there, see network.c; or -1 */
     bool network_covered; /* hide /proc/sys/net: gVisor's runtime of 2024 takes a namespace that has it all for the host's */
     struct rlimit_setting rlimits[MAX_RLIMITS];
     int rlimit_count;

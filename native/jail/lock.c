@@ -1,5 +1,5 @@
 /* Locks the mounts of a jail whose program keeps capabilities: that program gets a second user namespace, with the same ids and a copy of the mounts. Flags and
- * mounts that a copy has from a greater namespace are locked: who takes the program over can neither make a read-only mount writable nor look beneath one. What
+ * mounts that a copy has from a greater namespace are locked: a compromised program can neither make a read-only mount writable nor look beneath one. What
  * is mounted is protected from the program's powers as it is from a program without any. */
 #define _GNU_SOURCE
 #include "jail.h"
@@ -42,7 +42,7 @@ static __attribute__((noreturn)) void map_when_told(const struct options *o, int
 void lock_mounts(const struct options *o, int proc_fd) {
     int tell[2], status = 0;
     must(pipe2(tell, O_CLOEXEC), "pipe");
-    /* Else our files in /proc are the host's root's, and the mapper, who is not, could not write them. Nobody else has our ids yet. */
+    /* Else our files in /proc are the host's root's, and the mapper, which is not, could not write them. No other process has our ids yet. */
     must(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable");
     pid_t mapper = fork();
     must(mapper, "fork");

@@ -1,4 +1,4 @@
-/* A network namespace into which somebody outside puts one link. The stage makes it and waits; the supervisor of the range puts the link there; the owner says "go on".
+/* A network namespace into which a process outside puts one link. The stage makes it and waits; the supervisor of the range puts the link there; the owner says "go on".
  *
  * It belongs to the stage's user namespace: what a runtime makes below that (the workload's own user namespace) has no right over it, neither over its link and
  * routes nor to a raw socket in it. */
@@ -22,8 +22,8 @@ static void set(const char *path, const char *value, bool may_be_absent) {
     write_file(path, value);
 }
 
-/* Before anything is up, so that no link ever has an address of the sixth version. Workloads have no capability here: ports below 1024 are everybody's, as root's in
- * an image are; nobody pings. */
+/* Before anything is up, so that no link ever has an address of the sixth version. Workloads have no capability here: ports below 1024 are free to all, as they are
+ * to an image's root; no process may ping. */
 static void set_defaults(void) {
     set("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1", true);
     set("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1", true);

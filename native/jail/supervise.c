@@ -27,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Only the child: a limit that strikes must not strike the one who would report it. */
+/* Only the child: a limit must not end the process that would report it. */
 void join_cgroups(const struct options *o, pid_t child) {
     char path[4096], line[32];
     snprintf(line, sizeof line, "%d\n", child);
@@ -74,7 +74,7 @@ static int64_t now_ms(void) {
 }
 
 static void say(const struct options *o, const char *line) {
-    /* A status reader that is gone can't be told; the ending goes on without it. */
+    /* A status reader that is gone can't be written to; the ending goes on without it. */
     if (write(o->status_fd, line, strlen(line)) < 0) return;
 }
 

@@ -2,7 +2,7 @@
  * whose owners are shifted, and device nodes of the jail's own.
  *
  * A tree is mounted id-mapped on its own path. The child's copy belongs to a lesser user
- * namespace, so the kernel locks what the mount forbids: nobody in the jail, whatever it may do there, makes the tree writable. */
+ * namespace, so the kernel locks what the mount forbids: no process in the jail, whatever it may do there, makes the tree writable. */
 #define _GNU_SOURCE
 #include "jail.h"
 
@@ -38,7 +38,7 @@ static dev_t number_of(const char *path) {
 }
 
 /* Nodes with the same numbers, in a file system that is gone from every path but the devices' own. A lock or a watch on the host's nodes would be seen by
- * everyone who has them: other cells, and the host. One unmount for all: it waits for every processor. */
+ * every process that has them: other cells, and the host. One unmount for all: it waits for every processor. */
 static void make_devices(const struct options *o) {
     const char *paths[MAX_MOUNTS];
     dev_t numbers[MAX_MOUNTS];

@@ -1,4 +1,4 @@
-/* The way the host speaks with the cell: whoever gets at it, or at the process that holds it, can say what the record will believe. */
+/* The way the host speaks with the cell: a process that reaches it, or the process that holds it, can forge what the host records. */
 #include "probe.h"
 #include <dirent.h>
 #include <signal.h>

@@ -69,7 +69,7 @@ static bool failed_for_good(ssize_t n) { return n < 0 && errno != EAGAIN && errn
 static void take(struct flow *f)
 {
     ssize_t n = read(f->from, f->bytes, sizeof f->bytes);
-    if (failed_for_good(n)) /* the server reset it: nobody is there to be sent to either */
+    if (failed_for_good(n)) /* the server reset it: nothing can be sent to it either */
         _exit(0);
     f->ended = n == 0;
     f->at = 0, f->n = n > 0 ? (uint32_t)n : 0;
@@ -84,7 +84,7 @@ static void give(struct flow *f)
         f->at += (uint32_t)n, f->n -= (uint32_t)n;
 }
 
-/* A socket that nobody waits for isn't looked at: a hang-up would wake for nothing. */
+/* A socket that nothing waits for isn't polled: a hang-up would wake for nothing. */
 static struct pollfd wanted(const struct flow *f)
 {
     if (f->n > 0)

@@ -166,7 +166,7 @@ static void climb(struct finding *f, int above)
         close(root);
 }
 
-/* Twice: who stands above his own root climbs as far as there is anything. */
+/* Twice: a process above its own root can climb further. */
 static void root_twice(struct finding *f)
 {
     char place[64];
@@ -183,7 +183,7 @@ static void root_twice(struct finding *f)
     close(above);
 }
 
-/* The physical frame of a page: 55 bits, all zero for whoever may not know. */
+/* The physical frame of a page: 55 bits, all zero without the right to know it. */
 static void page_frames(struct finding *f)
 {
     uint64_t entry = 0;

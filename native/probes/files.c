@@ -42,7 +42,7 @@ static void walk(struct finding *f, const char *from, int root)
         close(here);
 }
 
-/* Whoever stands outside his root can go on upwards. */
+/* A process outside its root can go on upwards. */
 static void walk_up(struct finding *f)
 {
     int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -76,7 +76,7 @@ static void not_connected(struct finding *f, const char *shown)
         refused(f, shown);
 }
 
-/* The host's own listener: who it is needs no proof. */
+/* The host's own listener: its identity needs no proof. */
 static void knock(struct finding *f, const char *path, size_t length)
 {
     const char *token = parameter("token"), *shown = path[0] == 0 ? path + 1 : path;
@@ -126,7 +126,7 @@ static void knock_outside(struct finding *f, const char *path, size_t length)
     close(s);
 }
 
-/* Whoever reaches one of these is root of the host. */
+/* A process that reaches one of these is root of the host. */
 static void runtime_sockets(struct finding *f)
 {
     static const char *const PATHS[] = {
@@ -146,7 +146,7 @@ static bool is_of_a_runtime(const char *name)
     return false;
 }
 
-/* Those of runtimes and desktops: listed for whoever shares the network namespace, whatever their rights. */
+/* Those of runtimes and desktops: listed for every process in the network namespace, whatever its rights. */
 static void shim_sockets(struct finding *f)
 {
     static char text[64 << 10];

@@ -125,7 +125,7 @@ static void command_line(struct finding *f)
 {
     char text[4096];
     if (read_text("/proc/cmdline", text, sizeof text) > 0 && !tells(f, "/proc/cmdline", text) && strstr(text, "tsc_early_khz") != NULL)
-        reached(f, "/proc/cmdline: tsc_early_khz"); /* nobody but who starts a virtual machine gives a clock's rate */
+        reached(f, "/proc/cmdline: tsc_early_khz"); /* only the starter of a virtual machine gives a clock's rate */
     absent(f, "the kernel's command line doesn't tell");
 }
 

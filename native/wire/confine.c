@@ -1,4 +1,4 @@
-/* After the last thing that needs a right. Who takes this process over, by a frame, can do with two sockets what it does itself, and nothing else. */
+/* After the last thing that needs a right. If a frame compromises this process, it can do with two sockets what it does itself, and nothing else. */
 #define _GNU_SOURCE
 #include "../seccomp.h"
 #include "wire.h"

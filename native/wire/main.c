@@ -1,8 +1,8 @@
 /* Entry. `wire VMM CONTROL HELD SETTINGS MTU`: VMM is a unix datagram socket, one frame a datagram, whose other end is the VMM's network device; CONTROL a stream socket to
  * the owner; HELD is kept open and never used: it ends with this process, and the VMM with it. SETTINGS is the directory of the network's settings (/proc/sys/net), closed before
- * anything of anybody's is read.
+ * any frame is read.
  *
- * It makes a network namespace, says "n", and waits for a byte; meanwhile somebody puts one link's end there. Then it opens a packet socket on that, drops every
+ * It makes a network namespace, says "n", and waits for a byte; meanwhile the range's supervisor puts one link's end there. Then it opens a packet socket on that, drops every
  * right, says "r", and relays. Frames of both sides are hostile: nothing in them is looked at but their length. A "c" is answered by the counters (relay.c). */
 #define _GNU_SOURCE
 #include "wire.h"
@@ -51,7 +51,7 @@ static void check_kind(int fd, int kind, const char *what)
     must(type == kind && domain == AF_UNIX ? 0 : -1, what);
 }
 
-/* Sent to the owner; he is gone when it can't be. */
+/* Sent to the owner, which is gone when it can't be. */
 static void say(int control, char word)
 {
     if (send(control, &word, 1, MSG_NOSIGNAL) != 1)
@@ -68,7 +68,7 @@ static void wait_for_owner(int control)
         _exit(END_OWNER);
 }
 
-/* Else this namespace's kernel would greet its neighbours as soon as the link is up. The settings are those of whoever looks; where they can't be written the range
+/* Else this namespace's kernel would greet its neighbours as soon as the link is up. The settings are those of the reader's namespace; where they can't be written the range
  * still drops all such frames. */
 static void leave_ip6(int settings)
 {

@@ -51,7 +51,7 @@ static int put(struct way *way)
     return 0;
 }
 
-/* As `put`. An error that nobody knows is the end's end: it might come for ever. */
+/* As `put`. An unknown error counts as the end of that side: it might come for ever. */
 static int take(struct way *way)
 {
     ssize_t n = recv(way->from, way->frame, sizeof way->frame, MSG_DONTWAIT | MSG_TRUNC);

@@ -16,7 +16,7 @@ enum {
 /* Exit statuses. 2: called wrongly; 3: a step failed, and standard error says which. */
 enum { END_OWNER = 0, END_USAGE = 2, END_STEP = 3, END_VMM = 4, END_LINK = 5 };
 
-/* One direction's word of honour: what went through, and what did not and why. */
+/* One direction's counters: what went through, and what did not and why. */
 struct counters {
     uint64_t frames, bytes, runts, oversized, refused;
 };
