@@ -109,28 +109,7 @@ __all__ = [
     "sync",
 ]
 
-_NAMES = {
-    "belljar.cell": (
-        "Cell",
-        "CellStream",
-        "BackgroundCommand",
-        "CommandError",
-        "ExecOutput",
-        "FileInfo",
-        "Health",
-        "Metrics",
-        "OutputSoFar",
-        "Pool",
-        "PtySize",
-        "Range",
-        "RunningCommand",
-        "Stream",
-        "Transfer",
-        "open_cell",
-        "open_pool",
-        "open_range",
-        "start_run",
-    ),
+_ELSEWHERE = {
     "belljar.channel": ("FileTooLarge",),
     "belljar.errors": (
         "BelljarError",
@@ -161,7 +140,10 @@ _NAMES = {
         "ReasonCode",
     ),
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {
+    **dict.fromkeys(__all__, "belljar.cell"),
+    **{name: module for module, names in _ELSEWHERE.items() for name in names},
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attribute protocol (PEP 562)

@@ -147,7 +147,7 @@ class FileOperations(CellBase):
         timeout_s: float | None = None,
     ) -> Transfer:
         """Put records, whose iterator fills the manifest, into a directory; `times`, `owner`: as
-        `trees.put_body`. Raises as `upload`."""
+        `trees.put`. Raises as `upload`."""
         staging, who = f".{secrets.token_hex(8)}", self._user(user)
         data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
         with self._files_recorded("upload", target, who, manifest, **data) as result:

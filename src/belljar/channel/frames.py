@@ -211,7 +211,7 @@ def exec_body(
     rows, columns = pty or (0, 0)
     return b"".join(
         (
-            _pack(_EXEC_HEAD, flags, timeout_ms, stdout_cap, stderr_cap, rows, columns),
+            pack(_EXEC_HEAD, flags, timeout_ms, stdout_cap, stderr_cap, rows, columns),
             counted(text_bytes(user, "user")),
             counted(text_bytes(cwd, "cwd")),
             counted_list(
@@ -224,7 +224,7 @@ def exec_body(
 
 def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
     """The request of a file read."""
-    return _U32.pack(0) + place(user, cwd, path) + _pack(struct.Struct("<Q"), max_bytes)
+    return _U32.pack(0) + place(user, cwd, path) + pack(struct.Struct("<Q"), max_bytes)
 
 
 def write_body(
@@ -257,7 +257,7 @@ def config_payload(
         _SETUID_PROGRAMS if setuid_programs else 0
     )
     limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
-    head = _pack(_CONFIG_HEAD, *limits, capabilities, flags)
+    head = pack(_CONFIG_HEAD, *limits, capabilities, flags)
     paths = counted_list(text_bytes(path, "warm path") for path in warm_paths)
     return head + counted(text_bytes(hostname, "hostname")) + paths
 
@@ -286,7 +286,7 @@ def renew_payload(
         text_bytes(hostname, "hostname"),
     )
     return (
-        _pack(struct.Struct("<Q"), realtime_ns)
+        pack(struct.Struct("<Q"), realtime_ns)
         + counted(seed)
         + b"".join(counted(text) for text in texts)
         + network
@@ -297,7 +297,7 @@ def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
     """The payload of WATCH; no paths end the watch. Raises `ValueError` for too many."""
     if len(paths) > MAX_WATCHED_FILES:
         raise ValueError(f"{len(paths)} files to watch; at most {MAX_WATCHED_FILES}")
-    return _pack(_U32, max_touches) + counted_list(text_bytes(path, "path") for path in paths)
+    return pack(_U32, max_touches) + counted_list(text_bytes(path, "path") for path in paths)
 
 
 def network_part(
@@ -347,7 +347,8 @@ def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
     return b"".join((*parts, frame(FrameType.START, op, bytes((kind,)) + view[last:])))
 
 
-def _pack(layout: struct.Struct, *values: int) -> bytes:
+def pack(layout: struct.Struct, *values: int) -> bytes:
+    """The numbers packed. Raises `ValueError` for one that does not fit."""
     try:
         return layout.pack(*values)
     except struct.error as error:

@@ -238,48 +238,8 @@ def read_usage(raw: bytes) -> Usage:
     return Usage(**dict(zip(Usage.__dataclass_fields__, values, strict=True)))
 
 
-def walk_body(
-    *, user: str, cwd: str, path: str, flags: int, depth: int, max_entries: int, max_bytes: int
-) -> bytes:
-    """The request of a walk. `flags`: 1 follow the path's own link, 2 contents too."""
-    cap = stream_bytes(max_entries=max_entries, max_bytes=max_bytes)
-    try:
-        bounds = struct.pack("<IQQQ", depth, max_entries, max_bytes, cap)
-    except struct.error as error:
-        raise ValueError(f"a number does not fit the protocol: {error}") from error
-    return place_body(user=user, cwd=cwd, path=path, flags=flags) + bounds
-
-
-_REPLACE, _TIMES = 1, 2
-
-
-def put_body(
-    *,
-    user: str,
-    cwd: str,
-    path: str,
-    replace: bool,
-    mode: int | None,
-    staging: str,
-    times: bool = False,
-    owner: str = "",
-) -> bytes:
-    """The request of a put into the directory `path`; `mode` is that of a directory that is made.
-
-    Args:
-        times: files have their records' times; made directories the newest of these, and all the
-            one mode; the directory above them keeps its time. The path is absolute.
-        owner: of the files; default the user.
-    """
-    flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
-    head = place_body(user=user, cwd=cwd, path=path, flags=flags)
-    number = frames.KEEP_MODE if mode is None else mode
-    strings = frames.counted(staging.encode()) + frames.counted(owner.encode())
-    return head + struct.pack("<I", number) + strings
-
-
-def place_body(*, user: str, cwd: str, path: str, flags: int) -> bytes:
-    """The beginning of these requests, and all of a removal's (flag 1: with all below)."""
+def _place(user: str, cwd: str, path: str, flags: int) -> bytes:
+    """The beginning of each request, and all of a removal's (flag 1: with all below)."""
     return struct.pack("<I", flags) + frames.place(user, cwd, path)
 
 
@@ -288,7 +248,9 @@ def _violated(what: str) -> NoReturn:
 
 
 TakeItems = Callable[[Iterator[Record | bytes]], Awaitable[None]]
-_FOLLOW, _CONTENTS = 1, 2
+_FOLLOW, _CONTENTS = 1, 2  # of a walk
+_REPLACE, _TIMES = 1, 2  # of a put
+_WALK_BOUNDS: Final = struct.Struct("<IQQQ")
 _COUNT_BYTES = 8
 
 
@@ -313,17 +275,11 @@ async def walk(
     """
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)
-    body = walk_body(
-        user=user,
-        cwd=cwd,
-        path=path,
-        flags=flags,
-        depth=depth,
-        max_entries=allowed,
-        max_bytes=max_bytes,
+    cap = stream_bytes(max_entries=allowed, max_bytes=max_bytes)
+    body = _place(user, cwd, path, flags) + frames.pack(
+        _WALK_BOUNDS, depth, allowed, max_bytes, cap
     )
     reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
-    cap = stream_bytes(max_entries=allowed, max_bytes=max_bytes)
     operating = client.operation(OpKind.WALK, body, timeout_s, stdout=cap)
     async with client.own_reads.of(path, cwd), operating as operation:
         while (chunk := await operation.next_chunk()) is not None:
@@ -358,21 +314,21 @@ async def put(
 ) -> None:
     """Put a tree into the directory `path`, which is made with its parents; all or nothing.
 
+    Args:
+        mode: of directories that are made.
+        times: files have their records' times; made directories the newest of these, and all the
+            one mode; the directory above them keeps its time. The path is absolute.
+        owner: of the files; default the user.
+
     Raises `FileExistsError` where an entry is there already and `replace` is false,
     `NotADirectoryError` and `IsADirectoryError` where the one is to replace the other; else as
     `GuestClient.write_file`. A put that was ended from outside leaves the directory `staging` in
-    `path`, for the caller to remove. `times`, `owner`: as `put_body`.
+    `path`, for the caller to remove.
     """
-    body = put_body(
-        user=user,
-        cwd=cwd,
-        path=path,
-        replace=replace,
-        mode=mode,
-        staging=staging,
-        times=times,
-        owner=owner,
-    )
+    flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
+    number = frames.KEEP_MODE if mode is None else mode
+    strings = frames.counted(staging.encode()) + frames.counted(owner.encode())
+    body = _place(user, cwd, path, flags) + struct.pack("<I", number) + strings
     async with client.operation(OpKind.PUT, body, timeout_s, stdin_open=True) as operation:
         await feed_file(operation, records, path, timeout_s)
 
@@ -387,7 +343,7 @@ async def remove(
     timeout_s: float | None = None,
 ) -> int:
     """Remove a file or link, or with `recursive` a directory too; how many entries there were."""
-    body = place_body(user=user, cwd=cwd, path=path, flags=int(recursive))
+    body = _place(user, cwd, path, int(recursive))
     raw = await _answer(client, OpKind.REMOVE, body, _COUNT_BYTES, path, timeout_s)
     if len(raw) != _COUNT_BYTES:
         violated(f"a count of {len(raw)} bytes", FrameType.DATA, 0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
+from belljar.compose.model import FOR_HOST, UNKNOWN, Dependency, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
@@ -222,6 +222,11 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
             converted.hosts.append((name, address))
 
 
+def _depends_on(services: dict[str, Dependency], converted: Converted) -> None:
+    if any(needed.restart for needed in services.values()):
+        converted.dropped("depends_on.restart", "no service is started again with another")
+
+
 _ULIMITS: Final[Mapping[str, str]] = {
     "nofile": f"a program may open {_SOFT_FILES:,} files, and raise that to {_HARD_FILES:,}",
     "nproc": "the cell's number of processes counts: `pids_limit`, or the policy's `processes`",
@@ -322,6 +327,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "restart": _reported(Kind.CHANGED, "restart", _NOT_RESTARTED, usual="no"),
     "platform": _platform,
     "extra_hosts": _extra_hosts,
+    "depends_on": _depends_on,
     "ulimits": _ulimits,
 }
 # Their values count for nothing else
@@ -349,7 +355,7 @@ KEYS: Final[Mapping[str, Key]] = {
     **_keys(
         Outcome.APPLIED,
         {
-            "": "command entrypoint cpu_quota cpu_period extends depends_on healthcheck networks "
+            "": "command entrypoint cpu_quota cpu_period extends healthcheck networks "
             "volumes links container_name profiles env_file secrets configs",
         },
     ),

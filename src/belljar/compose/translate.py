@@ -153,12 +153,6 @@ def _read(
         differences += of_networks
     differences += [fact for each in converted.values() for fact in each.differences]
     refused.raise_all()
-    why = "no service is started again with another"
-    differences += [
-        dropped(f"service {name}", "depends_on.restart", why)
-        for name, service in sorted(services.items())
-        if any(needed.restart for needed in service.depends_on.values())
-    ]
     for each in converted.values():
         add_program(each)
     check_waits(waits, converted, default=default)

@@ -69,9 +69,6 @@ def gather_facts(
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
     total_mib, available_mib = _memory_mib(proc, found)
     group = cgroups.cgroup_fact(found, is_root=is_root, try_group=try_group)
-    # Root could raise it, but only with a capability that its container may lack
-    open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    status = os.statvfs(next((path for path in (home, *home.parents) if path.exists()), "/"))
     return HostFacts(
         arch=arch,
         distro_id=distro_id,
@@ -83,7 +80,7 @@ def gather_facts(
         cpus=len(os.sched_getaffinity(0)),
         memory_total_mib=total_mib,
         memory_available_mib=available_mib,
-        disk_free_mib=status.f_bavail * status.f_frsize // _MIB,
+        disk_free_mib=_disk_free_mib(home),
         home=str(home),
         kvm=kvm_fact(
             home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again
@@ -101,9 +98,7 @@ def gather_facts(
             doubt=doubt,
         ),
         ids=ids_fact(is_root=is_root),
-        open_files_max=_number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
-        if open_files_max == resource.RLIM_INFINITY
-        else open_files_max,
+        open_files_max=_open_files_max(proc),
         cores=_cores(proc),
         network_namespaces=(proc / "self/ns/net").exists(),
         network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
@@ -175,6 +170,19 @@ def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
     limit = cgroups.own_memory_limit_bytes(found)
     most = total if limit is None else limit
     return min(total, most) // _MIB, min(available, most) // _MIB
+
+
+def _disk_free_mib(home: Path) -> int:
+    status = os.statvfs(next((path for path in (home, *home.parents) if path.exists()), "/"))
+    return status.f_bavail * status.f_frsize // _MIB
+
+
+def _open_files_max(proc: Path) -> int:
+    # Root could raise it, but only with a capability that its container may lack
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limit == resource.RLIM_INFINITY:
+        return _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
+    return limit
 
 
 def _cores(proc: Path) -> CoreFact:

@@ -104,14 +104,16 @@ def fetched(
         except HostError as error:
             raise _refused(error, ref, transport, limits) from error
         remove_tree(work / "source")
-        for directory, below, files in os.walk(work):
-            if any(Path(directory, name).is_symlink() for name in (*below, *files)):
-                raise PolicyError(
-                    "it can't be read as an image: it holds links", where=printable(ref)
-                )
+        _refuse_links(work, ref)
         if drop:
             give_tree(work, 0)  # ours from now on, so that nothing changes it while it is read
         yield Fetched(directory=work / "image", origin=origin)
+
+
+def _refuse_links(work: Path, ref: str) -> None:
+    for directory, below, files in os.walk(work):
+        if any(Path(directory, name).is_symlink() for name in (*below, *files)):
+            raise PolicyError("it can't be read as an image: it holds links", where=printable(ref))
 
 
 @contextmanager

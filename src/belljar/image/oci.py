@@ -114,16 +114,7 @@ def import_directory(
             )
             report("packing")
             _complete(tree, image_config)
-            members = (
-                Member(
-                    info=info,
-                    chunks=layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
-                    if node.layer_of_content
-                    else (),
-                )
-                for info, node in tree.emit()
-            )
-            pack(members, rootfs, made_s=tree.newest_s)
+            pack(_members(tree, layers), rootfs, made_s=tree.newest_s)
     except LayerError as error:
         raise error.refusal(source) from error
     return Store(home).add(
@@ -205,6 +196,14 @@ def _merge(
         for entry in read_entries(layer, layer.size_bytes):
             tree.apply(entry)
     return layers
+
+
+def _members(tree: Tree, layers: Sequence[Layer]) -> Iterator[Member]:
+    for info, node in tree.emit():
+        content: Iterable[bytes] = ()
+        if node.layer_of_content:
+            content = layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+        yield Member(info=info, chunks=content)
 
 
 def _complete(tree: Tree, config: ImageConfig) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -16,12 +18,15 @@ from belljar.channel.trees import (
     RecordKind,
     TreeReader,
     encode,
-    put_body,
+    put,
     read_usage,
     stream_bytes,
-    walk_body,
+    walk,
 )
 from belljar.errors import ProtocolViolation
+
+if TYPE_CHECKING:
+    from belljar.channel import GuestClient
 
 LEAVE = Record(path="", kind=RecordKind.LEAVE)
 ROOT = Record(path="", kind=RecordKind.ENTER, mode=0o755)
@@ -188,13 +193,29 @@ def test_a_time_comes_back_in_whole_seconds(mtime_s: int) -> None:
     assert back.mtime_s == float(mtime_s)
 
 
-def test_requests() -> None:
-    """A NUL in a path or a number that doesn't fit is the caller's error; a path is not empty."""
-    walk = {"user": "", "cwd": "/", "path": "/x", "flags": 0, "depth": 1, "max_entries": 5}
-    assert walk_body(**walk, max_bytes=0).startswith(b"\0\0\0\0")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("path", "match"), [("a\0", "NUL"), ("", "empty")])
+@pytest.mark.anyio
+async def test_a_put_that_cannot_be_encoded(path: str, match: str) -> None:
+    """A NUL in a path is the caller's error; a path is not empty. Nothing is sent."""
+    client = cast("GuestClient", None)
+    with pytest.raises(ValueError, match=match):
+        await put(client, path, nothing(), user="", cwd="/", replace=False, mode=None, staging=".x")
+
+
+@pytest.mark.anyio
+async def test_a_walk_that_cannot_be_encoded() -> None:
+    """A number that doesn't fit is the caller's error. Nothing is sent."""
+    client = cast("GuestClient", None)
     with pytest.raises(ValueError, match="fit"):
-        walk_body(**walk, max_bytes=-1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="NUL"):
-        put_body(user="", cwd="/", path="a\0", replace=False, mode=None, staging=".x")
-    with pytest.raises(ValueError, match="empty"):
-        put_body(user="", cwd="/", path="", replace=False, mode=None, staging=".x")
+        await walk(client, "/x", take_all, user="", cwd="/", depth=1, max_entries=5, max_bytes=-1)
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    """No records."""
+    for record in list[bytes]():
+        yield record
+
+
+async def take_all(items: Iterator[Record | bytes]) -> None:
+    """Take what a walk gives."""
+    list(items)
