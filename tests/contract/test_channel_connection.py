@@ -63,7 +63,7 @@ async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str, carri
 
     with anyio.fail_after(300):
         async with anyio.create_task_group() as tasks:
-            for number in range(10 if carrier.startswith("gvisor") else 25):
+            for number in range(10 if carrier.startswith(("gvisor", "microvm")) else 25):
                 for work in (flood, copy, give_up, chat):
                     tasks.start_soon(work, number)
 

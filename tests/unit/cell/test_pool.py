@@ -458,8 +458,9 @@ def test_a_workshop_without_an_event_loop_around_it(tmp_path: Path) -> None:
     )
 
 
-async def test_a_request_is_answered_once() -> None:
+async def test_a_request_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken by a cell in the making when the idle one turns out dead, it isn't answered again."""
+    monkeypatch.setattr(pools, "_CLAIM_TIMEOUT_S", 0.5)
     async with stand(2) as it:
         real, begun, go = it.open, Future[None](), Future[None]()
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.harness.test_provider import close, open_environment
 
+from belljar.harness import lifecycle
 from belljar.harness.attach import (
     MAX_PAYLOAD_BYTES,
     AttachError,
@@ -25,7 +26,6 @@ from belljar.harness.attach import (
     remove_dead_sockets,
     size_payload,
 )
-from belljar.harness.lifecycle import keep_cells
 from belljar.harness.session import Session
 
 
@@ -101,12 +101,15 @@ async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
 
 
 @pytest.mark.anyio
-async def test_hold_ends_when_the_last_cell_is_released(session: Session) -> None:
+async def test_hold_ends_when_the_last_cell_is_released(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--no-sandbox-cleanup`: the owner stays until nobody needs the cells, then destroys them."""
+    monkeypatch.setattr(lifecycle, "_CHECK_INTERVAL_S", 0.05)
     environment = await open_environment()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(keep_cells, session)
+            tasks.start_soon(lifecycle.keep_cells, session)
             while not await anyio.to_thread.run_sync(release_cells, None, session.home):  # noqa: ASYNC110 - another process would poll too
                 await anyio.sleep(0.05)
     assert not session.live

@@ -91,7 +91,7 @@ def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
     with a_process() as process:
         journal.write(entry_of(CELL, child=replace(process, start_ticks=process.start_ticks - 1)))
         journal.write(entry_of(OTHER, child=process, boot_id=f"not {boot_id()}"))
-        report = kill_now(tmp_path, (), everything=True)
+        report = kill_entries(tmp_path, journal.entries(), new_order("cells", ""), grace_s=0)
         assert identify(process.pid) == process
     assert report.ok
 
