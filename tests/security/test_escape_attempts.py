@@ -52,7 +52,7 @@ async def test_open_files_of_one_do_not_shut_out_others(cell: Any, user: str) ->
         """
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 full, says = os.pipe()
-for _ in range(40):
+for _ in range(25):
     if os.fork() == 0:
         os.setsid()
         try:
@@ -62,7 +62,7 @@ for _ in range(40):
             os.write(says, b"x")
         os.close(1), os.close(2)
         time.sleep(600)
-for _ in range(40):
+for _ in range(25):
     os.read(full, 1)
 """,
         user=user,
