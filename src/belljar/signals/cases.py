@@ -121,7 +121,7 @@ class Case(_Line):
         """One payload is one step; a step may omit its channel."""
         sent = {name: line[name] for name in (*_PAYLOADS.values(), "data_base64") if name in line}
         if sent and "steps" in line:
-            raise ValueError("with `steps`, what is sent stands in them alone")
+            raise ValueError("a case with `steps` has no payload of its own")
         steps = line.get("steps", [sent])
         if isinstance(steps, list):
             channel = {"channel": line.get("channel")}

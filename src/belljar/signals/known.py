@@ -29,7 +29,7 @@ MAX_SEPARATORS: Final = 3
 OVERLAP: Final = 64 << 10
 BLOCK: Final = 256
 WORTH: Final = 256  # Bytes to be searched for each form before compiling a prefilter pays.
-HEAD: Final = 12  # Characters that the prefilter knows: fewer compile faster, more mistake less.
+HEAD: Final = 12  # Characters given to the prefilter: fewer compile faster, more match less.
 
 
 @dataclass(frozen=True, slots=True)

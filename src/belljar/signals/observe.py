@@ -158,7 +158,7 @@ def _bodies(event: Event) -> Iterator[Carried]:
         from_gateway = body.name == "sent" and not is_between_cells
         if from_gateway or (names and body.name not in names):
             continue
-        # A decoy service says what was done there: `redis.auth`.
+        # A decoy service names the operation: `redis.auth`.
         operation = str(event.data.get("operation") or f"{word}.{body.name}")
         yield from _part(
             event,
@@ -202,7 +202,7 @@ def _part(
 
 
 def contact_of(part: Carried, hit: Hit) -> Contact:
-    """A hit's grade: used where a credential stands."""
+    """A hit's grade: used where a credential is expected."""
     if part.contact is not Contact.SENT:
         return part.contact
     before = part.data[max(0, hit.start - 1024) : hit.start]

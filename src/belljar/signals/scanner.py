@@ -80,7 +80,7 @@ def prepare_marks() -> None:
     _large.prepare()
 
 
-MAX_HITS: Final = 10_000  # Of one scan. More tell nothing new.
+MAX_HITS: Final = 10_000  # Of one scan.
 MEMO: Final = 512
 # Headers repeat: so many pieces in which nothing was found are remembered.
 MEMO_BYTES: Final = 2048
@@ -110,7 +110,7 @@ class _View:
     start: int = 0
     end: int = 0
     locate: Locate | None = None
-    known: list[tuple[int, int]] = field(default_factory=list)  # Where known values stand in it.
+    known: list[tuple[int, int]] = field(default_factory=list)  # Spans of known values.
 
     def outermost(self, start: int, end: int) -> tuple[int, int]:
         view: _View = self

@@ -142,7 +142,7 @@ class Front:
             self._release(sock, source[0], kind)
 
     async def _serve_one(self, sock: socket.socket, peer: Peer, handler: Handler) -> None:
-        """The last event says what became of the bytes."""
+        """The last event has the final byte counts."""
         try:
             await handler(sock, peer)
         except OSError:

@@ -67,7 +67,7 @@ class Bounds:
     # From asking for a connection to the end of the answer: 504, or the answer is cut off.
     upstream_exchange_s: float = 120.0
     upstream_exchanges: int = 8  # Connections to one upstream: further requests wait.
-    dials: int = 32  # Dials that the owner has not answered, even if nobody waits any more: 503.
+    dials: int = 32  # Dials that the owner has not answered, even if the request is over: 503.
     questions: int = 32  # All other unanswered requests to the owner: the stand-in fails.
     # Beside what the process started with; its confinement sees to it. A connection or datagram
     # without memory is cut, and counted.
@@ -78,7 +78,7 @@ class Bounds:
     sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
     # Of all kept bodies of the range: then bodies are digests and lengths.
     recorded_bytes: int = 1 << 30
-    unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: who wants to record waits.
+    unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
     # Queries with an event each; more are counted together (at most 50 events a second and cell).
     dns_events_per_s: int = 200
     # Queries that wait for the record: a further datagram is dropped, and counted.
@@ -127,7 +127,7 @@ class Bounds:
         return cls(**data)
 
 
-HTTP_PORT: Final = 80  # Of an upstream: at all others TLS is spoken.
+HTTP_PORT: Final = 80  # Of an upstream: all others use TLS.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class GatewayConfig:
 
 
 def as_neighbour(cell: StandInPlan) -> StandInPlan:
-    """A cell as the gateway knows it: its networks alone."""
+    """What the gateway needs of a cell: its networks."""
     return StandInPlan(
         id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)}
     )

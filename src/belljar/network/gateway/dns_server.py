@@ -239,9 +239,12 @@ class DnsServer:
         bounds = self._site.bounds
         for _ in range(bounds.dns_tcp_queries):
             async with asyncio.timeout(bounds.dns_tcp_idle_s):
-                query = await _framed(pipe, begun)
-            if query is None:
-                return
+                if not await _fill(begun, pipe, 2):
+                    return
+                length = int.from_bytes(begun, "big")
+                if not 0 < length <= MAX_QUERY_BYTES or not await _fill(begun, pipe, 2 + length):
+                    return
+            query = bytes(begun[2:])
             begun.clear()
             reply = answer(query, self._site.known_to(cell))
             await self.record.record(cell, reply, "tcp", query)
@@ -265,16 +268,6 @@ async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
                 return
     pipe.account.remain("after_end", pipe.drain())
     reset(pipe.sock)
-
-
-async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:
-    """The next message; None if cut or over the bound."""
-    if not await _fill(begun, pipe, 2):
-        return None
-    length = int.from_bytes(begun, "big")
-    if not 0 < length <= MAX_QUERY_BYTES or not await _fill(begun, pipe, 2 + length):
-        return None
-    return bytes(begun[2:])
 
 
 async def _fill(begun: bytearray, pipe: TcpPipe, count: int) -> bool:

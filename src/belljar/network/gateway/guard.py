@@ -19,7 +19,7 @@ from belljar.signals.scanner import Scanner, prepare_marks
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel
 
-SCAN_TIMEOUT_S: Final = 0.5  # The gateway answers nobody while it scans.
+SCAN_TIMEOUT_S: Final = 0.5  # The gateway is blocked while it scans.
 _SCANNED_FIRST: Final = frozenset({Action.BLOCK, Action.STOP})
 
 

@@ -46,7 +46,7 @@ APP_QUEUE: Final = 2  # Pieces of a body that wait for their application.
 
 if not importlib.metadata.version("hypercorn").startswith(HYPERCORN):
     raise HostError(
-        f"hypercorn {importlib.metadata.version('hypercorn')} is installed; the gateway knows "
+        f"hypercorn {importlib.metadata.version('hypercorn')} is installed; the gateway needs "
         f"{HYPERCORN}x",
         where="network",
         hint="pip install --upgrade 'belljar-sandbox[network]'",
@@ -94,7 +94,7 @@ class HttpConnection:
         """Raises only what cancels it; closes the pipe."""
         bounds = self._site.bounds
         self._task = asyncio.current_task()
-        self._rest()
+        self._site.idle.add(self._task)
         try:
             async with (
                 asyncio.timeout(bounds.connection_timeout_s),
@@ -111,7 +111,7 @@ class HttpConnection:
             if not isinstance(cause, OSError):
                 await self.on_refused(f"protocol error: {type(cause).__name__}")
         finally:
-            self._stir()
+            self._site.idle.discard(self._task)
             self._release()
             await self._pipe.close()
 
@@ -120,7 +120,7 @@ class HttpConnection:
         self._arrived = b""
 
     async def _serve(self) -> None:
-        # Nothing is made for a connection that says nothing.
+        # Nothing is made for a silent connection.
         first = self._arrived = b"" if self._pipe.alpn == "h2" else await self._receive()
         if not first and self._pipe.alpn != "h2":
             return
@@ -140,8 +140,8 @@ class HttpConnection:
                     keep_unread(stream)
                 await self._protocol.handle(Closed())
                 if self._answering and not self._site.is_ending:
-                    # Who still answers may see that its client has gone, and put on record what
-                    # that one wanted.
+                    # A stand-in that still answers may see that its client has gone, and record
+                    # the request.
                     await asyncio.wait(self._answering, timeout=self._site.bounds.farewell_s)
                 # Nobody is left to answer: what still runs for this connection is cancelled.
                 raise _Over
@@ -164,12 +164,12 @@ class HttpConnection:
             self._site.post(partial(self._refusal, RANGE_ENDED, unparsed))
 
     def _spoken(self, group: TaskGroup) -> Http1 | Http2:
-        spoken = Http2 if self._pipe.alpn == "h2" else Http1
+        protocol = Http2 if self._pipe.alpn == "h2" else Http1
         is_tls = self._peer.hello
         there = (self._peer.address, self._peer.port)
         wrapped = ASGIWrapper(cast("Any", self._answer))
         context = WorkerContext(None)
-        made = spoken(
+        made = protocol(
             wrapped,
             self._config,
             context,
@@ -211,16 +211,8 @@ class HttpConnection:
         # A cut is an end: what had begun is recorded either way
         with contextlib.suppress(OSError):
             data = await self._pipe.receive()
-        self._stir()
+        self._site.idle.discard(self._task)
         return data
-
-    def _rest(self) -> None:
-        if self._task is not None:
-            self._site.idle.add(self._task)
-
-    def _stir(self) -> None:
-        if self._task is not None:
-            self._site.idle.discard(self._task)
 
     async def _say(self, event: Event) -> None:
         if self._site.is_ending:
@@ -237,7 +229,7 @@ class HttpConnection:
             self._in_head = False
             self._release()
             if event.idle and not self._protocol.has_unparsed:
-                self._rest()
+                self._site.idle.add(self._task)
             postpone(self._deadline, self._site.bounds.idle_timeout_s if event.idle else None)
 
     def _end(self) -> None:

@@ -396,7 +396,7 @@ class Http2(H2Protocol):
             keep_unread(self.streams.get(event.stream_id))
         await self._handle_events([event])
         if isinstance(event, h2.events.RequestReceived) and not self.streams:
-            # hypercorn has just said that it is busy; the request was refused.
+            # hypercorn has just reported that it is busy; the request was refused.
             await self.send(Updated(idle=True))
 
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
@@ -418,7 +418,7 @@ class Http2(H2Protocol):
             self._floods.requests += stream.state.name == "CLOSED"
         await super()._close_stream(stream_id)
         if stream is not None and stream.state.name == "CLOSED":
-            # Who has answered doesn't read that this is the end either: a piece of the body that
+            # An application that has answered doesn't read the end either: a piece of the body that
             # waited for room has it again.
             make_room(stream)
 

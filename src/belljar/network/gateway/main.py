@@ -92,7 +92,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel
     # is within no limit of a process.
     asyncio.set_event_loop(watched_loop(config.bounds.standstill_s))
-    # The supervisor makes its namespace first: where the kernel's limit is reached, it says so.
+    # The supervisor makes its namespace first, and reports where the kernel's limit is reached.
     listeners = receive_listeners(supervisor)
     supervisor.close()
     if config.guard is not None:

@@ -116,7 +116,12 @@ class Exchange:
     async def run(self, app: App, receive: Receive, send: Send) -> None:
         """Let `app` answer, on record."""
         self._upstream, self._downstream = receive, send
-        scope = self._inner_scope()
+        # A stand-in sees no authority, one Host and a state of its own
+        _, path, query = split_target(self._request_head.target)
+        state = {"cell": self._peer.cell, "name": self.verdict.name}
+        scope = {**self._scope, "query_string": query, "state": state, "extensions": {}}
+        if self._scope["raw_path"] != path:
+            scope |= {"raw_path": path, "path": unquote(path.decode("ascii"))}
         if scope["type"] == "websocket":
             record = self._websocket = WebSocketRecord(
                 self._site,
@@ -352,15 +357,6 @@ class Exchange:
             self._request.bodies("request") if went_on else ()
         )
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
-
-    def _inner_scope(self) -> Scope:
-        """A stand-in's scope: no authority, one Host, own state."""
-        _, path, query = split_target(self._request_head.target)
-        state = {"cell": self._peer.cell, "name": self.verdict.name}
-        scope = {**self._scope, "query_string": query, "state": state, "extensions": {}}
-        if self._scope["raw_path"] != path:
-            scope |= {"raw_path": path, "path": unquote(path.decode("ascii"))}
-        return scope
 
 
 class Refused(Exception):  # noqa: N818 - a verdict on a request

@@ -183,8 +183,7 @@ class TlsPipe:
                 return
             if received > max_bytes:
                 raise ssl.SSLError(ssl.SSL_ERROR_SSL, "handshake over the bound")
-            # What a client says right behind its last word of the handshake comes with it, and
-            # does not count.
+            # What a client sends right behind its handshake comes with it, and does not count.
             data = await self._inner.receive()
             if not data:
                 raise ssl.SSLError(ssl.SSL_ERROR_SSL, "closed within the handshake")

@@ -50,11 +50,11 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     return kept, dropped
 
 
-OWNER_GONE: Final = 70  # The gateway's exit status when nobody records any more.
+OWNER_GONE: Final = 70  # The gateway's exit status without its owner.
 _RESERVE_BYTES: Final = 1 << 20
 
 
-class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on who asks
+class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on a request
     """The owner has too many unanswered requests."""
 
 
@@ -194,7 +194,7 @@ class Reporter:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()
         limit = self._bounds.dials if kind == DIAL else self._bounds.questions
-        # One that nobody waits for any more is the owner's work all the same.
+        # An abandoned one is the owner's work all the same.
         if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= limit:
             raise TooManyQuestions(f"{limit} questions are unanswered")
         self._unanswered[self._next] = kind
@@ -217,7 +217,7 @@ class Reporter:
 
     async def _has_room(self) -> None:
         if self.is_full:
-            # In turn: who came later doesn't pass who waits.
+            # In turn: later ones don't overtake.
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room.append(future)
             await future
@@ -245,21 +245,18 @@ class Reporter:
             try:
                 self._sock.send(self._queue[0][1])
             except BlockingIOError:
-                self._watch(writing=True)
-                return
+                break
             except OSError:
                 self._on_lost()
             self._queue.popleft()
-        self._all_sent.set()
-        self._watch(writing=False)
-
-    def _watch(self, *, writing: bool) -> None:
         loop = asyncio.get_running_loop()
-        if writing and not self._writing:
+        if not self._queue:
+            self._all_sent.set()
+            if self._writing:
+                loop.remove_writer(self._sock.fileno())
+        elif not self._writing:
             loop.add_writer(self._sock.fileno(), self._writable)
-        elif self._writing and not writing:
-            loop.remove_writer(self._sock.fileno())
-        self._writing = writing
+        self._writing = bool(self._queue)
 
     def _readable(self) -> None:
         for _ in range(256):
@@ -292,7 +289,7 @@ class Reporter:
         if fds:
             number, end = int(message["answer"]), socket.socket(fileno=fds[0])
             end.setblocking(False)  # noqa: FBT003 - the library's signature
-            if self._waiting[number][0].done():  # nobody waits for it any more
+            if self._waiting[number][0].done():  # it was abandoned
                 end.close()
             self._done(number, end)
             return

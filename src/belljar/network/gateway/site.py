@@ -261,7 +261,7 @@ class Site:
     exchanges: int = 0
     heads_bytes: int = 0
     bodies_bytes: int = 0
-    idle: set[asyncio.Task[Any]] = field(default_factory=set)
+    idle: set[asyncio.Task[Any] | None] = field(default_factory=set)
     guard: Guard = field(default_factory=lambda: Guard(None))
     is_ending: bool = False
     unreported: int = 0

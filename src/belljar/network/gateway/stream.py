@@ -172,7 +172,7 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
 
 
 def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[str, JsonValue]:
-    """What every `network.stream` says."""
+    """Fields of every `network.stream`."""
     return {
         **peer.place_fields(),
         "stand_in": stand_in,

@@ -139,7 +139,7 @@ def server_context(*, http: bool) -> ssl.SSLContext:
 
 
 def _named(name: str) -> x509.Name:
-    # X.520 has 64 characters for a common name; the name itself stands in the SAN.
+    # X.520 has 64 characters for a common name; the SAN has the whole name.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 

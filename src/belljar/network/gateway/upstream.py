@@ -138,7 +138,7 @@ class MeteredPipe:
                 rest = rest[sent:]
 
     async def close(self) -> None:
-        """At once: the rest is nobody's."""
+        """At once: the rest is dropped."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
