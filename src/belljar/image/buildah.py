@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.config import HealthCheck
+from belljar.image.config import HEALTH_NUMBERS, HealthCheck
 from belljar.image.context import read_ignore, take_context
 from belljar.image.dockerfile import (
     MAX_BYTES,
@@ -32,7 +32,7 @@ from belljar.image.oci import import_directory
 from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
 from belljar.image.tools import WORK, Inside, give_tree, tool, user_namespace
 from belljar.policy.files import read_regular
-from belljar.store.home import make_store_dir, need_space
+from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.scratch import orphans, remove_tree, scratch_dir
 from belljar.units import format_size, printable
 
@@ -399,7 +399,7 @@ class _Build:
                 f"no space is left to build the image ({format_size(free)} free); the build was "
                 f"stopped",
                 where=str(self._work.parents[2]),
-                hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+                hint=HINT_SPACE,
             )
 
 
@@ -411,14 +411,8 @@ def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
     """A stored image's Docker configuration. Pure."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
-    health = {
-        "Test": list(check.test),
-        "Interval": check.interval_ns,
-        "Timeout": check.timeout_ns,
-        "StartPeriod": check.start_period_ns,
-        "StartInterval": check.start_interval_ns,
-        "Retries": check.retries,
-    }
+    numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}
+    health = {"Test": list(check.test), **numbers}
     config: dict[str, Any] = {
         "Env": [f"{name}={value}" for name, value in image.env.items()],
         "User": "" if image.user == "root" else image.user,

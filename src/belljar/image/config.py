@@ -20,6 +20,14 @@ _MAX_WORDS: Final = 1000
 _MAX_WORD_CHARS: Final = 128 << 10
 _MAX_VOLUMES: Final = 100
 _MAX_NS: Final = (1 << 63) - 1
+HEALTH_NUMBERS: Final = {
+    "interval_ns": "Interval",
+    "timeout_ns": "Timeout",
+    "start_period_ns": "StartPeriod",
+    "start_interval_ns": "StartInterval",
+    "retries": "Retries",
+}
+"""Fields of `HealthCheck`, and Docker's names."""
 # What no argument, variable or path of a process can hold.
 _UNSPEAKABLE: Final = re.compile("[\0\ud800-\udfff]")
 _SHELL: Final = ("/bin/sh", "-c")
@@ -127,19 +135,10 @@ def _health_check(value: object) -> HealthCheck | None:
         or (test[0] == "CMD-SHELL" and len(test) != 2)
     ):
         raise _broken("Healthcheck")
-    names = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
-    numbers = [value.get(name) or 0 for name in names]
-    if not all(type(number) is int and 0 <= number <= _MAX_NS for number in numbers):
+    numbers = {field: value.get(name) or 0 for field, name in HEALTH_NUMBERS.items()}
+    if not all(type(number) is int and 0 <= number <= _MAX_NS for number in numbers.values()):
         raise _broken("Healthcheck")
-    interval_ns, timeout_ns, start_period_ns, start_interval_ns, retries = numbers
-    return HealthCheck(
-        test=test,
-        interval_ns=interval_ns,
-        timeout_ns=timeout_ns,
-        start_period_ns=start_period_ns,
-        start_interval_ns=start_interval_ns,
-        retries=retries,
-    )
+    return HealthCheck(test=test, **numbers)
 
 
 def image_health(config: ImageConfig) -> dict[str, Any] | None:

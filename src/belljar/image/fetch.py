@@ -22,6 +22,7 @@ from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.origin import Origin, origin_of_archive, origin_of_layout, origin_of_service
 from belljar.image.tools import give_tree, limited, plain_env, run_tool, tool
+from belljar.store.home import HINT_SPACE
 from belljar.store.scratch import owned_dir, remove_tree
 from belljar.units import format_duration, format_size, printable
 
@@ -271,8 +272,9 @@ def _refused(
     if "SIGXFSZ" in text or "file too large" in text:
         return _too_large(ref, limits)
     if "no space left on device" in text.lower():
-        hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
-        return HostError("no space is left to fetch the image", where=printable(ref), hint=hint)
+        return HostError(
+            "no space is left to fetch the image", where=printable(ref), hint=HINT_SPACE
+        )
     if transport in _FILES:
         return PolicyError(
             f"it can't be read as an image: {text}",

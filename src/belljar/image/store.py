@@ -447,26 +447,18 @@ class MissingImage:
 
 def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
     """Each missing image once, in the given order."""
-    return _look_up(store, images)[1]
+    return tuple(
+        MissingImage(image=image, why=why, command=command_for(image))
+        for image in dict.fromkeys(images)
+        if (why := store.missing(image)) is not None
+    )
 
 
 def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
     """Raises one `HostError` that lists all missing images."""
-    found, missing = _look_up(store, images)
-    refuse_missing(missing)
-    return found
-
-
-def _look_up(
-    store: Store, images: Iterable[str]
-) -> tuple[dict[str, Image], tuple[MissingImage, ...]]:
-    found, missing = dict[str, Image](), list[MissingImage]()
-    for image in dict.fromkeys(images):
-        try:
-            found[image] = store.find(image)
-        except HostError as error:
-            missing.append(MissingImage(image=image, why=error, command=command_for(image)))
-    return found, tuple(missing)
+    names = tuple(dict.fromkeys(images))
+    refuse_missing(missing_images(store, names))
+    return {name: store.find(name) for name in names}
 
 
 def refuse_missing(missing: tuple[MissingImage, ...]) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from belljar.errors import HostError
 
 HOME_VARIABLE: Final = "BELLJAR_HOME"
+HINT_SPACE: Final = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
 
 
 def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
@@ -50,7 +51,7 @@ def need_space(home: Path, wanted_bytes: int, what: str) -> None:
         raise HostError(
             f"{what} needs about {format_size(wanted_bytes)} of disk, {format_size(free)} is free",
             where=str(home),
-            hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+            hint=HINT_SPACE,
         )
 
 

@@ -19,6 +19,7 @@ from belljar.errors import HostError
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.headers import EntryKind, EntryPath, LayerEntry, check_components
 from belljar.image.tools import drained, failed, plain_env, started, tool
+from belljar.store.home import HINT_SPACE
 from belljar.units import printable
 
 _WHITEOUT: Final = b".wh."
@@ -289,7 +290,7 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
         raise HostError(
             "no space is left to pack the image",
             where=str(into.parent),
-            hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+            hint=HINT_SPACE,
         )
     if status != 0:
         raise failed(argv, status, bytes(complaint))
