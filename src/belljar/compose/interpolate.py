@@ -40,7 +40,6 @@ class _Reading:
     defined: Mapping[str, str] = field(default_factory=dict)
     blanks: bool = False
     is_environment: bool = False
-    names: set[str] = field(default_factory=set)
     shaping: set[str] = field(default_factory=set)
     defaulted: set[str] = field(default_factory=set)
     nodes: int = 0
@@ -62,7 +61,6 @@ class _Reading:
             return self.defined[name]
         if not name.startswith(METADATA_PREFIX):
             return None
-        self.names.add(name)
         if not self.is_environment:
             self.shaping.add(name)
         return self.variables.get(name)
@@ -88,13 +86,9 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpolated:
-    """A file without references.
-
-    `names`: the metadata it asked for; `shaping`: those outside `environment`.
-    """
+    """A file without references; `shaping`: the metadata it asked for outside `environment`."""
 
     document: dict[str, Any]
-    names: frozenset[str]
     shaping: frozenset[str]
     differences: tuple[Difference, ...]
 
@@ -114,7 +108,6 @@ def interpolate(
     why = "this host's environment is not read: the variable has its default"
     return Interpolated(
         document=made,
-        names=frozenset(reading.names),
         shaping=frozenset(reading.shaping),
         differences=tuple(
             Difference(kind=Kind.CHANGED, key=f"${name}", detail=why)
