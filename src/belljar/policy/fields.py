@@ -143,28 +143,28 @@ class Choice(_Kind):
 class Whole(_Kind):
     """A whole number between two bounds, both allowed."""
 
-    least: int
-    most: int
+    min: int
+    max: int
 
     def read(self, value: object) -> int:
         """The number."""
         if type(value) is not int:
-            raise expected(f"a whole number from {self.least} to {self.most}", value)
-        if not self.least <= value <= self.most:
-            raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
+            raise expected(f"a whole number from {self.min} to {self.max}", value)
+        if not self.min <= value <= self.max:
+            raise ValueError(f"{quoted(value)} is out of range: from {self.min} to {self.max}")
         return value
 
     def schema(self) -> dict[str, Any]:
         """An integer and its range."""
-        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+        return {"type": "integer", "minimum": self.min, "maximum": self.max}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size(_Kind):
     """A size as people write it (`512MiB`), in bytes."""
 
-    least: str
-    most: str
+    min: str
+    max: str
 
     def read(self, value: object) -> int:
         """Bytes."""
@@ -176,7 +176,7 @@ class Size(_Kind):
             "type": "string",
             "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]\s*$",
             "examples": ["512MiB", "2GiB"],
-            "description": f"From {self.least} to {self.most}.",
+            "description": f"From {self.min} to {self.max}.",
         }
 
 
@@ -184,8 +184,8 @@ class Size(_Kind):
 class Duration(_Kind):
     """A duration as people write it (`1h30m`), in seconds."""
 
-    least: str
-    most: str
+    min: str
+    max: str
 
     def read(self, value: object) -> float:
         """Seconds."""
@@ -197,7 +197,7 @@ class Duration(_Kind):
             "type": "string",
             "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+$",
             "examples": ["30s", "10m", "1h30m"],
-            "description": f"From {self.least} to {self.most}.",
+            "description": f"From {self.min} to {self.max}.",
         }
 
 
@@ -207,8 +207,8 @@ def _measure(
     if not isinstance(value, str):
         raise expected(what, value)
     amount = parse(value)
-    if not parse(bounds.least) <= amount <= parse(bounds.most):
-        raise ValueError(f"{quoted(value)} is out of range: from {bounds.least} to {bounds.most}")
+    if not parse(bounds.min) <= amount <= parse(bounds.max):
+        raise ValueError(f"{quoted(value)} is out of range: from {bounds.min} to {bounds.max}")
     return amount
 
 

@@ -58,9 +58,9 @@ class At(ValueError):  # noqa: N818 - a ValueError with a place, as pydantic wan
 
 def list_of(
     what: str,
-    most: int,
+    max_count: int,
     *,
-    least: int = 1,
+    min_count: int = 1,
     schema: Any = list[Any],  # noqa: ANN401 - a type
 ) -> BeforeValidator:
     """A list of so many things, read into a tuple."""
@@ -68,8 +68,8 @@ def list_of(
     def read(value: object) -> object:
         if not isinstance(value, (list, tuple)):
             raise kinds.expected(f"a list of {what}", value)
-        if not least <= len(value) <= most:
-            raise ValueError(f"{len(value)} {what}; from {least} to {most} are allowed")
+        if not min_count <= len(value) <= max_count:
+            raise ValueError(f"{len(value)} {what}; from {min_count} to {max_count} are allowed")
         return tuple(value)
 
     return BeforeValidator(read, json_schema_input_type=schema)
@@ -104,29 +104,29 @@ def _duration(default_s: float, description: str) -> Any:  # noqa: ANN401 - pyda
 class ResourcesText(Strict):
     """Resources as they stand in the file; the values in bytes and seconds."""
 
-    cpus: Annotated[int, kinds.Whole(least=1, most=64)] = Field(
+    cpus: Annotated[int, kinds.Whole(min=1, max=64)] = Field(
         default=_DEFAULT.cpus, description="Virtual processors."
     )
-    memory: Annotated[int, kinds.Size(least="64MiB", most="256GiB")] = _size(
+    memory: Annotated[int, kinds.Size(min="64MiB", max="256GiB")] = _size(
         _DEFAULT.memory_bytes, "Memory for the cell's processes. From 64MiB to 256GiB."
     )
-    disk: Annotated[int, kinds.Size(least="16MiB", most="256GiB")] = _size(
+    disk: Annotated[int, kinds.Size(min="16MiB", max="256GiB")] = _size(
         _DEFAULT.disk_bytes,
         "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB.",
     )
-    processes: Annotated[int, kinds.Whole(least=16, most=32768)] = Field(
+    processes: Annotated[int, kinds.Whole(min=16, max=32768)] = Field(
         default=_DEFAULT.processes, description="Processes and threads at one time."
     )
-    lifetime: Annotated[float, kinds.Duration(least="10s", most="7d")] = _duration(
+    lifetime: Annotated[float, kinds.Duration(min="10s", max="7d")] = _duration(
         _DEFAULT.lifetime_s,
         "After this long the cell is destroyed, whatever it does. From 10s to 7d.",
     )
-    exec_timeout: Annotated[float, kinds.Duration(least="1s", most="1d")] = _duration(
+    exec_timeout: Annotated[float, kinds.Duration(min="1s", max="1d")] = _duration(
         _DEFAULT.exec_timeout_s,
         "After this long a command without a timeout of its own is killed with its whole tree. "
         "From 1s to 1d, at most the lifetime.",
     )
-    output: Annotated[int, kinds.Size(least="1KiB", most="256MiB")] = _size(
+    output: Annotated[int, kinds.Size(min="1KiB", max="256MiB")] = _size(
         _DEFAULT.output_bytes,
         "The most that is kept of each output stream of one command; the rest is dropped and "
         "counted. From 1KiB to 256MiB.",
@@ -229,7 +229,7 @@ def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
 
 FilesField: TypeAlias = Annotated[
     tuple[FileCopy, ...],
-    list_of("files", MAX_FILES, least=0, schema=list[FileCopy]),
+    list_of("files", MAX_FILES, min_count=0, schema=list[FileCopy]),
     AfterValidator(_each_target_once),
 ]
 """A list of files, no two of them with one target."""
@@ -257,7 +257,7 @@ class Rights(Strict):
 
     capabilities: Annotated[
         tuple[Annotated[str, _CAPABILITY], ...],
-        list_of("capabilities", len(CAPABILITIES), least=0, schema=list[str]),
+        list_of("capabilities", len(CAPABILITIES), min_count=0, schema=list[str]),
         AfterValidator(lambda names: tuple(sorted({*names} - USUAL_CAPABILITIES))),
         PlainSerializer(list, return_type=list[str]),
     ] = Field(default=(), description="Capabilities of root in the cell, beside the usual ones.")

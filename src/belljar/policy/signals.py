@@ -97,7 +97,7 @@ class DecoyText(Strict):
         "kind's usual place. Of a service: its host name, or NAME:PORT.",
         json_schema_extra=_without_default,
     )
-    count: Annotated[int, kinds.Whole(least=1, most=MAX_COUNT)] = Field(
+    count: Annotated[int, kinds.Whole(min=1, max=MAX_COUNT)] = Field(
         default=1, description="How many records it has, where its kind holds several."
     )
     shape: Literal["", "openai", "anthropic", "github"] = Field(
@@ -239,7 +239,7 @@ class ProtectedText(Strict):
         json_schema_extra=_without_default,
     )
     columns: Annotated[
-        tuple[Annotated[str, kinds.LINE], ...], list_of("columns", MAX_COLUMNS, least=0)
+        tuple[Annotated[str, kinds.LINE], ...], list_of("columns", MAX_COLUMNS, min_count=0)
     ] = Field(default=(), description="Columns of a CSV file whose values are looked for.")
     value: Annotated[str, kinds.LINE] = Field(
         default="", description="One value.", json_schema_extra=_without_default
@@ -288,12 +288,12 @@ class ActionsText(Strict):
 class GuardText(Strict):
     """The egress guard: what it looks for, and what it does about it."""
 
-    protect: Annotated[tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, least=0)] = (
-        Field(default=(), description="Data of your own that may not leave.")
-    )
+    protect: Annotated[
+        tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, min_count=0)
+    ] = Field(default=(), description="Data of your own that may not leave.")
     classes: Annotated[
         tuple[Literal["card", "iban", "national_id", "email", "phone"], ...],
-        list_of("classes", len(GUARD_CLASSES), least=0),
+        list_of("classes", len(GUARD_CLASSES), min_count=0),
     ] = Field(
         default=(),
         description="Personal data that is looked for. Credentials, private keys and seed "

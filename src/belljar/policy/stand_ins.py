@@ -248,7 +248,7 @@ class MetadataStandIn(StandIn):
 
     kind: Literal["metadata"] = Field(description="What it plays.")
     names: Annotated[
-        tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, least=0)
+        tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, min_count=0)
     ] = Field(default=(), description="Host names. Default: none, only the address.")
     cloud: Annotated[Cloud, kinds.Choice(words=Cloud)] = Field(
         default=Cloud.AWS, description="Whose service it plays."
@@ -298,16 +298,16 @@ class Health(Strict):
         description="`true`: the image's own check, which it must have; `false`: none, also "
         "where the image has one.",
     )
-    interval: Annotated[float, kinds.Duration(least="100ms", most="5m")] = Field(
+    interval: Annotated[float, kinds.Duration(min="100ms", max="5m")] = Field(
         default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
     )
-    timeout: Annotated[float, kinds.Duration(least="100ms", most="5m")] = Field(
+    timeout: Annotated[float, kinds.Duration(min="100ms", max="5m")] = Field(
         default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
     )
-    retries: Annotated[int, kinds.Whole(least=1, most=1000)] = Field(
+    retries: Annotated[int, kinds.Whole(min=1, max=1000)] = Field(
         default=30, description="Tries at most."
     )
-    within: Annotated[float, kinds.Duration(least="1s", most="1d")] | None = Field(
+    within: Annotated[float, kinds.Duration(min="1s", max="1d")] | None = Field(
         default=None,
         description="From the first try to the end of the last. Default: as long as the tries "
         "take.",
@@ -355,7 +355,7 @@ class TargetStandIn(StandIn):
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
     awaits: (
         Annotated[
-            tuple[Annotated[str, kinds.NAME], ...], list_of("target cells", MAX_NAMES, least=0)
+            tuple[Annotated[str, kinds.NAME], ...], list_of("target cells", MAX_NAMES, min_count=0)
         ]
         | None
     ) = Field(
@@ -383,7 +383,7 @@ class CellStandIn(TargetStandIn):
         default=None, description="What runs in it, as a list of words. Default the image's."
     )
     arguments: (
-        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, least=0)]
+        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)]
         | None
     ) = Field(
         default=None,

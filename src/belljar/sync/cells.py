@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar
@@ -62,6 +67,16 @@ def _waiting(
         return self._loop.call(bound, *args, **kwargs)
 
     return call
+
+
+@contextmanager
+def _entered(
+    manager: AbstractAsyncContextManager[_A], facade: Callable[[_A, Loop], _T], loop: Loop | None
+) -> Iterator[_T]:
+    """What `manager` opens, as a facade. `loop`: None: one of its own."""
+    opening = own_loop() if loop is None else nullcontext(loop)
+    with opening as own, own.entered(manager) as inner:
+        yield facade(inner, own)
 
 
 class RunningCommand(_Facade[AsyncRunningCommand]):
@@ -222,7 +237,6 @@ class Cell(_Facade[AsyncCell]):
             on_output=on_output,
         )
 
-    @contextmanager
     def open_exec(
         self,
         argv: Sequence[str],
@@ -232,13 +246,12 @@ class Cell(_Facade[AsyncCell]):
         user: str | None = None,
         timeout_s: float | None = None,
         pty: PtySize | None = None,
-    ) -> Iterator[RunningCommand]:
+    ) -> AbstractContextManager[RunningCommand]:
         """See `belljar.Cell.open_exec`."""
         opened = self._inner.open_exec(
             argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, pty=pty
         )
-        with self._loop.entered(opened) as running:
-            yield RunningCommand(running, self._loop)
+        return _entered(opened, RunningCommand, self._loop)
 
     write_file = _waiting(AsyncCell.write_file)
     read_file = _waiting(AsyncCell.read_file)
@@ -265,18 +278,16 @@ class Cell(_Facade[AsyncCell]):
         )
         return BackgroundCommand(command, self._loop)
 
-    @contextmanager
     def connect(
         self,
         target: int | str | os.PathLike[str],
         *,
         user: str | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
-    ) -> Iterator[CellStream]:
+    ) -> AbstractContextManager[CellStream]:
         """See `belljar.Cell.connect`."""
         connected = self._inner.connect(target, user=user, timeout_s=timeout_s)
-        with self._loop.entered(connected) as stream:
-            yield CellStream(stream, self._loop)
+        return _entered(connected, CellStream, self._loop)
 
     upload = _waiting(AsyncCell.upload)
     download = _waiting(AsyncCell.download)
@@ -303,17 +314,13 @@ class Pool(_Facade[AsyncPool]):
         """What became of its cells."""
         return self._inner.counts
 
-    @contextmanager
-    def cell(self) -> Iterator[Cell]:
+    def cell(self) -> AbstractContextManager[Cell]:
         """See `belljar.Pool.cell`."""
-        with self._loop.entered(self._inner.cell()) as cell:
-            yield Cell(cell, self._loop)
+        return _entered(self._inner.cell(), Cell, self._loop)
 
-    @contextmanager
-    def range(self) -> Iterator[Range]:
+    def range(self) -> AbstractContextManager[Range]:
         """See `belljar.Pool.range`."""
-        with self._loop.entered(self._inner.range()) as opened:
-            yield Range(opened, self._loop)
+        return _entered(self._inner.range(), Range, self._loop)
 
     def refill(self, *, after_s: float = 0.0) -> None:
         """See `belljar.Pool.refill`."""
@@ -340,37 +347,28 @@ class Range:
         return {OWN_CELL: self.cell, **self.targets}
 
 
-@contextmanager
 def open_cell(
     policy: PolicyLike = None,
     *,
     run: RunDirectory | None = None,
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
-) -> Iterator[Cell]:
+) -> AbstractContextManager[Cell]:
     """See `belljar.open_cell`. Ctrl-C destroys the cell before it is raised."""
-    with own_loop() as loop:
-        opened = cell_open.open_cell(policy, run=run, home=home, actor=actor)
-        with loop.entered(opened) as cell:
-            yield Cell(cell, loop)
+    return _entered(cell_open.open_cell(policy, run=run, home=home, actor=actor), Cell, None)
 
 
-@contextmanager
 def open_range(
     policy: PolicyLike = None,
     *,
     run: RunDirectory | None = None,
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
-) -> Iterator[Range]:
+) -> AbstractContextManager[Range]:
     """See `belljar.open_range`. Ctrl-C destroys the range before it is raised."""
-    with own_loop() as loop:
-        opening = cell_open.open_range(policy, run=run, home=home, actor=actor)
-        with loop.entered(opening) as opened:
-            yield Range(opened, loop)
+    return _entered(cell_open.open_range(policy, run=run, home=home, actor=actor), Range, None)
 
 
-@contextmanager
 def open_pool(
     policy: PolicyLike = None,
     *,
@@ -378,12 +376,10 @@ def open_pool(
     run: RunDirectory | None = None,
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
-) -> Iterator[Pool]:
+) -> AbstractContextManager[Pool]:
     """See `belljar.open_pool`. Ctrl-C destroys its cells before it is raised."""
-    with own_loop() as loop:
-        opening = open_async_pool(policy, size=size, run=run, home=home, actor=actor)
-        with loop.entered(opening) as pool:
-            yield Pool(pool, loop)
+    opening = open_async_pool(policy, size=size, run=run, home=home, actor=actor)
+    return _entered(opening, Pool, None)
 
 
 def kill(

@@ -35,9 +35,9 @@ EVERY_KIND = [
     kinds.ENV_VALUE,
     kinds.Version(version=1),
     kinds.Choice(words=Risk),
-    kinds.Whole(least=1, most=9),
-    kinds.Size(least="1MiB", most="1GiB"),
-    kinds.Duration(least="1s", most="1h"),
+    kinds.Whole(min=1, max=9),
+    kinds.Size(min="1MiB", max="1GiB"),
+    kinds.Duration(min="1s", max="1h"),
 ]
 
 
@@ -71,9 +71,9 @@ def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.Version, value
         (kinds.SOURCE, "./data/x", "data/x"),
         (kinds.MODE, "0755", 0o755),
         (kinds.MODE, "600", 0o600),
-        (kinds.Size(least="1MiB", most="1GiB"), "1GiB", 1 << 30),
-        (kinds.Duration(least="1s", most="1h"), "1s", 1.0),
-        (kinds.Whole(least=1, most=9), 9, 9),
+        (kinds.Size(min="1MiB", max="1GiB"), "1GiB", 1 << 30),
+        (kinds.Duration(min="1s", max="1h"), "1s", 1.0),
+        (kinds.Whole(min=1, max=9), 9, 9),
     ],
 )
 def test_what_is_meant_is_read(kind: kinds.Text, value: object, read: object) -> None:
@@ -123,11 +123,11 @@ def test_what_is_meant_is_read(kind: kinds.Text, value: object, read: object) ->
         (kinds.TEXT, "x" * 70_000, "at most 65536"),
         (kinds.URL_PATH, "health", "not the path of a URL"),
         (kinds.URL_PATH, "/a b", "not the path of a URL"),
-        (kinds.Size(least="1MiB", most="1GiB"), 512, "such as"),
-        (kinds.Size(least="1MiB", most="1GiB"), "2GiB", "from 1MiB to 1GiB"),
-        (kinds.Duration(least="1s", most="1h"), "2h", "from 1s to 1h"),
-        (kinds.Whole(least=1, most=9), True, "true/false"),
-        (kinds.Whole(least=1, most=9), 1.0, "whole number"),
+        (kinds.Size(min="1MiB", max="1GiB"), 512, "such as"),
+        (kinds.Size(min="1MiB", max="1GiB"), "2GiB", "from 1MiB to 1GiB"),
+        (kinds.Duration(min="1s", max="1h"), "2h", "from 1s to 1h"),
+        (kinds.Whole(min=1, max=9), True, "true/false"),
+        (kinds.Whole(min=1, max=9), 1.0, "whole number"),
         (kinds.Version(version=1), True, "write 1"),
         (kinds.Choice(words=Risk), "HIGH", "did you mean `high`?"),
         (kinds.Choice(words=Risk), "hgh", "did you mean `high`?"),
