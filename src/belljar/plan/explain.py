@@ -24,9 +24,9 @@ NETWORK_EXTRA_HINT: Final = (
     "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
 )
 KVM_HINTS: Final = {
-    KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
-    KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` "
-    "tries again",
+    KvmState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
+    KvmState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor --prove-again` tests "
+    "it again",
     KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
 }
 """How to get proven hardware virtualisation."""
@@ -57,26 +57,26 @@ OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
         "use a host of one of these: {known}",
     ),
     ObstacleCode.RUNTIME_NOT_CHECKED: (
-        "no OCI runtime for the {tier} tier was looked for",
+        "this host was not checked for an OCI runtime of the {tier} tier",
         "run `belljar doctor`",
     ),
     ObstacleCode.RUNTIME_UNUSABLE: ("{reason}", ""),
     ObstacleCode.RUNTIME_FAILED: (
-        "{name} {version} ran no container here: {reason}",
-        "`belljar doctor` tries it again",
+        "{name} {version} failed to run a test container: {reason}",
+        "`belljar doctor` tests it again",
     ),
     ObstacleCode.RUNTIME_WITHOUT_PORT: (
-        "{name} {version} runs no container with a network port here: {reason}",
-        "use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
+        "{name} {version} failed to run a test container with a network port: {reason}",
+        "use another runtime or tier, or `network: none`; `belljar doctor` tests it again",
     ),
-    ObstacleCode.TOOL_NOT_CHECKED: ("{tool} was not looked for", _INSTALL),
+    ObstacleCode.TOOL_NOT_CHECKED: ("this host was not checked for {tool}", _INSTALL),
     ObstacleCode.TOOL_MISSING: ("{tool} is missing", _INSTALL),
     ObstacleCode.TOOL_VERSION_UNKNOWN: (
-        "{path} doesn't say its version; {needed} or newer is needed",
+        "{path} has an unknown version; {needed} or newer is needed",
         _INSTALL,
     ),
     ObstacleCode.TOOL_TOO_OLD: (
-        "{tool} {version} is too old: {needed} is needed",
+        "{tool} {version} is too old; {needed} or newer is needed",
         _INSTALL,
     ),
     ObstacleCode.NO_USER_NAMESPACES: (
@@ -117,7 +117,7 @@ OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
         for state, hint in KVM_HINTS.items()
     },
     ObstacleCode.TOO_FEW_PROCESSORS: (
-        "{asked} processors are asked for, and this host has {cpus}",
+        "the policy asks for {asked} processors, and this host has {cpus}",
         "write `cpus: {cpus}` or less, or use a larger host",
     ),
     ObstacleCode.TOO_LITTLE_MEMORY: (
@@ -249,7 +249,7 @@ def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> Iterator
     if emulated:
         yield (
             f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the "
-            f"VM is no security boundary by QEMU's own policy; the jail around it is"
+            f"VM is not a security boundary by QEMU's own policy; the jail around it is"
         )
     if facts.cgroup.reason:
         why = printable(facts.cgroup.reason)
@@ -280,7 +280,7 @@ def oci_warnings(
         )
     if runtime.state is RuntimeState.UNPROVEN:
         name = printable(runtime.name)
-        yield f"{name} has run no container here yet: `belljar doctor` tries it"
+        yield f"{name} was not tested here yet: `belljar doctor` runs a test container"
     if facts.cgroup.version in {CgroupVersion.V1, CgroupVersion.HYBRID}:
         yield (
             "control groups are version 1 here: each limit is in a group of its own, and none "

@@ -76,7 +76,7 @@ def open_regular(directory: Path, name: str) -> Iterator[int]:
     """As `open_beneath`, for a regular file; another kind is a `ValueError`."""
     with open_beneath(directory, name) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         yield fd
 
 
@@ -207,7 +207,7 @@ def _entries(fd: int, max_entries: int) -> Iterator[Entry]:
         yield Entry(path="", kind=EntryKind.DIRECTORY, mode=mode)
         yield from _below(fd, "", 1, max_entries)
     else:
-        raise ValueError("it is no regular file and no directory")
+        raise ValueError("it is not a regular file or directory")
 
 
 def _below(fd: int, path: str, depth: int, max_entries: int) -> Iterator[Entry]:
@@ -222,7 +222,7 @@ def _below(fd: int, path: str, depth: int, max_entries: int) -> Iterator[Entry]:
         found = os.stat(name, dir_fd=fd, follow_symlinks=False)
         mode = stat.S_IMODE(found.st_mode) & 0o777
         if any("\ud800" <= character <= "\udfff" for character in name):
-            raise ValueError(f"{printable(at)} is no name in UTF-8")
+            raise ValueError(f"{printable(at)} is not a name in UTF-8")
         if stat.S_ISLNK(found.st_mode):
             link = os.readlink(name, dir_fd=fd)
             if not link_stays(at, link):  # it must not tell where the host keeps the tree
@@ -238,7 +238,7 @@ def _below(fd: int, path: str, depth: int, max_entries: int) -> Iterator[Entry]:
         elif stat.S_ISREG(found.st_mode):
             yield Entry(path=at, kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
         else:
-            raise ValueError(f"{printable(at)} is no regular file, directory or link")
+            raise ValueError(f"{printable(at)} is not a regular file, directory or link")
 
 
 def _too_many(max_entries: int) -> ValueError:

@@ -307,8 +307,8 @@ def _no_policy(tree: Tree) -> Problem:
     if first is not None and first.is_of_the_file:
         return first
     mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
-    what = "not YAML that a policy may hold, and" if first is not None else "not a policy:"
-    why = f"{what} it has no field `belljar`, as in `belljar: 1`; nothing of it is shown"
+    what = "is not valid YAML for a policy, and has" if first is not None else "has"
+    why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
     return Problem(mark=mark, field="", message=why)
 
 

@@ -86,7 +86,9 @@ def parse_reference(text: str) -> Reference:
         raise ValueError(f"`{text}` is an image's id, not its name")
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None or text.startswith("sha256:"):
-        raise ValueError(f"`{printable(text, max_chars=120)}` is no image: {_expected(text)}")
+        raise ValueError(
+            f"`{printable(text, max_chars=120)}` is not a valid image name: {_expected(text)}"
+        )
     registry, path = _split(match["host"] or "", match["path"])
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
         most = f"{_MAX_NAME_CHARS} characters, registry included"
@@ -124,9 +126,9 @@ def _expected(text: str) -> str:
     """What is wrong with it, as far as that can be seen."""
     name, at, digest = text.partition("@")
     if text.startswith("sha256:"):
-        return "an image's id is `sha256:` and 64 hexadecimal digits"
+        return "an image's id has the form `sha256:` and 64 hexadecimal digits"
     if at and not IMAGE_ID.fullmatch(digest):
-        return "a digest is `@sha256:` and 64 hexadecimal digits in lower case"
+        return "a digest has the form `@sha256:` and 64 lower-case hexadecimal digits"
     if name != name.lower() and _REFERENCE.fullmatch(name.lower()):
-        return "a name is in lower case"
-    return "`[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id"
+        return "use lower case"
+    return "write `[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id"

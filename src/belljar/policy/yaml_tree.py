@@ -159,7 +159,7 @@ def read_tree(
 def _decode(data: bytes, tree: Tree, reading: Reading) -> str | None:
     if len(data) > reading.max_bytes:
         most = format_size(reading.max_bytes)
-        why = f"larger than {most}, which is the most {reading.what} may have"
+        why = f"too large: {reading.what} can have at most {most}"
         mark = Mark(line=1, column=1)
         tree.problems.append(Problem(mark=mark, field="", message=why, is_of_the_file=True))
         return None
@@ -264,7 +264,8 @@ class _Builder:
             return False
         if not self.reading.aliases and (event.version not in (None, (1, 2)) or event.tags):
             why = (
-                f"directives are refused, but for `%YAML 1.2`: {what} must read the same everywhere"
+                f"directives other than `%YAML 1.2` are not allowed: {what} must read the same "
+                f"everywhere"
             )
             self.problem(Mark(line=1, column=1), (), why)
             return False
@@ -274,9 +275,9 @@ class _Builder:
         mark, written = _mark(event.start_mark), quoted("*" + event.anchor)
         found = self.anchors.get(event.anchor)
         if not self.reading.aliases or found is None:
-            why = f"{written} stands for nothing that ends before it"
+            why = f"{written} refers to no value that is complete before it"
             if not self.reading.aliases:
-                why = f"aliases are refused: write the value again instead of {written}"
+                why = f"aliases are not allowed: write the value again instead of {written}"
             self.problem(mark, self._path(), why)
             return False
         if not self._count(mark, found.nodes, found.characters):
@@ -291,13 +292,13 @@ class _Builder:
         """Whether the event's anchor and tag can be read."""
         mark, aliases = _mark(event.start_mark), self.reading.aliases
         if event.anchor is not None and not aliases:
-            why = f"anchors are refused: take {quoted('&' + event.anchor)} away"
+            why = f"anchors are not allowed: remove {quoted('&' + event.anchor)}"
             return self.problem(mark, self._path(), why)
         tag = None if event.tag is None else str(event.tag)
         is_text = isinstance(event, ScalarEvent) and tag in ("!", _TEXT_TAG)
         if tag is None or (aliases and is_text):
             return True
-        return self.problem(mark, self._path(), f"tags are refused: take {quoted(tag)} away")
+        return self.problem(mark, self._path(), f"tags are not allowed: remove {quoted(tag)}")
 
     def _count(self, mark: Mark, nodes: int, characters: int) -> bool:
         self.nodes += nodes
@@ -307,7 +308,7 @@ class _Builder:
             (self.characters, self.reading.max_characters, "characters"),
         ):
             if most is not None and count > most:
-                why = f"more than {most:,} {what}, with what its aliases and merge keys stand for"
+                why = f"more than {most:,} {what}, those of aliases and merge keys included"
                 self.problem(mark, (), why)
                 return False
         return True
@@ -349,11 +350,11 @@ class _Builder:
                 top.is_merge = True
                 return True
             top.skip = True
-            why = "merge keys (`<<`) are refused: write the fields out"
+            why = "merge keys (`<<`) are not allowed: write the fields out"
             return self.problem(mark, top.path, why)
         if not self.reading.plain_names and not isinstance(scalar(name, plain=plain), str):
             top.skip = True
-            why = f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text"
+            why = f"{quoted(name)} is not text; if it is meant as a field's name, put it in quotes"
             return self.problem(mark, top.path, why)
         path = (*top.path, name)
         if path in self.tree.keys:

@@ -96,7 +96,7 @@ def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
         list_source(tree, **BOUNDS)
     (tree / "out").unlink()
     os.mkfifo(tree / "pipe")
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         list_source(tree, **BOUNDS)
 
 

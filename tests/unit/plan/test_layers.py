@@ -60,7 +60,7 @@ def test_what_weakens_a_tier_here_is_said(tier: Tier, facts: HostFacts) -> None:
     for host, word in (
         (replace(best, is_root=False, uid=1000), "one range of ids"),
         (replace(best, cgroup=facts.cgroup), "version 1"),
-        (replace(best, runtimes=untried), "has run no container here"),
+        (replace(best, runtimes=untried), "was not tested here yet"),
         (replace(best, memory_available_mib=100), "is free now"),
     ):
         (more,) = set(isolation_of(tier, Resources(), host).warnings) - told

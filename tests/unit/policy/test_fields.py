@@ -85,9 +85,9 @@ def test_what_is_meant_is_read(kind: kinds.Text, value: object, read: object) ->
     ("kind", "value", "told"),
     [
         (kinds.IMAGE, "sha256:12", "64 hexadecimal"),
-        (kinds.IMAGE, "-rm", "no image"),
+        (kinds.IMAGE, "-rm", "not a valid image name"),
         (kinds.IMAGE, "Debian", "lower case"),
-        (kinds.IMAGE, "a b", "no image"),
+        (kinds.IMAGE, "a b", "not a valid image name"),
         (kinds.USER, -1, "not a valid user"),
         (kinds.USER, 65535, "65534"),
         (kinds.USER, "0:70000", "65534"),

@@ -149,7 +149,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kernel: str) 
         (Path("/dev"), "null"),
         (tmp_path, "a\0b"),
     ):
-        with pytest.raises(ValueError, match=r"no regular file|null byte"):
+        with pytest.raises(ValueError, match=r"not a regular file|null byte"):
             read_regular(directory, name, 1)
     with pytest.raises(OSError, match="No such file"):
         read_regular(tmp_path, "missing", 1)
@@ -159,7 +159,7 @@ def test_no_descriptor_stays(tmp_path: Path, kernel: str) -> None:
     """Neither when it is refused (a pipe then has no reader) nor when its user fails."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="no regular file"), open_regular(tmp_path, "pipe"):
+    with pytest.raises(ValueError, match="not a regular file"), open_regular(tmp_path, "pipe"):
         pass
     with pytest.raises(OSError, match="No such device or address"):
         os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
@@ -251,7 +251,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         server.bind(str(tmp_path / "d" / "docker.sock"))
         os.mkfifo(tmp_path / "e" / "pipe")
         for source in ("d", "e", "e/pipe"):
-            with pytest.raises(ValueError, match="no regular file"):
+            with pytest.raises(ValueError, match="not a regular file"):
                 list_tree(tmp_path, source, max_entries=10)
         with pytest.raises(OSError):  # noqa: PT011 - a socket can't be opened
             list_tree(tmp_path, "d/docker.sock", max_entries=10)

@@ -143,7 +143,7 @@ def test_a_single_error_names_file_line_and_column_first(tmp_path: Path) -> None
     file.write_text(HEAD + "image: A B\n")
     with pytest.raises(PolicyError) as refused:
         load_policy(file)
-    assert str(refused.value).startswith(f"{file}:3:8: image: `A B` is no image")
+    assert str(refused.value).startswith(f"{file}:3:8: image: `A B` is not a valid image name")
     assert refused.value.hint
 
 
@@ -188,16 +188,16 @@ def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for file, told in [
         ("absent", "no such file"),
-        (".", "no regular file"),
-        ("pipe", "no regular file"),
-        ("/dev/zero", "no regular file"),
+        (".", "not a regular file"),
+        ("pipe", "not a regular file"),
+        ("/dev/zero", "not a regular file"),
     ]:
         with pytest.raises(PolicyError, match=told):
             load_policy(tmp_path / file)
     with pytest.raises(PolicyError):
         load_policy("a\0b")
     (tmp_path / "large").write_bytes(b"#" * 70_000)
-    with pytest.raises(PolicyError, match="larger than 64 KiB"):
+    with pytest.raises(PolicyError, match="at most 64 KiB"):
         load_policy(tmp_path / "large")
 
 
@@ -239,7 +239,7 @@ def files_policy(*sources: str) -> str:
 def test_files_are_checked_when_the_policy_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missing, no regular file, too large: told at the source's place."""
+    """Missing, not a regular file, too large: told at the source's place."""
     (tmp_path / "good").write_text("x")
     (tmp_path / "dir").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -253,7 +253,9 @@ def test_files_are_checked_when_the_policy_is(
         (n + 4, f"files[{n}].source") for n in range(1, 6)
     ]
     for (_, _, _, message), told in zip(
-        found, ("no such file", "no regular file", "no regular file", "", "100 MiB"), strict=True
+        found,
+        ("no such file", "not a regular file", "not a regular file", "", "100 MiB"),
+        strict=True,
     ):
         assert told in message
 

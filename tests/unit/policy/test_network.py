@@ -264,7 +264,7 @@ def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None
         (http % "routes.yaml", "not in a directory of its own"),
         (http % "shop/absent.yaml", "no such file"),
         (http % "out/passwd", "leads out"),
-        (http % "shop", "no regular file"),
+        (http % "shop", "not a regular file"),
         (git % "shop/routes.yaml", "not a directory"),
         (git % "out", "leads out"),
     ]:

@@ -74,7 +74,7 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("python", {"names": ["*.a.example"]}, "not an exact name"),
         ("cell", {"command": "run"}, "a list of words"),
         ("cell", {"command": []}, "from 1 to"),
-        ("cell", {"image": "A B"}, "no image"),
+        ("cell", {"image": "A B"}, "not a valid image name"),
         ("cell", {"user": "a b"}, "not a valid user"),
         ("cell", {"workdir": "a"}, "is not absolute"),
         ("cell", {"env": {"1": "a"}}, "not a valid name of a variable"),

@@ -50,18 +50,18 @@ def test_a_scalar_means_what_the_core_schema_says(text: str, value: object) -> N
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("a: &x 1\n", 1, 4, "anchors are refused"),
-        ("a: 1\nb: *a\n", 2, 4, "aliases are refused"),
-        ("a: !!str 1\n", 1, 4, "tags are refused"),
-        ("a: !local {}\n", 1, 4, "tags are refused"),
+        ("a: &x 1\n", 1, 4, "anchors are not allowed"),
+        ("a: 1\nb: *a\n", 2, 4, "aliases are not allowed"),
+        ("a: !!str 1\n", 1, 4, "tags are not allowed"),
+        ("a: !local {}\n", 1, 4, "tags are not allowed"),
         ("<<: {a: 1}\n", 1, 1, "merge keys"),
         ("a: 1\nbc: 2\na: 3\n", 3, 1, "written twice; the first is on line 1"),
         ("x:\n  a: 1\n  'a': 3\n", 3, 3, "written twice"),
         ("a: 1\n---\nb: 1\n", 2, 1, "second document"),
         ("%YAML 1.1\n---\na: 1\n", 1, 1, "directives"),
         ("%TAG ! tag:x,2000:\n---\na: 1\n", 1, 1, "directives"),
-        ("1: a\n", 1, 1, "no name of a field"),
-        ("null: a\n", 1, 1, "no name of a field"),
+        ("1: a\n", 1, 1, "put it in quotes"),
+        ("null: a\n", 1, 1, "put it in quotes"),
         ("? [a]\n: b\n", 1, 3, "a field's name is text"),
         ("a:\n  b:\n", 2, 3, "is empty"),
         ("a: [1, ~]\n", 1, 8, "is empty"),
@@ -97,7 +97,7 @@ def test_a_large_file_is_refused_unread() -> None:
     """64 KiB and not one byte more."""
     comment = b"#" * (MAX_BYTES - 6)
     assert read_tree(b"a: b\n" + comment + b"\n").value == {"a": "b"}
-    assert "larger than 64 KiB" in read_tree(b"a: b\n" + comment + b"\n ").problems[0].message
+    assert "at most 64 KiB" in read_tree(b"a: b\n" + comment + b"\n ").problems[0].message
 
 
 def test_nesting_is_bounded_and_costs_little() -> None:

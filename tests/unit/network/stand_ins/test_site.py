@@ -53,7 +53,7 @@ MISTAKES = {
     "static: {/a: ../x}": "`../x` is not below",
     "static: .\nsession_cookie: a b": "`a b` is no name of a cookie",
     "static: .\nstate: []": "2:8: state: a mapping is needed, but this is a list",
-    "a: &x 1": "1:4: a: anchors are refused",
+    "a: &x 1": "1:4: a: anchors are not allowed",
     "a: [": "not YAML",
 }  # fmt: skip
 
