@@ -157,7 +157,11 @@ def ls(*, as_json: bool) -> None:
     if not images:
         click.echo("No images. `belljar setup` builds the default one.", err=True)
         return
-    rows = [_row(entry) for entry in images]
+    rows = []
+    for entry in images:
+        names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
+        cells = (names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source)
+        rows.append(tuple(printable(cell, max_chars=100_000) for cell in cells))
     if not sys.stdout.isatty():
         click.echo("\n".join(table_lines([_COLUMNS, *rows])))
         return
@@ -226,12 +230,6 @@ def _print_image(made: Image, *, as_json: bool) -> None:
     else:
         names = printable(", ".join(made.names))
         click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
-
-
-def _row(entry: Image) -> tuple[str, ...]:
-    names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
-    cells = (names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source)
-    return tuple(printable(cell, max_chars=100_000) for cell in cells)
 
 
 # --- build

@@ -109,7 +109,11 @@ def obtain_all(
         for result in obtain(store.home, todo, limits=limits, build=build, report=report):
             results.append(result)
             if not as_json:
-                click.echo(printable(_line(result), max_chars=1000))
+                how = "  missing"
+                if result.image is not None:
+                    digest = f"sha256:{result.image.digest[:12]}"
+                    how = f"  {'in the store' if result.was_there else 'imported'}  {digest}"
+                click.echo(printable(result.wanted.image + how, max_chars=1000))
     failed = [(each.wanted.image, each.error) for each in results if each.error is not None]
     error = None
     if failed:
@@ -131,13 +135,6 @@ def obtain_all(
         click.get_current_context().exit(0 if error is None else error.exit_code)
     if error is not None:
         raise error
-
-
-def _line(result: Obtained) -> str:
-    if result.image is None:
-        return f"{result.wanted.image}  missing"
-    how = "in the store" if result.was_there else "imported"
-    return f"{result.wanted.image}  {how}  sha256:{result.image.digest[:12]}"
 
 
 def _why(error: BelljarError) -> str:

@@ -124,7 +124,6 @@ def setup(
 
 def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
     """Each step in order; errors name the log of all output."""
-
     if not plan.steps:
         return []
     make_store_dir(home)
@@ -138,14 +137,11 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
                 write_root_file(Path(step.path), step.content)
             elif step.kind == "run":
                 # Run apt. Fetching can be interrupted; unpacking, once begun, is finished first
-                command = step.command
-
-                argv = [tool(command[0]), *command[1:]]
-                if "install" in command:
+                program, *arguments = step.command
+                argv, installs = [tool(program), *arguments], "install" in arguments
+                if installs:
                     run_logged([*argv, "--download-only"], log=log, on_line=report)
-                run_logged(
-                    argv, log=log, on_line=report, finish_when_interrupted="install" in command
-                )
+                run_logged(argv, log=log, on_line=report, finish_when_interrupted=installs)
             elif step.kind == "kernel":
                 fetch_current_kernel(home, wanted.mirror, report)
             else:
@@ -167,7 +163,6 @@ def _build(name: str, home: Path, mirror: str, log: Path, report: Report) -> Non
 
 def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
     """The kernel with the guest's modules. Raises `HostError`."""
-
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     report("fetching and checking the package")
     fetch_kernel(
@@ -179,7 +174,6 @@ def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
 
 def write_root_file(path: Path, content: str) -> None:
     """Write atomically, readable by all."""
-
     part = path.with_name(f".{path.name}.new")
     try:
         part.write_text(content)
@@ -212,6 +206,13 @@ def host_state(home: Path) -> HostState:
     release: Mapping[str, str] = {}
     with suppress(OSError):
         release = platform.freedesktop_os_release()
+    # A kernel without the modules that guests need now counts as missing.
+    kernel_version, images = "", frozenset[str]()
+    with suppress(HostError):
+        kernel = current_kernel(home)
+        kernel_version = kernel.version if kernel.wanted == REQUIRED_MODULES else ""
+    with suppress(HostError):
+        images = frozenset(name for image in Store(home).list() for name in image.names)
     arch = debian_arch()
     place = next(path for path in (home, *home.parents) if path.is_dir())
     return HostState(
@@ -224,8 +225,8 @@ def host_state(home: Path) -> HostState:
             need.command: version for need in needs(arch) if (version := _version(need)) is not None
         },
         sources=tuple(host_sources()),
-        kernel=_kernel(home),
-        images=_images(home),
+        kernel=kernel_version,
+        images=images,
         free_bytes=shutil.disk_usage(place).free,
     )
 
@@ -241,19 +242,3 @@ def _version(need: Need) -> tuple[int, ...] | None:
     except HostError:
         return None
     return (int(match[1]), int(match[2])) if match else ()
-
-
-def _kernel(home: Path) -> str:
-    """The version if it has today's modules, else ""."""
-    try:
-        kernel = current_kernel(home)
-    except HostError:
-        return ""
-    return kernel.version if kernel.wanted == REQUIRED_MODULES else ""
-
-
-def _images(home: Path) -> frozenset[str]:
-    try:
-        return frozenset(name for image in Store(home).list() for name in image.names)
-    except HostError:
-        return frozenset()

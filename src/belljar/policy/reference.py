@@ -128,7 +128,7 @@ def _expected(text: str) -> str:
     if text.startswith("sha256:"):
         return "an image's id has the form `sha256:` and 64 hexadecimal digits"
     if at and not IMAGE_ID.fullmatch(digest):
-        return "a digest has the form `@sha256:` and 64 lower-case hexadecimal digits"
+        return "a digest has the form `@sha256:` and 64 hexadecimal digits in lower case"
     if name != name.lower() and _REFERENCE.fullmatch(name.lower()):
         return "use lower case"
     return "write `[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id"
