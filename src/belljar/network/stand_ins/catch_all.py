@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.web import (
     Answer,
-    App,
     Request,
     header_text,
     http_app,

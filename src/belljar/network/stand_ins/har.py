@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.documents import Document, Faults, read_document, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
-    App,
     Pairs,
     Request,
     header_text,
@@ -67,12 +66,12 @@ def load(
         needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
         document.problem(("log", "entries"), needed)
         return (), tuple(document.problems)
-    reader = _Reader(document, empty=settings.get("missing_bodies") == "empty")
+    reader = _RecordingReader(document, empty=settings.get("missing_bodies") == "empty")
     found = [reader.entry(entry, ("log", "entries", n)) for n, entry in enumerate(entries)]
     return tuple(exchange for exchange in found if exchange), tuple(document.problems)
 
 
-class _Reader:
+class _RecordingReader:
     def __init__(self, document: Document, *, empty: bool) -> None:
         self.wrong, self.empty = document.problem, empty
 

@@ -13,16 +13,16 @@ from typing import Any, Final
 
 from anyio import sleep
 
-from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.stand_ins.documents import Faults, refuse_faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, find, list_files, stored_file
 from belljar.network.stand_ins.routes import (
     MAX_STATE_BYTES,
     Line,
-    Operation,
     Reply,
     Sessions,
     Site,
+    StateChange,
     StateError,
     Store,
     escape_for,
@@ -31,12 +31,8 @@ from belljar.network.stand_ins.site import load_site
 from belljar.network.stand_ins.templates import RenderError, View, key, render, render_value
 from belljar.network.stand_ins.web import (
     Answer,
-    App,
     Pairs,
-    Receive,
     Request,
-    Scope,
-    Send,
     header_text,
     http_app,
     json_answer,
@@ -60,14 +56,14 @@ def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` as `check` finds."""
     site, problems = load_site(context.settings, context.files)
     refuse_faults(problems, context.id)
-    server = _Server(context, site)
+    server = _Http(context, site)
     return http_app(server.handle, websocket=server.websocket)
 
 
 class _Visit:
     """One request, its path's parameters, and its session."""
 
-    def __init__(self, server: _Server, request: Request) -> None:
+    def __init__(self, server: _Http, request: Request) -> None:
         self.server, self.request = server, request
         self.path: Mapping[str, str] = {}
         self.started = ""
@@ -89,7 +85,7 @@ class _Visit:
         )
 
 
-class _Server:
+class _Http:
     def __init__(self, context: StandInContext, site: Site) -> None:
         self.context, self.site = context, site
         self.state = Store(site.state, MAX_STATE_BYTES)
@@ -125,7 +121,7 @@ class _Server:
         reply = route.replies[min(self.given[index], len(route.replies) - 1)]
         self.given[index] += 1
         try:
-            self.change(route.operations, visit)
+            self.change(route.changes, visit)
             answer = self.answer(reply, visit)
         except (StateError, RenderError):
             answer = plain_error(500)
@@ -133,18 +129,18 @@ class _Server:
             await sleep(reply.delay_s)
         return answer
 
-    def change(self, operations: tuple[Operation, ...], visit: _Visit) -> None:
-        for operation in operations:
-            store = self.state if operation.target.root == "state" else visit.session()
+    def change(self, changes: tuple[StateChange, ...], visit: _Visit) -> None:
+        for change in changes:
+            store = self.state if change.target.root == "state" else visit.session()
             view = visit.view()
-            keys = [key(step, view) for step in operation.target.steps]
-            match operation.verb:
+            keys = [key(step, view) for step in change.target.steps]
+            match change.verb:
                 case "set":
-                    store.set(keys, render_value(operation.value, view))
+                    store.set(keys, render_value(change.value, view))
                 case "append":
-                    store.append(keys, render_value(operation.value, view))
+                    store.append(keys, render_value(change.value, view))
                 case "increment":
-                    store.increment(keys, operation.value)
+                    store.increment(keys, change.value)
                 case "delete":
                     store.delete(keys)
 
@@ -204,7 +200,7 @@ class _Server:
             return
         route = self.site.routes[index]
         try:
-            self.change(route.operations, visit)
+            self.change(route.changes, visit)
         except StateError:
             await refuse_websocket(scope, receive, send)
             return

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_answer, text_answer
+from belljar.network.gateway.context import App, StandInContext
+from belljar.network.stand_ins.web import Answer, Request, http_app, json_answer, text_answer
 from belljar.units import printable
 
 # Of the protocol, newest first; an unknown one gets the newest, as the specification says
@@ -22,10 +22,10 @@ _MAX_ID_CHARS: Final = 200
 
 def make(context: StandInContext) -> App:
     """The ASGI app. All of its paths are the endpoint, as behind many a proxy."""
-    return http_app(_Server(context, context.settings).handle)
+    return http_app(_Mcp(context, context.settings).handle)
 
 
-class _Server:
+class _Mcp:
     def __init__(self, context: StandInContext, settings: Mapping[str, Any]) -> None:
         self._context, self._settings = context, settings
         self._tools: Mapping[str, Any] = {str(tool["name"]): tool for tool in settings["tools"]}

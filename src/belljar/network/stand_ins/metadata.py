@@ -20,11 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
-    App,
     Pairs,
     Request,
     compact,

@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.gateway.context import MAX_QUESTION_BYTES, StandInContext
+from belljar.network.gateway.context import MAX_QUESTION_BYTES, App, StandInContext
 from belljar.network.stand_ins import responses
 from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
-    App,
     Pairs,
     Request,
     compact,
@@ -79,12 +78,12 @@ def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
 def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` as `check` finds."""
     refuse_faults(check(context.settings, None), context.id)
-    handle, error = _Server(context).handle, _too_large()
+    handle, error = _OpenAi(context).handle, _too_large()
     too_large = json_answer(error.body, error.status)
     return http_app(handle, max_body_bytes=MAX_QUESTION_BYTES, too_large=too_large)
 
 
-class _Server:
+class _OpenAi:
     def __init__(self, context: StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         self.context = context

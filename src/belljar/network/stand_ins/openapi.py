@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.documents import MAX_PROBLEMS, Faults, refuse_faults
 from belljar.network.stand_ins.examples import Maker, NoExampleError
 from belljar.network.stand_ins.operations import Api, Operation, Parameter, arguments, load, walk
@@ -21,7 +21,6 @@ from belljar.network.stand_ins.schemas import Pointer, Schemas
 from belljar.network.stand_ins.templates import text_of
 from belljar.network.stand_ins.web import (
     Answer,
-    App,
     Pairs,
     Request,
     accepted,
@@ -42,7 +41,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     api = load(settings, directory)
     if api.document.problems:
         return tuple(api.document.problems)
-    server = _Server(api)
+    server = _OpenApi(api)
     for path, _ in walk(server.given.root, ()):
         is_schema = path[-1] == "schema" or path[:2] == ("components", "schemas") == path[:-1]
         if is_schema and (message := server.given.fault(path)):
@@ -62,10 +61,10 @@ def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what is wrong with the document."""
     api = load(context.settings, context.files)
     refuse_faults(api.document.problems, context.id)
-    return http_app(_Server(api, auth=bool(context.settings.get("auth", True))).handle)
+    return http_app(_OpenApi(api, auth=bool(context.settings.get("auth", True))).handle)
 
 
-class _Server:
+class _OpenApi:
     def __init__(self, api: Api, *, auth: bool = True) -> None:
         self.api, self.auth = api, auth
         self.asked, self.given = Schemas(api.root, "request"), Schemas(api.root, "answer")

@@ -122,11 +122,11 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> Api:
     """The operations; with `document.problems`, use nothing else."""
     api = Api(document=read_document(directory, settings["document"], what="an OpenAPI document"))
     if not api.document.problems:
-        _Reader(api).read()
+        _DocumentReader(api).read()
     return api
 
 
-class _Reader:
+class _DocumentReader:
     def __init__(self, api: Api) -> None:
         self.api = api
         self.wrong = api.document.problem

@@ -180,7 +180,7 @@ _TEXT_ROOTS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class PathParameter:
     """`rest`: all segments left, at least one."""
 
     name: str
@@ -191,29 +191,31 @@ class Parameter:
 class Pattern:
     """A path's segments: fixed text, and parameters."""
 
-    segments: tuple[str | Parameter, ...]
+    segments: tuple[str | PathParameter, ...]
 
     @property
     def parameters(self) -> frozenset[str]:
         """Names of its parameters."""
-        return frozenset(each.name for each in self.segments if isinstance(each, Parameter))
+        return frozenset(each.name for each in self.segments if isinstance(each, PathParameter))
 
     @property
     def shape(self) -> tuple[str | bool, ...]:
         """What it matches, names of parameters left out."""
-        return tuple(each.rest if isinstance(each, Parameter) else each for each in self.segments)
+        return tuple(
+            each.rest if isinstance(each, PathParameter) else each for each in self.segments
+        )
 
     def match(self, raw_path: str) -> dict[str, str] | None:
         """Decoded parameters; `%2F` doesn't split segments."""
         parts = [unquote(part, errors="replace") for part in raw_path.split("/")[1:]]
         found: dict[str, str] = {}
         for index, segment in enumerate(self.segments):
-            if isinstance(segment, Parameter) and segment.rest:
+            if isinstance(segment, PathParameter) and segment.rest:
                 found[segment.name] = "/".join(parts[index:])
                 return found if len(parts) > index and found[segment.name] else None
             if index >= len(parts):
                 return None
-            if isinstance(segment, Parameter):
+            if isinstance(segment, PathParameter):
                 if not parts[index]:
                     return None
                 found[segment.name] = parts[index]
@@ -226,17 +228,17 @@ def parse_pattern(text: str) -> Pattern:
     """`/items/{id}` or `/files/{rest...}`. Raises `ValueError` with a sentence."""
     if not text.startswith("/") or any(char in text for char in "?# \t\r\n"):
         raise ValueError("a path begins with `/` and has no query, no fragment and no blank")
-    segments: list[str | Parameter] = []
+    segments: list[str | PathParameter] = []
     for part in text.split("/")[1:]:
         match = _PARAMETER.fullmatch(part)
         if match is None and ("{" in part or "}" in part):
             example = "as in `/items/{id}` or `/files/{rest...}`"
             raise ValueError(f"a parameter fills a whole segment, {example}")
-        segments.append(Parameter(match[1], rest=bool(match[2])) if match else unquote(part))
+        segments.append(PathParameter(match[1], rest=bool(match[2])) if match else unquote(part))
     pattern = Pattern(tuple(segments))
-    if any(isinstance(segment, Parameter) and segment.rest for segment in segments[:-1]):
+    if any(isinstance(segment, PathParameter) and segment.rest for segment in segments[:-1]):
         raise ValueError("`{…...}` takes all that is left, so it can only stand at the end")
-    if len(pattern.parameters) != sum(isinstance(segment, Parameter) for segment in segments):
+    if len(pattern.parameters) != sum(isinstance(segment, PathParameter) for segment in segments):
         raise ValueError("two parameters have one name")
     return pattern
 
@@ -272,7 +274,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class StateChange:
     """One change of `state` or `session`; `value` may hold templates."""
 
     verb: Literal["set", "append", "increment", "delete"]
@@ -312,7 +314,7 @@ class Route:
     pattern: Pattern
     methods: tuple[str, ...] = ("GET",)
     conditions: tuple[Condition, ...] = ()
-    operations: tuple[Operation, ...] = ()
+    changes: tuple[StateChange, ...] = ()
     replies: tuple[Reply, ...] = (Reply(),)
     websocket: Literal["", "echo", "script"] = ""
     script: tuple[Line, ...] = ()

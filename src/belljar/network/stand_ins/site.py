@@ -20,11 +20,11 @@ from belljar.network.stand_ins.routes import (
     METHODS,
     Condition,
     Line,
-    Operation,
     Pattern,
     Reply,
     Route,
     Site,
+    StateChange,
     parse_pattern,
 )
 from belljar.network.stand_ins.templates import (
@@ -66,11 +66,11 @@ def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site
     else:
         document = Document(source="", value=dict(settings))
     problems = [Fault("belongs in the file that `routes` names", (name,)) for name in others]
-    site = Site() if document.problems else _Reader(document, directory).site()
+    site = Site() if document.problems else _SiteReader(document, directory).site()
     return site, (*problems, *document.problems)
 
 
-class _Reader:
+class _SiteReader:
     def __init__(self, document: Document, directory: Path | None) -> None:
         self.document, self.directory = document, directory
         self.wrong = document.problem
@@ -148,7 +148,7 @@ class _Reader:
             pattern=pattern,
             methods=self.methods(fields, path),
             conditions=self.conditions(fields.get("when", {}), (*path, "when")),
-            operations=self.operations(fields.get("do", []), (*path, "do")),
+            changes=self.changes(fields.get("do", []), (*path, "do")),
             replies=(Reply(),) if websocket else self.replies(fields, path),
             websocket=websocket,
             script=script,
@@ -194,8 +194,8 @@ class _Reader:
             found.append(Condition(reference, operator, self.value(expected, here)))
         return tuple(found)
 
-    def operations(self, value: object, path: FieldPath) -> tuple[Operation, ...]:
-        found: list[Operation] = []
+    def changes(self, value: object, path: FieldPath) -> tuple[StateChange, ...]:
+        found: list[StateChange] = []
         verbs = ("set", "append", "increment", "delete")
         for index, item in enumerate(value if isinstance(value, list) else [value]):
             here = (*path, index) if isinstance(value, list) else path
@@ -213,7 +213,7 @@ class _Reader:
         name: str,
         argument: object,
         path: FieldPath,
-    ) -> list[Operation]:
+    ) -> list[StateChange]:
         target = self.reference(name, path)
         if target is None:
             return []
@@ -224,7 +224,7 @@ class _Reader:
         if verb == "increment" and type(argument) is not int:
             self.wrong(path, f"a whole number is needed, but this is {kind_of(argument)}")
             return []
-        return [Operation(verb, target, None if verb == "delete" else self.value(argument, path))]
+        return [StateChange(verb, target, None if verb == "delete" else self.value(argument, path))]
 
     def replies(self, fields: Mapping[str, Any], path: FieldPath) -> tuple[Reply, ...]:
         own = {name: value for name, value in fields.items() if name in _REPLY}

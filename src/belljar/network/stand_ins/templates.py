@@ -96,7 +96,7 @@ class View:
     random: Callable[[int], bytes]
 
 
-class _Reader:
+class _TemplateReader:
     def __init__(self, text: str, at: int, end: int) -> None:
         self.text, self.at, self.end = text, at, end
 
@@ -222,7 +222,7 @@ def _wrong(reference: Reference) -> str:
 
 def parse_reference(text: str) -> Reference:
     """A reference alone. Raises `TemplateError`."""
-    reader = _Reader(text, 0, len(text))
+    reader = _TemplateReader(text, 0, len(text))
     reference = reader.reference()
     if reader.at != len(text):
         raise TemplateError(reader.at, "the reference goes on with something that can't be read")
@@ -240,7 +240,7 @@ def parse_template(text: str) -> Template:
         if end < 0:
             raise TemplateError(start, "`{{` is never closed by `}}`")
         parts += [text[at:start]] if start > at else []
-        parts.append(_Reader(text, start + 2, end).expression())
+        parts.append(_TemplateReader(text, start + 2, end).expression())
         at = end + 2
     if at < len(text) or not parts:
         parts.append(text[at:])

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,12 +22,9 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
 
 from belljar.events import JsonValue
+from belljar.network.gateway.context import App, Receive, Scope, Send
 from belljar.units import printable
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_BODY_BYTES: Final = 1 << 20

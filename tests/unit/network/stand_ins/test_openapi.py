@@ -40,7 +40,7 @@ def test_every_answer_fits_its_schema(name: str) -> None:
     the document as JSON Schema."""
     assert openapi.check({"document": name}, DOCUMENTS) == ()
     api = load({"document": name}, DOCUMENTS)
-    server = openapi._Server(api)
+    server = openapi._OpenApi(api)
     seen = 0
     for operation in api.operations:
         at, described = api.at(operation.answer or ())
