@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.network.stand_ins.web import parse_json
-from belljar.policy.fields import nearest
 from belljar.policy.files import OutsideError, read_regular
 from belljar.policy.yaml_tree import Mark, Reading, Tree, closest_mark, field_name, read_tree
 from belljar.policy.yaml_tree import Path as FieldPath
@@ -170,29 +169,13 @@ def _read_json(document: Document, data: bytes) -> None:
 
     try:
         document.text = data.decode("utf-8-sig")
-        document.value = parse_json(document.text)
+        document.value = parse_json(document.text, _MAX_DEPTH)
     except UnicodeDecodeError as exc:
         wrong("not UTF-8", data[: exc.start].count(b"\n") + 1)
     except json.JSONDecodeError as exc:
         wrong(f"not JSON: {exc.msg}", exc.lineno, exc.colno)
     except ValueError as exc:
         wrong(f"not JSON: {exc}")
-    if not document.problems and _deeper(document.value, _MAX_DEPTH):
-        wrong(f"nested deeper than {_MAX_DEPTH} levels")
-
-
-def _deeper(value: object, levels: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    items = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_deeper(item, levels - 1) for item in items)
-
-
-def no_such_field(name: str, allowed: tuple[str, ...]) -> str:
-    """The message for an unknown field."""
-    near = nearest(name, allowed)
-    hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(allowed)}"
-    return f"there is no such field; {hint}"
 
 
 def refuse_faults(faults: Iterable[Fault], where: str) -> None:

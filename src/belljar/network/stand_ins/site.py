@@ -11,7 +11,6 @@ from belljar.network.stand_ins.documents import (
     Document,
     Fault,
     Faults,
-    no_such_field,
     read_document,
     read_file,
 )
@@ -39,7 +38,7 @@ from belljar.network.stand_ins.templates import (
     text_of,
 )
 from belljar.network.stand_ins.web import compact
-from belljar.policy.fields import kind_of, listed
+from belljar.policy.fields import kind_of, listed, nearest
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import parse_duration, quoted
 
@@ -86,7 +85,9 @@ class _SiteReader:
             return value
         for name in value:
             if name not in allowed:
-                self.wrong((*path, name), no_such_field(name, allowed), key=True)
+                near = nearest(name, allowed)
+                hint = f"did you mean `{near}`?" if near else f"the fields are {listed(allowed)}"
+                self.wrong((*path, name), f"there is no such field; {hint}", key=True)
         return {name: item for name, item in value.items() if name in allowed}
 
     def site(self) -> Site:

@@ -179,22 +179,22 @@ def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
-def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
-    """By RFC 8259, at most `MAX_JSON_DEPTH` deep. Raises `ValueError`."""
+def parse_json(data: bytes | str, max_depth: int = MAX_JSON_DEPTH) -> Any:  # noqa: ANN401 - any
+    """By RFC 8259, with at most so many levels. Raises `ValueError`."""
     try:
         # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not.
         text = data.decode() if isinstance(data, bytes) else data
         value = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError(f"nested deeper than {max_depth} levels") from None
     # Below the parser's own limit a value may still be too deep for whatever walks it next.
     level = [value]
-    for _ in range(MAX_JSON_DEPTH):
+    for _ in range(max_depth + 1):
         outer = [each for each in level if isinstance(each, (dict, list))]
-        level = [x for each in outer for x in (each.values() if isinstance(each, dict) else each)]
-        if not level:
+        if not outer:
             return value
-    raise ValueError("nested too deeply")
+        level = [x for each in outer for x in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError(f"nested deeper than {max_depth} levels")
 
 
 def accepted(field: str, offered: tuple[str, ...]) -> str | None:
