@@ -111,7 +111,7 @@ class Sniffer:
     def __init__(self, opened: Range) -> None:
         if opened.network is None:
             raise ValueError("a range without a network")
-        with links._within(opened.network._pins["net"]):
+        with links.within(opened.network._pins["net"]):
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PACKETS))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self._socket.settimeout(0.2)

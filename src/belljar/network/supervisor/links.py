@@ -200,8 +200,8 @@ def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s:
     )
 
 
-def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterator[str]:
-    """Devices that somebody else has put up or led elsewhere, in words. Pure.
+def unexpected_devices(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterator[str]:
+    """Devices that are up or lead elsewhere without the range, in words. Pure.
 
     One that is down (the kernel makes some itself) lets nothing pass.
     """
@@ -209,13 +209,11 @@ def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterat
         if link.index not in ports:
             if link.is_up and link.name != "lo":
                 yield f"a device is up that is no cell's port: {link.name}"
-        elif link.peer != ports[link.index].peer and not _is_ending(link):
+            continue
+        # -1 (NETNSA_NSID_NOT_ASSIGNED): the peer's namespace is ending
+        is_ending = link.peer is None or link.peer[1] == -1
+        if link.peer != ports[link.index].peer and not is_ending:
             yield f"the port of the cell {ports[link.index].cell} leads elsewhere"
-
-
-def _is_ending(link: netlink.Link) -> bool:
-    """The peer's namespace is ending: its id is gone (NETNSA_NSID_NOT_ASSIGNED)."""
-    return link.peer is None or link.peer[1] == -1
 
 
 def all_down(kernel: socket.socket) -> None:
@@ -228,7 +226,7 @@ def all_down(kernel: socket.socket) -> None:
 
 def socket_within(namespace_fd: int) -> socket.socket:
     """Another namespace's tables; this thread must be able to return."""
-    with _within(namespace_fd):
+    with within(namespace_fd):
         return netlink.open_socket()
 
 
@@ -257,7 +255,8 @@ def tables_of(namespace: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _within(namespace_fd: int) -> Iterator[None]:
+def within(namespace_fd: int) -> Iterator[None]:
+    """Move this thread to another network namespace, and back. Raises `OSError`."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
@@ -295,38 +294,28 @@ _WHOLE: Final = (
     "ipv4/tcp_wmem",
 )
 _OF_DEVICE: Final = (
-    *(
-        f"ipv4/conf/%s/{name}"
-        for name in (
-            *(
-                "accept_local",
-                "accept_redirects",
-                "accept_source_route",
-                "arp_ignore",
-                "bc_forwarding",
-                "forwarding",
-            ),
-            *("proxy_arp", "route_localnet", "rp_filter", "secure_redirects", "send_redirects"),
-        )
-    ),
-    *(
-        f"ipv6/conf/%s/{name}"
-        for name in (
-            *(
-                "accept_ra",
-                "accept_redirects",
-                "accept_source_route",
-                "addr_gen_mode",
-                "disable_ipv6",
-                "forwarding",
-            ),
-            *("proxy_ndp",),
-        )
-    ),
+    "ipv4/conf/%s/accept_local",
+    "ipv4/conf/%s/accept_redirects",
+    "ipv4/conf/%s/accept_source_route",
+    "ipv4/conf/%s/arp_ignore",
+    "ipv4/conf/%s/bc_forwarding",
+    "ipv4/conf/%s/forwarding",
+    "ipv4/conf/%s/proxy_arp",
+    "ipv4/conf/%s/route_localnet",
+    "ipv4/conf/%s/rp_filter",
+    "ipv4/conf/%s/secure_redirects",
+    "ipv4/conf/%s/send_redirects",
+    "ipv6/conf/%s/accept_ra",
+    "ipv6/conf/%s/accept_redirects",
+    "ipv6/conf/%s/accept_source_route",
+    "ipv6/conf/%s/addr_gen_mode",
+    "ipv6/conf/%s/disable_ipv6",
+    "ipv6/conf/%s/forwarding",
+    "ipv6/conf/%s/proxy_ndp",
 )
 _ALWAYS: Final = ("all", "default", "lo")
 _MULTICAST6: Final = ip_network("ff00::/8")
-_TOLD: Final = 8
+_MAX_REPORTED: Final = 8
 _MAX_BYTES: Final = 4096
 
 
@@ -362,37 +351,31 @@ def _read_settings(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in names:
         # A kernel without IPv6, an older one, a device that has gone
         with contextlib.suppress(FileNotFoundError):
-            yield name, _content(f"{SETTINGS}/{name}")
+            # Dozens at each check, and `Path.read_text` takes five times as long
+            fd = os.open(f"{SETTINGS}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                value = os.read(fd, _MAX_BYTES)
+            finally:
+                os.close(fd)
+            yield name, value.decode().strip()
 
 
-def _content(path: str) -> str:
-    # Dozens at each check, and `Path.read_text` takes five times as long.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, _MAX_BYTES).decode().strip()
-    finally:
-        os.close(fd)
-
-
-def differences(left: Baseline, found: Baseline, ports: Mapping[int, str]) -> tuple[str, ...]:
-    """What is not as it was left, in words, the first few. Pure.
+def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> tuple[str, ...]:
+    """What differs from the baseline, in words, the first few. Pure.
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
-    return tuple(_differences(left, found, ports))[:_TOLD]
-
-
-def _differences(left: Baseline, found: Baseline, ports: Mapping[int, str]) -> Iterator[str]:
-    for route in sorted(found.routes - left.routes, key=str):
-        if not _is_of_port(route, ports):
-            yield f"a route that was not there: {route}"
-    for route in sorted(left.routes - found.routes, key=str):
-        yield f"a route is gone: {route}"
-    if left.policy != found.policy:
-        yield "the policy of routing is another"
-    for name, value in left.settings.items():
+    added = sorted(found.routes - baseline.routes, key=str)
+    changed = [f"a route that was not there: {new}" for new in added if not _is_of_port(new, ports)]
+    changed += (
+        f"a route is gone: {old}" for old in sorted(baseline.routes - found.routes, key=str)
+    )
+    if baseline.policy != found.policy:
+        changed.append("the policy of routing is another")
+    for name, value in baseline.settings.items():
         if (now := found.settings.get(name, value)) != value:
-            yield f"{name} was {value} and is {printable(now, max_chars=40)}"
+            changed.append(f"{name} was {value} and is {printable(now, max_chars=40)}")
+    return tuple(changed[:_MAX_REPORTED])
 
 
 def _is_of_port(route: Route, ports: Mapping[int, str]) -> bool:

@@ -1,9 +1,10 @@
 """The supervisor of one range: namespace, rules, ports, listeners and packet record.
 
-A fork of the fork server. The rules are in force before there is any port. Then it does what its
-owner asks (`attach`, `check`, `end`), reports logged packets, and reads the rules back every few
-seconds and at each change. Any failure, or an owner that reads nothing, ends it with every port
-down. It reads only fixed headers of a guest's packets.
+A fork of the fork server. The rules are in force before any port exists.
+It handles its owner's requests (`attach`, `check`, `end`) and reports logged packets.
+It reads the rules back every few seconds, and at each change.
+Any failure, or an owner that reads nothing, ends it with every port down.
+Of a guest's packets it parses fixed headers only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
@@ -50,7 +52,7 @@ _LIMITS: Final = {
 _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
-_STRANGE_TOLD: Final = 8
+_MAX_REPORTED_DEVICES: Final = 8
 _AT_RISK_A_MESSAGE: Final = 100
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
@@ -69,8 +71,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     """`fds`: owner, gateway, document, stderr, rules, packet files, others held."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
-    fd = fds[2]
-    document = ipc.from_file(fd)
+    document = ipc.from_file(fds[2])
     task = _Task(
         layout=RangeLayout.from_json(document["layout"]),
         network=NetworkPlan.from_json(document["network"]),
@@ -87,26 +88,20 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     except ipc.Closed:
         os._exit(0)
     except (BelljarError, OSError) as exc:
+        if isinstance(exc, BelljarError):
+            hint = exc.hint
+        else:
+            hint = "free some space for the run directories" if exc.filename == RECORD else ""
+        failure = {"failed": _reason(exc), "host": isinstance(exc, HostError), "hint": hint}
         with suppress(ipc.Closed, BlockingIOError):
-            ipc.send(
-                owner,
-                {"failed": _said(exc), "host": isinstance(exc, HostError), "hint": _hint(exc)},
-            )
+            ipc.send(owner, failure)
     os._exit(1)
 
 
-def _said(exc: BelljarError | OSError) -> str:
-    return (
-        exc.what
-        if isinstance(exc, BelljarError)
-        else f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
-    )
-
-
-def _hint(exc: BelljarError | OSError) -> str:
+def _reason(exc: BelljarError | OSError) -> str:
     if isinstance(exc, BelljarError):
-        return exc.hint
-    return "free some space for the run directories" if exc.filename == RECORD else ""
+        return exc.what
+    return f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
 
 
 def _unshare(kind: int, name: str) -> None:
@@ -127,15 +122,11 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
 
-def _ports_down(*_: object) -> NoReturn:
-    raise _PortsDown
-
-
 class _PortsDown(BaseException):
     """The kill switch was used: nothing may pass."""
 
 
-class _Unheard(OSError):  # noqa: N818 - an end
+class _OwnerTimeoutError(OSError):
     """The owner reads nothing: an unwatched range ends."""
 
 
@@ -152,14 +143,14 @@ class _Supervisor:
         self._kernel: socket.socket | None = None
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
-        self._left: Baseline | None = None
+        self._baseline: Baseline | None = None
         self._known: KnownRules | None = None
 
     def make(self, gateway: socket.socket, parent: int) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
         if task.uid is None:
-            # Its ids are the owner's to map: the programs that may are started by him
+            # The owner maps its ids: it starts the programs that may do that
             _unshare(syscalls.CLONE_NEWUSER, "user")
             ipc.send(self._owner, {"unshared": True})
             if ipc.receive(self._owner) != ({"mapped": True}, []):
@@ -176,7 +167,7 @@ class _Supervisor:
         for listener in listeners.values():
             listener.close()
         with netfilter.Loading(task.nft, self._rules) as loading:
-            self._left = read_baseline(self._kernel, ())
+            self._baseline = read_baseline(self._kernel, ())
             self._tap = Tap()
             most = task.network.bounds.packet_record_bytes
             self._files = PacketFiles(self._fds, most, self._connections)
@@ -208,7 +199,11 @@ class _Supervisor:
 
     def work(self) -> NoReturn:
         """Until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
-        signal.signal(PORTS_DOWN, _ports_down)
+
+        def ports_down(*_: object) -> NoReturn:
+            raise _PortsDown
+
+        signal.signal(PORTS_DOWN, ports_down)
         try:
             while True:
                 self._turn()
@@ -230,22 +225,22 @@ class _Supervisor:
         if self._changes in ready:
             self._end_as_changed()
         if self._owner in ready:
-            self._obey(*ipc.receive(self._owner))
+            self._handle(*ipc.receive(self._owner))
         if time.monotonic() >= self._next_check:
             self._check()
-            self._tell_counted()
+            self._report_counted()
 
-    def _read_log(self, most: int) -> bool:
+    def _read_log(self, max_datagrams: int) -> bool:
         """Whether nothing is left."""
         for taken, datagram in enumerate(netfilter.read_all(self._log), 1):
             for packet in netfilter.parse_log(datagram):
                 if (flow := self._flows.take(packet)) is not None:
-                    self._tell(flow=flow)
-            if taken >= most:
+                    self._report(flow=flow)
+            if taken >= max_datagrams:
                 return False
         return True
 
-    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+    def _handle(self, message: Mapping[str, Any], fds: list[int]) -> None:
         number = message["id"]
         try:
             match message["do"]:
@@ -255,12 +250,14 @@ class _Supervisor:
                     self._check()
                 case "end":
                     self._end(number)
-        except _Unheard:
+        except _OwnerTimeoutError:
             raise
         except (OSError, KeyError, StopIteration) as exc:
-            self._tell(refused=number, reason=_said(exc) if isinstance(exc, OSError) else repr(exc))
+            self._report(
+                refused=number, reason=_reason(exc) if isinstance(exc, OSError) else repr(exc)
+            )
         else:
-            self._tell(done=number)
+            self._report(done=number)
         finally:
             for fd in fds:
                 with suppress(OSError):
@@ -285,8 +282,9 @@ class _Supervisor:
                 ),
             )
         self._ports[made.index] = made
-        left = self._expected()
-        self._left = replace(left, settings={**left.settings, **read_settings((made.device,))})
+        baseline = self._expected()
+        settings = {**baseline.settings, **read_settings((made.device,))}
+        self._baseline = replace(baseline, settings=settings)
         self._flows.attached(made.index, made.cell)
 
     def _remove_stale(self, device: str) -> None:
@@ -299,21 +297,21 @@ class _Supervisor:
 
     def _check(self) -> None:
         """End, all ports down, when anything has changed."""
-        listed = self._look_at_rules(self._strange)
+        listed = self._look_at_rules(self._unexpected)
         if self._read_log(_ALL_LOGS):
             self._flows.count_lost(logged(listed))
-        self._tell(counters=self._counters(listed))
+        self._report(counters=self._counters(listed))
 
     def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> Mapping[str, Any]:
         # What has changed until now is in the listing
-        told = sum(1 for _ in netfilter.read_all(self._changes))
+        notices = sum(1 for _ in netfilter.read_all(self._changes))
         with netfilter.Listing(self._task.nft) as listing:
-            strange = meanwhile()
+            unexpected = meanwhile()
             self._known = self._known or known_rules(ipc.from_file(self._rules))
             listed = listing.read()
         self._next_check = time.monotonic() + self._task.check_every_s
         self._end_if_changed(
-            (*changed_rules(self._known, listed), *strange) or (_CHANGED_BACK,) * (told > 0)
+            (*changed_rules(self._known, listed), *unexpected) or (_CHANGED_BACK,) * (notices > 0)
         )
         return listed
 
@@ -323,25 +321,29 @@ class _Supervisor:
         try:
             self._take_all()
             self._look_at_rules()
-        except _Unheard:
+        except _OwnerTimeoutError:
             raise
         except (BelljarError, OSError) as exc:
-            self._end_if_changed([f"its rules were changed, and can't be read back: {_said(exc)}"])
+            self._end_if_changed(
+                [f"its rules were changed, and can't be read back: {_reason(exc)}"]
+            )
         self._end_if_changed([_CHANGED_BACK])
         os._exit(1)
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
         if differences:
             self._shut()
-            self._tell(breach=list(differences))
+            self._report(breach=list(differences))
             os._exit(1)
 
-    def _strange(self) -> list[str]:
+    def _unexpected(self) -> list[str]:
         """How this namespace differs from its baseline, devices first."""
         kernel = self._tables()
-        found = [*links.strange(netlink.list_links(kernel), self._ports)][:_STRANGE_TOLD]
+        devices = links.unexpected_devices(netlink.list_links(kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
-        return found or (self._differences(kernel) and self._differences(kernel))
+        return [*islice(devices, _MAX_REPORTED_DEVICES)] or (
+            self._differences(kernel) and self._differences(kernel)
+        )
 
     def _differences(self, kernel: socket.socket) -> list[str]:
         devices = [port.device for port in self._ports.values()]
@@ -349,9 +351,9 @@ class _Supervisor:
         return [*differences(self._expected(), read_baseline(kernel, devices), addresses)]
 
     def _expected(self) -> Baseline:
-        if self._left is None:
+        if self._baseline is None:
             raise RuntimeError("there is no namespace yet")
-        return self._left
+        return self._baseline
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
         packets = counts(listed)
@@ -365,24 +367,24 @@ class _Supervisor:
             "logs_lost": self._flows.lost,
         }
 
-    def _tell_counted(self) -> None:
+    def _report_counted(self) -> None:
         for flow in self._flows.flush():
-            self._tell(flow=flow)
+            self._report(flow=flow)
 
     def _end(self, number: int) -> NoReturn:
         """The last packets and counts, with ports down."""
-        self._end_if_changed(self._strange())
+        self._end_if_changed(self._unexpected())
         self._shut()
         self._take_all()
         listed = self._look_at_rules()
         while self._take_all():  # had been on their way when the ports were put down
             listed = self._look_at_rules()
         self._flows.count_lost(logged(listed))
-        self._tell_counted()
+        self._report_counted()
         for batch in batches(self._connections.at_risk(), _AT_RISK_A_MESSAGE):
-            self._tell(at_risk=batch)
-        self._tell(counters=self._counters(listed))
-        self._tell(done=number)
+            self._report(at_risk=batch)
+        self._report(counters=self._counters(listed))
+        self._report(done=number)
         os._exit(0)
 
     def _take_all(self) -> bool:
@@ -402,45 +404,36 @@ class _Supervisor:
             raise RuntimeError("there is no namespace yet")
         return self._kernel
 
-    def _record_until_heard(self) -> bool:
-        # Records frames meanwhile; False: timed out.
+    def _report(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
+        """Send it; frames are recorded while the owner reads nothing."""
         give_up = time.monotonic() + self._task.timeout_s
         while (left_s := give_up - time.monotonic()) > 0:
             readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
             if writable:
-                return True
+                with suppress(BlockingIOError):  # its timeout is the same
+                    ipc.send(self._owner, message)
+                    return
+                break
             if readable:
                 self._tap.read_into(self._files)
-        return False
-
-    def _tell(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
-        try:
-            if not self._record_until_heard():
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            ipc.send(self._owner, message)
-        except BlockingIOError as exc:
-            raise _Unheard(exc.errno, "it has taken in nothing for too long", "the owner") from exc
+        raise _OwnerTimeoutError(errno.EAGAIN, "it has taken in nothing for too long", "the owner")
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
     """The range's listeners by name. Raises `OSError`."""
-    found = {"dns_udp": _udp(layout.resolver, DNS_PORT), "dns_tcp": _tcp(DNS_PORT)}
+    # UDP is bound to one address: of several, the kernel would not know from which to answer.
+    dns_udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    _bind(dns_udp, layout.resolver, DNS_PORT)
+    found = {"dns_udp": dns_udp, "dns_tcp": _tcp(DNS_PORT)}
     found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
     if layout.sink_port is not None:
         found["sink"] = _tcp(layout.sink_port, is_sink=True)
     return found
 
 
-def _udp(address: str, port: int) -> socket.socket:
-    # Bound to one address: of several, the kernel would not know from which to answer.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    _bind(listener, address, port)
-    return listener
-
-
 def _tcp(port: int, *, is_sink: bool = False) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if is_sink:  # it answers for addresses that nobody has
+    if is_sink:  # it answers for addresses that no machine has
         listener.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, SINK_MARK)
     _bind(listener, "0.0.0.0", port)  # noqa: S104 - the range's own namespace, which has no way out
