@@ -1,13 +1,11 @@
-"""The kernel's calls that Python has no name for, each an `OSError` when it fails.
-
-Thin: what is done with them is others'.
-"""
+"""The kernel's calls that Python has no name for; a failure raises `OSError`."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import socket
 import struct
 from typing import Final
 
@@ -17,7 +15,6 @@ CLONE_NEWIPC: Final = 0x0800_0000
 CLONE_NEWUSER: Final = 0x1000_0000
 CLONE_NEWNET: Final = 0x4000_0000
 
-CAP_NET_BIND_SERVICE: Final = 10
 CAP_NET_ADMIN: Final = 12
 CAP_NET_RAW: Final = 13
 CAP_SYS_ADMIN: Final = 21
@@ -45,6 +42,7 @@ _CAPABILITY_VERSION_3: Final = 0x2008_0522
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR: Final = 442
 _CLOSE_RANGE: Final = 436
+_SO_RCVBUFFORCE: Final = 33
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -123,23 +121,15 @@ def install_filter(program: bytes) -> None:
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """mount(2)."""
-    _must(
-        _libc.mount(
-            os.fsencode(source),
-            os.fsencode(target),
-            kind.encode(),
-            ctypes.c_ulong(flags),
-            options.encode(),
-        ),
-        f"mount {target}",
-    )
+    paths = os.fsencode(source), os.fsencode(target)
+    result = _libc.mount(*paths, kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _must(result, f"mount {target}")
 
 
 def restrict_mount(target: str) -> None:
     """Read-only, nosuid, nodev, noexec: mount_setattr (Linux 5.12)."""
-    attributes = struct.pack(
-        "=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0, 0, 0
-    )  # the same bits as MOUNT_ATTR_*
+    bits = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC  # the same as MOUNT_ATTR_*
+    attributes = struct.pack("=QQQQ", bits, 0, 0, 0)
     result = _libc.syscall(
         _MOUNT_SETATTR, -100, os.fsencode(target), 0, attributes, ctypes.c_size_t(len(attributes))
     )
@@ -160,11 +150,17 @@ def close_all_but(kept: tuple[int, ...]) -> None:
     for fd in (*sorted(set(kept)), 1 << 31):
         if start < fd:
             last = min(fd - 1, (1 << 32) - 1)
-            _must(
-                _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0),
-                "close_range",
-            )
+            result = _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0)
+            _must(result, "close_range")
         start = fd + 1
+
+
+def set_receive_buffer(end: socket.socket, size_bytes: int) -> None:
+    """Beyond `net.core.rmem_max` with a capability over the whole host, else up to it."""
+    try:
+        end.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size_bytes)
+    except PermissionError:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
 
 
 def _prctl(what: str, *words: int) -> None:

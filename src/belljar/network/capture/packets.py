@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from belljar.network.capture.accounting import Connection, Connections, Frame
+from belljar.network.syscalls import set_receive_buffer
 
 RECORD: Final = "the packet record"
 """Stands for the file's name in a write error: the writer has only descriptors."""
@@ -178,10 +179,7 @@ class Tap:
         """Frames that the kernel had no room for."""
         self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        try:
-            self.socket.setsockopt(socket.SOL_SOCKET, 33, _SOCKET_BUFFER_BYTES)  # SO_RCVBUFFORCE
-        except PermissionError:  # needs a capability over the whole host
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+        set_receive_buffer(self.socket, _SOCKET_BUFFER_BYTES)
         self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         """As the kernel counts: a frame takes more than its bytes."""
 

@@ -266,9 +266,7 @@ class _Supervisor:
     def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
         port = self._task.layout.cell(message["cell"])
         self._remove_stale(port.outer_device)
-        inner = (
-            netlink.adopt_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
-        )
+        inner = netlink.open_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
         with inner:
             made = links.make_port(
                 self._tables(),

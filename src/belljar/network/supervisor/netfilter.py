@@ -11,13 +11,14 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
 from belljar.errors import HostError
+from belljar.network import syscalls
 from belljar.network.supervisor import netlink
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.rules import ANSWERED, LET_THROUGH, Reason
@@ -90,72 +91,47 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
     """A datagram's readable packets. Pure, total."""
     for kind, payload in netlink.messages(datagram):
         if kind == _PACKET and len(payload) >= _NFGEN.size:
-            yield _logged(dict(netlink.attributes(payload[_NFGEN.size :])))
-
-
-def _logged(found: dict[int, bytes]) -> Logged:
-    prefix = found.get(_AT_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")[:_MAX_PREFIX_CHARS]
-    protocol, source, destination, port, length = parse_packet(found.get(_AT_PAYLOAD, b""))
-    return Logged(
-        reason=prefix,
-        device=_number(found.get(_AT_IN_DEVICE)) or 0,
-        protocol=protocol,
-        source=source,
-        destination=destination,
-        port=port,
-        bytes=length,
-    )
+            found = dict(netlink.attributes(payload[_NFGEN.size :]))
+            prefix = found.get(_AT_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")
+            device = found.get(_AT_IN_DEVICE, b"")
+            protocol, source, destination, port, length = parse_packet(found.get(_AT_PAYLOAD, b""))
+            yield Logged(
+                reason=prefix[:_MAX_PREFIX_CHARS],
+                device=int.from_bytes(device, "big") if len(device) == 4 else 0,
+                protocol=protocol,
+                source=source,
+                destination=destination,
+                port=port,
+                bytes=length,
+            )
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
     """(protocol, source, destination, port, claimed length). Pure, total."""
     version = packet[0] >> 4 if packet else 0
+    source: IPv4Address | IPv6Address
+    destination: IPv4Address | IPv6Address
     if version == 4 and len(packet) >= 20:
-        return _ipv4(packet)
-    if version == 6 and len(packet) >= 40:
-        (length,) = struct.unpack_from(">H", packet, 4)
-        number = packet[6]
-        source, destination = str(IPv6Address(packet[8:24])), str(IPv6Address(packet[24:40]))
-        return _name(number), source, destination, _port(packet, 40, number), length + 40
-    return "unknown", "", "", None, len(packet)
-
-
-def _ipv4(packet: bytes) -> tuple[str, str, str, int | None, int]:
-    header = 4 * (packet[0] & 0xF)
-    (length,) = struct.unpack_from(">H", packet, 2)
-    (fragment,) = struct.unpack_from(">H", packet, 6)
-    number = packet[9]
-    port = _port(packet, header, number) if header >= 20 and fragment & 0x1FFF == 0 else None
-    return (
-        _name(number),
-        str(IPv4Address(packet[12:16])),
-        str(IPv4Address(packet[16:20])),
-        port,
-        length,
-    )
-
-
-def _port(packet: bytes, at: int, number: int) -> int | None:
-    if number not in _WITH_PORTS or len(packet) < at + 4:
-        return None
-    return int(struct.unpack_from(">H", packet, at + 2)[0])
-
-
-def _name(number: int) -> str:
-    return _PROTOCOLS.get(number, f"ip-{number}")
-
-
-def _number(value: bytes | None) -> int | None:
-    return int(struct.unpack(">I", value)[0]) if value is not None and len(value) == 4 else None
+        header, number = 4 * (packet[0] & 0xF), packet[9]
+        length, _, fragment = struct.unpack_from(">HHH", packet, 2)
+        source, destination = IPv4Address(packet[12:16]), IPv4Address(packet[16:20])
+        has_ports = header >= 20 and fragment & 0x1FFF == 0
+    elif version == 6 and len(packet) >= 40:
+        header, number, has_ports = 40, packet[6], True
+        length = int.from_bytes(packet[4:6], "big") + header
+        source, destination = IPv6Address(packet[8:24]), IPv6Address(packet[24:40])
+    else:
+        return "unknown", "", "", None, len(packet)
+    port = None
+    if has_ports and number in _WITH_PORTS and len(packet) >= header + 4:
+        port = int.from_bytes(packet[header + 2 : header + 4], "big")
+    return _PROTOCOLS.get(number, f"ip-{number}"), str(source), str(destination), port, length
 
 
 def _open() -> socket.socket:
     kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER)
     kernel.settimeout(5.0)
-    try:
-        kernel.setsockopt(socket.SOL_SOCKET, 33, _BUFFER_BYTES)  # SO_RCVBUFFORCE
-    except PermissionError:  # asks for a right over the whole host
-        kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+    syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
     return kernel
 
 
@@ -172,19 +148,20 @@ def _configure(kernel: socket.socket, group: int, attribute: int, value: bytes) 
 
 _NFT_TIMEOUT_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
-_PIPES: Final[Any] = {
-    "stdout": subprocess.PIPE,
-    "stderr": subprocess.PIPE,
-    "env": {"LC_ALL": "C"},
-    "cwd": "/",
-}
 
 
 class _Run:
     def __init__(self, nft: str, *words: str, stdin: int) -> None:
         """Raises `HostError`."""
         try:
-            self._process = subprocess.Popen((nft, "-j", *words), stdin=stdin, **_PIPES)
+            self._process = subprocess.Popen(
+                (nft, "-j", *words),
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={"LC_ALL": "C"},
+                cwd="/",
+            )
         except OSError as exc:
             raise _not_run(nft, exc) from exc
         self._nft = nft
@@ -198,10 +175,16 @@ class _Run:
 
     def _output(self) -> bytes:
         try:
-            output, said = self._process.communicate(timeout=_NFT_TIMEOUT_S)
+            output, errors = self._process.communicate(timeout=_NFT_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
             raise _not_run(self._nft, exc) from exc
-        return _checked(self._nft, self._process.returncode, output, said)
+        if self._process.returncode != 0 or len(output) > _MAX_LISTING_BYTES:
+            raise HostError(
+                f"nft refused: {printable(errors.strip() or output[:200], max_chars=500)}",
+                where=self._nft,
+                hint="this kernel may lack a part of nftables; `belljar doctor` says which",
+            )
+        return output
 
 
 class Loading(_Run):
@@ -240,23 +223,13 @@ class Listing(_Run):
         return document
 
 
-def _checked(nft: str, status: int, output: bytes, errors: bytes) -> bytes:
-    if status != 0 or len(output) > _MAX_LISTING_BYTES:
-        raise HostError(
-            f"nft refused: {printable(errors.strip() or output[:200], max_chars=500)}",
-            where=nft,
-            hint="this kernel may lack a part of nftables; `belljar doctor` says which",
-        )
-    return output
-
-
 def _not_run(nft: str, exc: Exception) -> HostError:
     return HostError(f"nft can't be run: {exc}", where=nft, hint="install nftables 1.0 or newer")
 
 
 # Of one cell and reason: so many refused destinations have an event of their own; the rest are
 # counted together by protocol.
-FIRST_TOLD: Final = 100
+FIRST_LISTED: Final = 100
 # Likewise, of what was let through: every port of a cell. Repeats are reported one by one for the
 # first hundred of each report.
 FIRST_ALLOWED: Final = 65_536
@@ -276,7 +249,7 @@ class _Seen:
 
     def sum_of(self, destination: _Destination, *, by_name: bool) -> _Sum:
         """Its counter: the destination's own, or the protocol's."""
-        if not by_name or (destination not in self.counted and len(self.counted) >= FIRST_TOLD):
+        if not by_name or (destination not in self.counted and len(self.counted) >= FIRST_LISTED):
             protocol = destination[0]
             if len(self.protocols) < _MAX_PROTOCOLS:
                 self.protocols.add(protocol)
@@ -302,7 +275,8 @@ class Flows:
         self.taken = 0
         self.lost = 0
         self._cells: dict[int, str] = {}
-        self._names = _names(layout)
+        # The first name of an address
+        self._names = {name.address: name.pattern for name in reversed(layout.names)}
         self._seen: dict[tuple[str, str], _Seen] = {}
 
     def attached(self, device: int, cell: str) -> None:
@@ -318,7 +292,7 @@ class Flows:
         destination = (logged.protocol, logged.destination, logged.port)
         is_allowed = _verdict(reason) == "allowed"
         is_listed = destination in seen.destinations
-        if is_listed or len(seen.destinations) >= (FIRST_ALLOWED if is_allowed else FIRST_TOLD):
+        if is_listed or len(seen.destinations) >= (FIRST_ALLOWED if is_allowed else FIRST_LISTED):
             counted = seen.sum_of(destination, by_name=is_allowed and is_listed)
             counted.packets += 1
             counted.bytes += logged.bytes
@@ -332,9 +306,9 @@ class Flows:
     def flush(self) -> Iterator[Flow]:
         """What was counted since the last time."""
         for (cell, reason), seen in self._seen.items():
-            for (protocol, address, port), told in seen.counted.items():
-                flow = self._flow(cell, reason, protocol, address, port, told.bytes, told.packets)
-                yield flow if address else flow | {"destinations_not_listed": told.not_listed}
+            for (protocol, address, port), sums in seen.counted.items():
+                flow = self._flow(cell, reason, protocol, address, port, sums.bytes, sums.packets)
+                yield flow if address else flow | {"destinations_not_listed": sums.not_listed}
             seen.counted.clear()
             seen.protocols.clear()
 
@@ -369,10 +343,3 @@ def _verdict(reason: str) -> str:
     if reason in LET_THROUGH:
         return "allowed"
     return "refused" if reason in ANSWERED else "dropped"
-
-
-def _names(layout: RangeLayout) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for name in layout.names:
-        found.setdefault(name.address, name.pattern)
-    return found

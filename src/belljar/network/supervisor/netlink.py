@@ -29,14 +29,8 @@ _GET_ROUTE, _GET_RULE, _NEW_QUEUE = 26, 34, 36
 _REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 _NEW: Final = 0x200 | 0x400  # what is there already is not touched (NLM_F_EXCL, NLM_F_CREATE)
 _ERROR, _DONE = 2, 3
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = (
-    1,
-    3,
-    5,
-    18,
-    28,
-    37,
-)
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK = 1, 3, 5
+_IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 18, 28, 37
 _IFLA_AF_SPEC, _ADDR_GEN_MODE = 26, 8
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -93,11 +87,11 @@ class Route:
     @property
     def is_direct(self) -> bool:
         """Whether its device's peer is reached directly."""
-        said = {kind for kind, _ in self.rest}
+        kinds = {kind for kind, _ in self.rest}
         return (
             self.kind == _TYPE_UNICAST
             and self.device is not None
-            and not said & {_RTA_GATEWAY, _RTA_VIA}
+            and not kinds & {_RTA_GATEWAY, _RTA_VIA}
         )
 
     def __str__(self) -> str:
@@ -105,21 +99,10 @@ class Route:
         return f"{self.to} by device {self.device} in table {self.table}, kind {self.kind}"
 
 
-def open_socket() -> socket.socket:
-    """A socket to this thread's network namespace's tables."""
-    return _patient(
-        socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
-        )
-    )
-
-
-def adopt_socket(fd: int) -> socket.socket:
-    """The same, opened by another process."""
-    return _patient(socket.socket(fileno=fd))
-
-
-def _patient(kernel: socket.socket) -> socket.socket:
+def open_socket(fd: int | None = None) -> socket.socket:
+    """A socket to this thread's network namespace's tables; `fd`: opened elsewhere."""
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+    kernel = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE, fileno=fd)
     kernel.settimeout(_TIMEOUT_S)
     return kernel
 
@@ -247,8 +230,20 @@ def exchange(kernel: socket.socket, *requests: bytes) -> None:
 
 def list_links(kernel: socket.socket) -> list[Link]:
     """Every device of the namespace. Raises `OSError`."""
-    listed = _dump(kernel, _GET_LINK, _LINK.pack(0, 0, 0, 0, 0), _NEW_LINK)
-    return [_link(payload) for payload in listed if len(payload) >= _LINK.size]
+    links = []
+    for payload in _dump(kernel, _GET_LINK, _LINK.pack(0, 0, 0, 0, 0), _NEW_LINK):
+        if len(payload) < _LINK.size:
+            continue
+        _, _, index, flags, _ = _LINK.unpack_from(payload)
+        found = dict(attributes(payload[_LINK.size :]))
+        name = found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode("ascii", "replace")
+        peer, namespace = (
+            int.from_bytes(found[kind], sys.byteorder, signed=True) if kind in found else None
+            for kind in (_IFLA_LINK, _IFLA_LINK_NETNSID)
+        )
+        place = None if peer is None else (peer, namespace)
+        links.append(Link(index=index, name=name, is_up=bool(flags & _IFF_UP), peer=place))
+    return links
 
 
 def list_routes(kernel: socket.socket, family: int) -> list[Route]:
@@ -326,23 +321,6 @@ def raise_error(payload: bytes) -> None:
     (code,) = struct.unpack_from("=i", payload)
     if code:
         raise OSError(-code, os.strerror(-code), "netlink")
-
-
-def _link(payload: bytes) -> Link:
-    _, _, index, flags, _ = _LINK.unpack_from(payload)
-    found = dict(attributes(payload[_LINK.size :]))
-    name = found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode("ascii", "replace")
-    peer, namespace = (_signed(found.get(kind)) for kind in (_IFLA_LINK, _IFLA_LINK_NETNSID))
-    return Link(
-        index=index,
-        name=name,
-        is_up=bool(flags & _IFF_UP),
-        peer=None if peer is None else (peer, namespace),
-    )
-
-
-def _signed(value: bytes | None) -> int | None:
-    return None if value is None else int.from_bytes(value, sys.byteorder, signed=True)
 
 
 def _route(

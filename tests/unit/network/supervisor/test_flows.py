@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.supervisor.netfilter import FIRST_TOLD, Flows, Logged
+from belljar.network.supervisor.netfilter import FIRST_LISTED, Flows, Logged
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 
@@ -58,7 +58,7 @@ def test_a_sum_says_how_much_of_it_is_named_nowhere() -> None:
     told = [
         flow for port in range(150) if (flow := flows.take(replace(PACKET, port=port))) is not None
     ]
-    assert len(told) == FIRST_TOLD
+    assert len(told) == FIRST_LISTED
     assert flows.take(PACKET) is None
     (counted,) = flows.flush()
     assert (counted["count"], counted["destinations_not_listed"]) == (51, 50)
@@ -76,7 +76,7 @@ def test_what_is_let_through_is_always_named() -> None:
     assert [flow for packet in packets * 2 if (flow := flows.take(packet)) is not None] == []
     *named, rest = flows.flush()
     assert [(flow["port"], flow["count"]) for flow in named] == [
-        (port, 2) for port in range(FIRST_TOLD)
+        (port, 2) for port in range(FIRST_LISTED)
     ]
     assert (rest["address"], rest["count"], rest["destinations_not_listed"]) == ("", 400, 0)
 
@@ -103,7 +103,7 @@ def test_every_packet_is_in_exactly_one_event(packets: list[Logged]) -> None:
     sums = list(flows.flush())
     assert sum(flow["count"] for flow in [*told, *sums]) == len(packets)
     kinds = {(flow["cell"], flow["reason"]) for flow in told}
-    assert len([flow for flow in told if flow["verdict"] != "allowed"]) <= FIRST_TOLD * len(kinds)
+    assert len([flow for flow in told if flow["verdict"] != "allowed"]) <= FIRST_LISTED * len(kinds)
     assert len([flow for flow in sums if not flow["address"]]) <= 9 * len(kinds)
     assert all(flow["address"] == "" or flow["verdict"] == "allowed" for flow in sums)
 
