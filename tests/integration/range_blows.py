@@ -37,7 +37,6 @@ async def death(home: Path, strike: Callable[[Range], object], **options: Any) -
             told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
             ended = within(lambda: not any(is_alive(process) for process in victims))
             refused = agent.talk(("tcp", scene.address(), 80)) if ended else []
-            alive = made.alive()
             try:
                 await made.check()
                 checked = "nothing"
@@ -48,7 +47,6 @@ async def death(home: Path, strike: Callable[[Range], object], **options: Any) -
         "told": told,
         "ended": ended,
         "refused": refused,
-        "alive": alive,
         "checked": checked,
     }
 

@@ -25,7 +25,7 @@ import anyio
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
-from belljar.network.owner.making import RangeSpec
+from belljar.network.owner.making import PACKETS, RangeSpec
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import Range, open_range
 from belljar.plan.addresses import lay_out
@@ -252,7 +252,7 @@ async def talk(home: Path) -> dict[str, Any]:
         "flows": scene.data("network.flow"),
         "streams": scene.data("network.stream"),
         "device_gone": gone,
-        "pcap": made.pcap.read_bytes().hex(),
+        "pcap": (scene.directory / PACKETS).read_bytes().hex(),
         "files": sorted(path.name for path in scene.directory.iterdir()),
         "certificate": made.certificate.decode(),
     }

@@ -16,6 +16,7 @@ import anyio
 from tests.integration.range_driver import Cell, Scene, cell, within
 
 from belljar.network.capture.traffic_analysis import seen_exchanges
+from belljar.network.owner.making import PACKETS
 from belljar.plan.network import PortPlan, StandInPlan
 
 TARGET = StandInPlan(
@@ -93,7 +94,7 @@ async def main(home: Path) -> dict[str, Any]:
             finally:
                 server.kill()
                 server.wait()
-    with made.pcap.open("rb") as record:
+    with (scene.directory / PACKETS).open("rb") as record:
         events = list(seen_exchanges([record], scene.layout, scene.network, range_id=made.id))
     told = [{"kind": str(event.kind), **event.data} for event in events]
     return {**scene.summary(made), "up": is_up, "got": got.strip(), "lie": lie, "told": told}

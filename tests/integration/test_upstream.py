@@ -155,7 +155,7 @@ def with_client(
                 certificate = tmp_path / "range.pem"
                 certificate.write_bytes(made.certificate)
                 seen = await anyio.to_thread.run_sync(act, Client(scene, agent, certificate))
-            assert made.alive() == ""
+            assert made.error is None
         assert made.destruction is not None
         assert made.destruction.clean
         return seen
@@ -352,7 +352,7 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
                     return sum(int(data["count"]) for data in dial_limits(scene)) >= 80 - most
 
                 assert await anyio.to_thread.run_sync(within, counted)
-            assert made.alive() == ""
+            assert made.error is None
         return said
 
     said = anyio.run(run)
@@ -374,9 +374,9 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
             serve=f"tests.integration.asking_gateway:{gateway}", reach=world.reach()
         ) as made:
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
-            assert (
-                "no upstream of this range" in made.alive() or "a question to dial" in made.alive()
-            )
+            assert made.error is not None
+            why = made.error.what
+            assert "no upstream of this range" in why or "a question to dial" in why
 
     with contextlib.suppress(ProtocolViolation):  # it may ask before the range is up
         anyio.run(run)

@@ -230,7 +230,7 @@ class Play:
         made = self._ranges[name]
         return {
             "run": str(made.run.path),
-            "packets": str(made.network.pcap),
+            "packets": str(made.network.packet_files[0]),
             "layout": made.network.layout.to_json(),
             "facts": self.facts(name),
             "words": made.words,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -68,23 +67,20 @@ class RangeSpec:
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uids:
-    """Uids of supervisor and gateway under root, else the user."""
-
-    supervisor: int | None
-    gateway: int | None
-
-
 def fork_pair(
-    fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequence[int]
+    fork_server: ForkServer,
+    spec: RangeSpec,
+    held: Sequence[int],
+    *,
+    supervisor_uid: int | None,
+    gateway_uid: int | None,
 ) -> RangeProcesses:
     """Supervisor and gateway, waiting for `go`; the supervisor keeps `held` open.
 
-    Raises `HostError`, `CellError`.
+    Uids are None for an ordinary user's. Raises `HostError`, `CellError`.
     """
     nft = _find_nft()
-    directories = _directories(spec.network, uids.gateway)
+    directories = _directories(spec.network, gateway_uid)
 
     def write_documents() -> None:
         ipc.fill(rules, render_rules(spec.layout, spec.network))
@@ -92,45 +88,40 @@ def fork_pair(
             "layout": spec.layout.to_json(),
             "network": spec.network.to_json(),
             "nft": nft,
-            "uid": uids.supervisor,
+            "uid": supervisor_uid,
             "check_every_s": spec.check_every_s,
             "timeout_s": spec.timeout_s,
         }
         ipc.fill(supervisor_document, task)
-        ipc.fill(gateway_document, _for_gateway(spec, uids.gateway, directories))
+        ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
 
     with ExitStack() as stack:
-        control, supervisors_control = _pair(stack)
-        events, gateways_events = _pair(stack)
-        to_gateway, to_supervisor = _pair(stack)
-        stderr, stderr_write = (stack.enter_context(_closing(fd)) for fd in os.pipe())
-        files = stack.enter_context(_packet_files(spec.directory))
-        new_files = [stack.enter_context(_closing(ipc.new_file())) for _ in range(3)]
-        rules, supervisor_document, gateway_document = new_files
+
+        def closed_after(fd: int) -> int:
+            stack.callback(os.close, fd)
+            return fd
+
+        control, supervisors_control = map(stack.enter_context, ipc.pair())
+        events, gateways_events = map(stack.enter_context, ipc.pair())
+        to_gateway, to_supervisor = map(stack.enter_context, ipc.pair())
+        stderr, stderr_write = map(closed_after, os.pipe())
+        rules, supervisor_document, gateway_document = (
+            closed_after(ipc.new_file()) for _ in range(3)
+        )
+        files = [closed_after(fd) for fd in _packet_files(spec.directory)]
+        supervisors = [supervisors_control.fileno(), to_gateway.fileno(), supervisor_document]
+        gateways = [gateways_events.fileno(), to_supervisor.fileno(), gateway_document]
         given = {
-            "supervisor": [
-                supervisors_control.fileno(),
-                to_gateway.fileno(),
-                supervisor_document,
-                stderr_write,
-                rules,
-                *files,
-                *held,
-            ],
-            "gateway": [
-                gateways_events.fileno(),
-                to_supervisor.fileno(),
-                gateway_document,
-                stderr_write,
-            ],
+            "supervisor": [*supervisors, stderr_write, rules, *files, *held],
+            "gateway": [*gateways, stderr_write],
         }
         # They read what was written when they may go
         supervisor, gateway = fork_server.fork(given, meanwhile=write_documents)
         return RangeProcesses(
             supervisor=supervisor,
             gateway=gateway,
-            control=socket.socket(fileno=os.dup(control.fileno())),
-            events=socket.socket(fileno=os.dup(events.fileno())),
+            control=control.dup(),
+            events=events.dup(),
             stderr=os.dup(stderr),
             fork_server=fork_server,
         )
@@ -144,36 +135,18 @@ def close_processes(processes: RangeProcesses) -> None:
         os.close(fd)
 
 
-def _pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
-    first, second = ipc.pair()
-    return stack.enter_context(first), stack.enter_context(second)
-
-
-@contextmanager
-def _closing(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _packet_files(directory: Path) -> Iterator[list[int]]:
-    """Open a new file; a record is written once."""
+def _packet_files(directory: Path) -> Iterator[int]:
+    """Open new files, for the caller to close; a record is written once."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with ExitStack() as stack:
-        try:
-            files = [
-                stack.enter_context(_closing(os.open(directory / name, flags, 0o600)))
-                for name in (PACKETS, *PACKETS_BESIDE)
-            ]
-        except OSError as exc:
-            raise HostError(
-                f"the packet record can't be made: {exc.strerror}",
-                where=str(exc.filename or directory),
-                hint="free some space there, or put BELLJAR_HOME elsewhere",
-            ) from exc
-        yield files
+    try:
+        for name in (PACKETS, *PACKETS_BESIDE):
+            yield os.open(directory / name, flags, 0o600)
+    except OSError as exc:
+        raise HostError(
+            f"the packet record can't be made: {exc.strerror}",
+            where=str(exc.filename or directory),
+            hint="free some space there, or put BELLJAR_HOME elsewhere",
+        ) from exc
 
 
 def packet_files(directory: Path) -> tuple[Path, ...]:
@@ -218,12 +191,11 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
         guard=spec.guard,
     )
-    memory_bytes = spec.network.bounds.gateway_memory_bytes
     return {
         "config": config.to_json(),
         "uid": uid,
         "directories": directories,
-        "memory_bytes": memory_bytes,
+        "memory_bytes": spec.network.bounds.gateway_memory_bytes,
     }
 
 

@@ -6,12 +6,11 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from belljar.isolation import cgroup
 from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
 from belljar.plan.explain import NETWORK_EXTRA_HINT
-from belljar.plan.jail import GroupLimits, IdLine, JailIds
+from belljar.plan.jail import JailIds
 from belljar.process import ProcessId, identify
 from belljar.units import printable
 
@@ -35,8 +34,7 @@ _GONE_HINT: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
 )
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
-# `-I` keeps the environment and the working directory out; what this process could import, it is
-# told by argument.
+# `-I` keeps the environment and the working directory out; the third argument is the import path.
 _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.fork_server "
     "import main; main(sys.argv[1:])"
@@ -79,39 +77,31 @@ class ForkServer:
         self._lock = threading.Lock()
         self._is_ready = False
         self._last_number = 0
-        self._words = os.memfd_create("stderr", os.MFD_CLOEXEC)
-        with theirs:
-            self._process = self._started(theirs, serve)
-        self.process = identify(self._process.pid)
-
-    def _started(self, end: socket.socket, serve: str) -> subprocess.Popen[bytes]:
+        self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        own = str(PACKAGE_DIR.parent)
+        paths = [path for path in sys.path if path != own and Path(path).is_absolute()]
+        arguments = [str(theirs.fileno()), serve, json.dumps([own, *paths])]
         try:
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-c",
-                    _BOOT,
-                    str(end.fileno()),
-                    serve,
-                    json.dumps(_import_path()),
-                ],
-                pass_fds=[end.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._words,
-                stderr=self._words,
-                env={"LC_ALL": "C.UTF-8"},
-                cwd="/",
-                start_new_session=True,  # Ctrl-C is the owner's to hear
-            )
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _BOOT, *arguments],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._stderr,
+                    stderr=self._stderr,
+                    env={"LC_ALL": "C.UTF-8"},
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C is the owner's to handle
+                )
         except OSError as exc:
             self._socket.close()
-            os.close(self._words)
+            os.close(self._stderr)
             raise HostError(
                 f"the ranges' fork server can't be started: {exc.strerror}",
                 where=sys.executable,
                 hint=_FEWER_HINT,
             ) from exc
+        self.process = identify(self._process.pid)
 
     def is_alive(self) -> bool:
         """Whether it can still fork."""
@@ -127,7 +117,7 @@ class ForkServer:
                 ipc.receive(self._socket)
             except (ipc.Closed, TimeoutError) as exc:
                 error = self._why_not_ready()
-                self._process.kill()  # who comes next gets another
+                self._process.kill()  # the next caller gets another
                 raise error from exc
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
@@ -142,12 +132,12 @@ class ForkServer:
         answers: list[tuple[dict[str, Any], list[int]]] = []
         with ExitStack() as undo:
             with self._lock:
-                numbers = [self._say({"fork": role}, fds) for role, fds in roles.items()]
+                numbers = [self._send({"fork": role}, fds) for role, fds in roles.items()]
                 try:
                     meanwhile()
                 finally:
                     for number in numbers:
-                        answers.append(self._hear(number))
+                        answers.append(self._answer_to(number))
                         undo.callback(_discard, answers[-1][1])
             children = [_child(role, *answer) for role, answer in zip(roles, answers, strict=True)]
             undo.pop_all()
@@ -159,7 +149,7 @@ class ForkServer:
         with suppress(CellError):
             while time.monotonic() < give_up:
                 with self._lock:
-                    message, _ = self._hear(self._say({"ended": child.process.pid}))
+                    message, _ = self._answer_to(self._send({"ended": child.process.pid}))
                 if message["status"] is not None:
                     code = os.waitstatus_to_exitcode(int(message["status"]))
                     return f"exit {code}" if code >= 0 else signal.Signals(-code).name
@@ -168,19 +158,19 @@ class ForkServer:
 
     def diagnosis(self) -> str:
         """Its standard error, escaped and bounded."""
-        return printable(os.pread(self._words, _MAX_DIAGNOSIS_BYTES, 0).strip(), max_chars=2000)
+        return printable(os.pread(self._stderr, _MAX_DIAGNOSIS_BYTES, 0).strip(), max_chars=2000)
 
     def end(self) -> None:
         """Its children die with it. Bounded."""
         self._socket.close()
-        if not self._is_ready:  # it would import to the last before it saw that nobody waits
+        if not self._is_ready:  # it would import everything before it saw the closed socket
             self._process.kill()
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        os.close(self._words)
+        os.close(self._stderr)
 
     def _why_not_ready(self) -> BelljarError:
         try:
@@ -190,22 +180,22 @@ class ForkServer:
         if ended is not None and ended < 0:
             what = f"the ranges' fork server ended ({signal.Signals(-ended).name}) while it started"
             return CellError(what, where=sys.executable, hint=_GONE_HINT)
-        said = self.diagnosis() or "it said nothing"
+        diagnosis = self.diagnosis() or "it printed nothing"
         return HostError(
-            f"the ranges' fork server did not start: {said}",
+            f"the ranges' fork server did not start: {diagnosis}",
             where=sys.executable,
             hint=NETWORK_EXTRA_HINT,
         )
 
-    def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
+    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
         self._last_number += 1
-        with self._is_there():
+        with self._gone_as_cell_error():
             ipc.send(self._socket, {**message, "number": self._last_number}, fds)
         return self._last_number
 
-    def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
+    def _answer_to(self, number: int) -> tuple[dict[str, Any], list[int]]:
         # Children made for a caller that stopped waiting are killed.
-        with self._is_there():
+        with self._gone_as_cell_error():
             while True:
                 message, fds = ipc.receive(self._socket)
                 if message.get("number") == number:
@@ -213,16 +203,13 @@ class ForkServer:
                 _discard(fds)
 
     @contextmanager
-    def _is_there(self) -> Iterator[None]:
+    def _gone_as_cell_error(self) -> Iterator[None]:
         try:
             yield
         except (ipc.Closed, OSError) as exc:
-            raise CellError(
-                f"the ranges' fork server is "
-                f"gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
-                where="the ranges' fork server",
-                hint=_GONE_HINT,
-            ) from exc
+            detail = f": {diagnosis}" if (diagnosis := self.diagnosis()) else ""
+            what = f"the ranges' fork server is gone{detail}"
+            raise CellError(what, where="the ranges' fork server", hint=_GONE_HINT) from exc
 
 
 def _child(role: str, message: Mapping[str, Any], fds: Sequence[int]) -> Child:
@@ -258,31 +245,21 @@ def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
 @contextmanager
 def started_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
     """The store's shared fork server, maybe importing. Raises `HostError`."""
-    fork_server = _take(home, serve)
-    try:
-        yield fork_server
-    finally:
-        _leave(fork_server)
-
-
-def _take(home: Path, serve: str) -> ForkServer:
     key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
     with _running_lock:
         fork_server = _running.get(key)
         if fork_server is None or not fork_server.is_alive():
             fork_server = _running[key] = ForkServer(serve)
         fork_server.users += 1
-        return fork_server
-
-
-def _leave(fork_server: ForkServer) -> None:
-    with _running_lock:
-        fork_server.users -= 1
-        if fork_server.users > 0:
-            return
-        for key in [key for key, running in _running.items() if running is fork_server]:
-            del _running[key]
-        fork_server.end()
+    try:
+        yield fork_server
+    finally:
+        with _running_lock:
+            fork_server.users -= 1
+            if fork_server.users == 0:
+                if _running.get(key) is fork_server:
+                    del _running[key]
+                fork_server.end()
 
 
 def map_ids(child: Child, ids: JailIds) -> None:
@@ -290,55 +267,27 @@ def map_ids(child: Child, ids: JailIds) -> None:
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
         if program is None:
             raise RuntimeError("root needs no such maps")
-        _map(program, child.process.pid, lines)
-
-
-def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
-    words = [str(number) for line in lines for number in line]
-    done = subprocess.run(
-        [str(program), str(pid), *words],
-        capture_output=True,
-        check=False,
-        timeout=10,
-        env={"PATH": "/usr/bin:/bin"},
-    )
-    if done.returncode != 0:
-        raise HostError(
-            f"the host gives this user no ids for a range: "
-            f"{printable(done.stderr.strip(), max_chars=300)}",
-            where=str(program),
-            hint="`belljar doctor` says what this user needs",
+        done = subprocess.run(
+            [str(program), str(child.process.pid), *(str(n) for line in lines for n in line)],
+            capture_output=True,
+            check=False,
+            timeout=10,
+            env={"PATH": "/usr/bin:/bin"},
         )
+        if done.returncode != 0:
+            problem = printable(done.stderr.strip(), max_chars=300)
+            raise HostError(
+                f"the host gives this user no ids for a range: {problem}",
+                where=str(program),
+                hint="`belljar doctor` says what this user needs",
+            )
 
 
-def _import_path() -> list[str]:
-    own = str(PACKAGE_DIR.parent)
-    return [own, *(path for path in sys.path if path and Path(path).is_absolute() and path != own)]
-
-
-class RangeGroups:
-    """One group per planned hierarchy; none without delegation."""
-
-    def __init__(self, range_id: str, controllers: Iterable[str], limits: GroupLimits) -> None:
-        """Plan groups; journal `directories` before `make`. Raises `HostError`."""
-        self._groups = cgroup.plan_groups(range_id, controllers)
-        self._limits = limits
-        self.directories: tuple[Path, ...] = self._groups.directories
-
-    def make(self) -> None:
-        """Make them. Raises `HostError`; `end` removes leftovers."""
-        cgroup.make_groups(self._groups, self._limits)
-
-    def join(self, *processes: ProcessId) -> None:
-        """Put processes and their future children in. Raises `HostError`."""
-        for process in processes:
-            cgroup.join(self._groups, process.pid)
-
-    def end(self) -> dict[str, int]:
-        """Remove empty groups; returns the memory group's counts."""
-        counts = {}
-        if (memory := self._groups.paths.get("memory")) is not None:
-            counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
-            counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
-        cgroup.remove_empty(self._groups)
-        return counts
+def end_groups(groups: cgroup.CellGroups) -> dict[str, int]:
+    """Remove a range's empty groups; returns the memory group's counts."""
+    counts = {}
+    if (memory := groups.paths.get("memory")) is not None:
+        counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
+        counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
+    cgroup.remove_empty(groups)
+    return counts

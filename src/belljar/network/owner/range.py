@@ -17,21 +17,20 @@ import anyio.to_thread
 
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.isolation import cgroup
 from belljar.isolation.hold import read_order, refuse_if_forbidden
 from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.network.owner.budget import Budget
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import (
-    PACKETS,
     RangeSpec,
-    Uids,
     close_processes,
     fork_pair,
     join_packets,
     packet_files,
 )
-from belljar.network.owner.processes import RangeGroups, map_ids, shared_fork_server
+from belljar.network.owner.processes import end_groups, map_ids, shared_fork_server
 from belljar.network.owner.range_state import (
     RangeProcesses,
     RangeState,
@@ -115,7 +114,7 @@ class Range:
         self._state = RangeState()
         self._pins: dict[str, int] = {}
         self._attached: dict[str, int] = {}
-        self._groups: RangeGroups | None = None
+        self._groups = cgroup.NO_GROUPS
         self._group_counts: dict[str, int] = {}
         self._supervisor: SupervisorRequests | None = None
         self._ending, self._pinning = threading.Lock(), threading.Lock()
@@ -127,13 +126,8 @@ class Range:
         return self._spec.layout
 
     @property
-    def pcap(self) -> Path:
-        """The packet record, whole after destruction."""
-        return self._spec.directory / PACKETS
-
-    @property
     def packet_files(self) -> tuple[Path, ...]:
-        """The packet record's files: several before destruction."""
+        """The packet record's files that hold a frame: several before destruction."""
         return packet_files(self._spec.directory)
 
     @property
@@ -155,12 +149,6 @@ class Range:
     def error(self) -> BelljarError | None:
         """The error that ended it, if any."""
         return self._state.error
-
-    def alive(self) -> str:
-        """Why the range failed, or ""."""
-        if self._watch is None or self.destruction is not None:
-            return "it does not run"
-        return "" if self.error is None else self.error.what
 
     def counters(self) -> Mapping[str, int]:
         """Packets by rule, recorded and lost, as last checked."""
@@ -209,53 +197,43 @@ class Range:
 
         Raises `HostError`, `CellError`, recorded.
         """
-        layout = self.layout
-        opening: dict[str, JsonValue] = {
-            "range": self.id,
-            "prefix": layout.prefix,
-            "directory": self._spec.directory.name,
-            "cells": [port.name for port in layout.cells],
-            "stand_ins": [item.id for item in self._spec.network.stand_ins],
-        }
-        self._recorder.record(Event(kind=Kind.RANGE_OPENING, data=opening))
+        self._record(
+            Kind.RANGE_OPENING,
+            prefix=self.layout.prefix,
+            directory=self._spec.directory.name,
+            cells=[port.name for port in self.layout.cells],
+            stand_ins=[item.id for item in self._spec.network.stand_ins],
+        )
         try:
             self._make()
         except BaseException as exc:
             if self.error is None:  # else on record since it died
-                reason = exc.what if isinstance(exc, BelljarError) else repr(exc)
-                failed = {"error": type(exc).__name__, "reason": printable(reason)}
-                self._recorder.record(
-                    Event(kind=Kind.RANGE_FAILED, data={"range": self.id, **failed})
-                )
+                reason = printable(exc.what if isinstance(exc, BelljarError) else repr(exc))
+                self._record(Kind.RANGE_FAILED, error=type(exc).__name__, reason=reason)
             raise
-        took: dict[str, JsonValue] = {
-            "range": self.id,
-            "duration_ms": self._elapsed_ms(),
-            "timings_ms": self.timings_ms,
-        }
-        self._recorder.record(Event(kind=Kind.RANGE_OPENED, data=took))
+        self._record(Kind.RANGE_OPENED, duration_ms=self._elapsed_ms(), timings_ms=self.timings_ms)
 
     def _make(self) -> None:
         # Root's range has two uids of its own, held by the supervisor's copies of their locks
         held = [self._held.enter_context(hold_identity(self._home)) for _ in range(2)]
-        uids = Uids(supervisor=held[0].own_uid, gateway=held[1].own_uid)
+        supervisor_uid, gateway_uid = (each.own_uid for each in held)
         locks = [each.lock_fd for each in held if each.lock_fd is not None]
-        groups = RangeGroups(
-            self.id, self._spec.network.controllers, self._spec.network.group_limits
-        )
-        self._entry = own_entry(self.id, "range", host_uid=uids.gateway, cgroups=groups.directories)
+        groups = cgroup.plan_groups(self.id, self._spec.network.controllers)
+        self._entry = own_entry(self.id, "range", host_uid=gateway_uid, cgroups=groups.directories)
         try:
             self._journal.write(self._entry)
         except OSError as exc:
             what = f"the journal can't be written: {exc.strerror}"
             raise HostError(what, where=str(self._journal.directory)) from exc
         self._groups = groups
-        groups.make()
+        cgroup.make_groups(groups, self._spec.network.group_limits)
         fork_server = self._fork_server.enter_context(
             shared_fork_server(self._home, self._spec.serve)
         )
         self._mark("fork_server")
-        processes = self._processes = fork_pair(fork_server, self._spec, uids, locks)
+        processes = self._processes = fork_pair(
+            fork_server, self._spec, locks, supervisor_uid=supervisor_uid, gateway_uid=gateway_uid
+        )
         supervisor, gateway = processes.supervisor.process, processes.gateway.process
         self._entry = self._journal.update(
             self._entry,
@@ -263,7 +241,7 @@ class Range:
             child=supervisor,
             processes=(supervisor, gateway),
         )
-        refuse_if_forbidden(self._home, self.id)  # before, nobody could know whom to kill
+        refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
         self._mark("forks")
         self._watch = Watch(
             self.id,
@@ -281,8 +259,9 @@ class Range:
         self._supervisor = SupervisorRequests(processes.control, self._state, self._where)
         for end in (processes.control, processes.events):
             send(end, {"go": True})
-        # They are busy shutting themselves in: no guest is there yet
-        groups.join(supervisor, gateway)
+        # They are busy confining themselves: no guest is there yet
+        for process in (supervisor, gateway):
+            cgroup.join(groups, process.pid)
         self._wait_up(processes)
 
     def _died(self, error: BelljarError) -> None:
@@ -291,7 +270,7 @@ class Range:
         self._on_failure(error)
 
     def _release_network(self) -> None:
-        # Its processes are dead: whoever held its namespace would let cells go on talking in it
+        # Its processes are dead: while its namespace is held, cells could go on talking in it
         if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
             os.close(fd)
             # Its number may be another's now
@@ -309,7 +288,7 @@ class Range:
             self._mark("ids")
         waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
         if waited != {"started", "ready"}:
-            raise CellError("a part of the range said twice that it is up", where=self._where)
+            raise CellError("a part of the range reported twice that it is up", where=self._where)
         self._mark("up")
         with self._pinning:
             self._pins = pin_namespaces(processes.supervisor.process)
@@ -340,15 +319,11 @@ class Range:
 
     def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001
         try:
-            namespace = (
-                os.dup(where)
-                if is_fd
-                else os.open(f"/proc/{where}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-            )
+            path = f"/proc/{where}/ns/net"
+            namespace = os.dup(where) if is_fd else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
-            raise CellError(
-                f"the cell {cell} has no network namespace: {exc.strerror}", where=self._where
-            ) from exc
+            what = f"the cell {cell} has no network namespace: {exc.strerror}"
+            raise CellError(what, where=self._where) from exc
         try:
             # A port in the host's namespace would be a way out
             number = os.fstat(namespace).st_ino
@@ -378,16 +353,14 @@ class Range:
             if self.destruction is not None:
                 return self.destruction
             started = time.monotonic()
-            ending = {"range": self.id, "reason": reason}
             try:
-                self._recorder.record(Event(kind=Kind.RANGE_DESTROYING, data=ending))
+                self._record(Kind.RANGE_DESTROYING, reason=reason)
             finally:
                 self._end_processes()
                 self.destruction = destruction = self._look(started)
                 self._settle_packets()
             counters = {**self.counters(), **self._group_counts}
-            proof = {"range": self.id, **destruction.to_data(), "counters": counters}
-            self._recorder.record(Event(kind=Kind.RANGE_DESTROYED, data=proof))
+            self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), counters=counters)
             return destruction
 
     def _end_processes(self) -> None:
@@ -422,8 +395,7 @@ class Range:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
-            if self._groups is not None:
-                self._group_counts = self._groups.end()
+            self._group_counts = end_groups(self._groups)
             destruction = destroy_remains(self._entry, started, store=self._home)
             close_all(self._pins.values())
             self._pins = {}
@@ -435,9 +407,10 @@ class Range:
     def _settle_packets(self) -> None:
         if self._processes is not None and (effect := join_packets(self._spec.directory)):
             bound = self._spec.network.bounds.packet_record_bytes
-            hit: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound}
-            hit |= {"effect": effect, "range": self.id}
-            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=hit))
+            self._record(Kind.LIMIT_HIT, limit="packet_record_files", value=bound, effect=effect)
+
+    def _record(self, kind: Kind, **data: JsonValue) -> None:
+        self._recorder.record(Event(kind=kind, data={"range": self.id, **data}))
 
     def _mark(self, phase: str) -> None:
         self.timings_ms[phase] = self._elapsed_ms()

@@ -1,8 +1,8 @@
 """Reads a packet record back in a separate process, when its range has ended. Blocking.
 
-Cells wrote what is read, so the reader may become compromised: it can reach nothing, its memory,
-processor and wall time are bounded, and its events are checked as a gateway's. What it reported
-before it failed is kept, and the rest recorded as unread.
+Cells wrote what is read, so the reader may become compromised: it can reach nothing.
+Its memory, processor and wall time are bounded, and its events are checked as a gateway's.
+What it reported before it failed is kept, and the rest recorded as unread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from belljar.errors import BelljarError, LedgerError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_identity
 from belljar.network import ipc
 from belljar.network.capture.exchanges import NOT_FURTHER
@@ -34,7 +35,6 @@ from belljar.network.owner.budget import Budget, cost_bytes
 from belljar.network.owner.processes import (
     Child,
     ForkServer,
-    RangeGroups,
     shared_fork_server,
     wait_readable,
 )
@@ -58,9 +58,7 @@ KINDS: Final = frozenset(
 READER_LIMIT: Final = "traffic_analysis_reader"
 """Names a partly read record in `limit.hit`."""
 LOST_LIMIT: Final = "traffic_analysis_packets"
-"""Likewise, of packets that are neither in the record nor in an event: thrown away, or never
-written.
-"""
+"""Likewise, of packets in neither the record nor an event: thrown away, or never written."""
 MAX_LIMITS: Final = 20
 _MAX_LIMIT_BYTES: Final = 4 << 10
 MIN_PROCESSOR_S: Final = 20
@@ -72,7 +70,7 @@ _BYTES_A_SECOND: Final = 6 << 20
 # Wall-clock seconds for each of the processor's: a host has other work.
 _TIMEOUT: Final = 6
 _END_TIMEOUT_S: Final = 5.0
-_MAX_WORDS_BYTES: Final = 2000
+_MAX_STDERR_BYTES: Final = 2000
 # Beside the reader's own limit: what the fork shares, and files.
 _GROUP_BESIDE_BYTES: Final = 128 << 20
 _GROUP_PROCESSES: Final = 8
@@ -147,20 +145,6 @@ class Task:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
-    child: Child
-    end: socket.socket
-    words: int
-    fork_server: ForkServer
-
-    def how_ended(self) -> str:
-        self.child.wait_ended(_END_TIMEOUT_S)
-        said = printable(os.pread(self.words, _MAX_WORDS_BYTES, 0).strip(), max_chars=500)
-        how = self.fork_server.how_ended(self.child) or "nobody knows how"
-        return f"its reader ended ({how}{': ' if said else ''}{said})"
-
-
 def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
     """Record the traffic between cells, by `traffic_analysis.seen_exchanges`.
 
@@ -169,37 +153,40 @@ def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
     `LedgerError`.
     """
     if task.lost_packets:
-        most = task.network.bounds.packet_record_bytes
-        recorder.record(
-            _limit(task, LOST_LIMIT, most, task.lost_packets, "what they said is not on record")
-        )
+        limit = task.network.bounds.packet_record_bytes
+        effect = "what they carried is not on record"
+        _record_limit(recorder, task, LOST_LIMIT, limit, task.lost_packets, effect)
     with _ONE_AT_A_TIME:
-        why = _read(task, home, recorder) if task.files else ""
-    if why:
-        recorder.record(
-            _limit(task, READER_LIMIT, task.processor_s, 1, f"{NOT_FURTHER}: {why}; {IN_PACKETS}")
-        )
+        problem = _read(task, home, recorder) if task.files else ""
+    if problem:
+        effect = f"{NOT_FURTHER}: {problem}; {IN_PACKETS}"
+        _record_limit(recorder, task, READER_LIMIT, task.processor_s, 1, effect)
 
 
-def _limit(task: Task, name: str, value: int, count: int, effect: str) -> Event:
+def _record_limit(
+    recorder: Recorder, task: Task, name: str, value: int, count: int, effect: str
+) -> None:
     data: dict[str, JsonValue] = {"limit": name, "value": value, "count": count, "effect": effect}
-    return Event(
-        kind=Kind.LIMIT_HIT, data={**data, "range": task.range_id, "traffic_analysis": True}
-    )
+    data |= {"range": task.range_id, "traffic_analysis": True}
+    recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
 
 
 def _read(task: Task, home: Path, recorder: Recorder) -> str:
+    """Why not all of it was read, or ""."""
     with ExitStack() as stack:
         try:
             reader = stack.enter_context(_started(task, home))
         except (BelljarError, OSError, ValueError) as exc:
-            said = exc.what if isinstance(exc, BelljarError) else str(exc)
-            return f"it has no reader: {printable(said, max_chars=500)}"
+            reason = exc.what if isinstance(exc, BelljarError) else str(exc)
+            return f"it has no reader: {printable(reason, max_chars=500)}"
         try:
             ipc.send(reader.end, {"go": True})
             return take_in(reader.end, Taker(task, recorder), timeout_s=task.processor_s * _TIMEOUT)
         except ipc.Closed:
-            return reader.how_ended()
+            reader.child.wait_ended(_END_TIMEOUT_S)
+            output = printable(os.pread(reader.stderr, _MAX_STDERR_BYTES, 0).strip(), max_chars=500)
+            how = reader.fork_server.how_ended(reader.child) or "unknown how"
+            return f"its reader ended ({how}{': ' if output else ''}{output})"
 
 
 def take_in(end: socket.socket, taker: Taker, *, timeout_s: float) -> str:
@@ -220,13 +207,13 @@ def take_in(end: socket.socket, taker: Taker, *, timeout_s: float) -> str:
 
 
 class Taker:
-    """Checks and records a reader's events; then `is_done`."""
+    """Checks and records a reader's events, until `is_done`."""
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self.is_done = False
         self._task, self._recorder = task, recorder
         self._decoder = EventDecoder(KINDS)
-        self._budget, self._most_events = task.budget, task.budget.events + MAX_EVENTS
+        self._budget, self._max_events = task.budget, task.budget.events + MAX_EVENTS
         self._limits = 0
 
     def take(self, datagram: bytes) -> None:
@@ -234,37 +221,27 @@ class Taker:
         match self._decoder.feed(datagram):
             case None:
                 return
-            case GatewayEvent() as said:
-                data = {"range": "", **said.data} | {
-                    "range": self._task.range_id,
-                    "traffic_analysis": True,
-                }
-                event = Event(
-                    kind=said.kind, data=data, bodies=said.bodies, trust=Trust.HOST_OBSERVED
-                )
-                self._record(
-                    self._limit(event) if event.kind == Kind.LIMIT_HIT else self._spend(event)
-                )
+            case GatewayEvent(kind=kind, data=data, bodies=bodies):
+                data = {"range": "", **data} | {"range": self._task.range_id}
+                data |= {"traffic_analysis": True}
+                self._record(Event(kind=kind, data=data, bodies=bodies, trust=Trust.HOST_OBSERVED))
             case GatewayReady():
                 self.is_done = True
             case _:
-                raise WireViolation("a word that is no reader's")
-
-    def _spend(self, event: Event) -> Event:
-        self._budget, taken = self._budget.take(event)
-        if taken is None or self._budget.events > self._most_events:
-            raise WireViolation("more events than it may tell")
-        return taken
-
-    def _limit(self, event: Event) -> Event:
-        self._limits += 1
-        if self._limits > MAX_LIMITS or event.bodies or cost_bytes(event) > _MAX_LIMIT_BYTES:
-            raise WireViolation("more limits than there are")
-        return event
+                raise WireViolation("a message that is no reader's")
 
     def _record(self, event: Event) -> None:
+        taken: Event | None = event
+        if event.kind == Kind.LIMIT_HIT:
+            self._limits += 1
+            if self._limits > MAX_LIMITS or event.bodies or cost_bytes(event) > _MAX_LIMIT_BYTES:
+                raise WireViolation("more limits than there are")
+        else:
+            self._budget, taken = self._budget.take(event)
+        if taken is None or self._budget.events > self._max_events:
+            raise WireViolation("more events than it may report")
         try:
-            self._recorder.record(event)
+            self._recorder.record(taken)
         except ValueError as exc:  # data that the kind doesn't allow
             raise WireViolation(f"what can't be recorded: {exc}") from exc
         except OSError as exc:
@@ -282,21 +259,29 @@ def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
         processes=_GROUP_PROCESSES,
     )
     reader_id, journal = new_range_id(), Journal(home)
-    groups = RangeGroups(reader_id, task.network.controllers, limits)
+    groups = cgroup.plan_groups(reader_id, task.network.controllers)
     entry = own_entry(reader_id, "range", cgroups=groups.directories)
     journal.write(entry)
 
     def join(process: ProcessId) -> None:
         journal.update(entry, child=process, processes=(process,))
-        groups.join(process)
+        cgroup.join(groups, process.pid)
 
     try:
-        groups.make()
+        cgroup.make_groups(groups, limits)
         yield join
     finally:
-        groups.end()
+        cgroup.remove_empty(groups)
         if not any(directory.exists() for directory in groups.directories):
             journal.remove(reader_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    child: Child
+    end: socket.socket
+    stderr: int
+    fork_server: ForkServer
 
 
 @contextmanager
@@ -305,19 +290,17 @@ def _started(task: Task, home: Path) -> Iterator[_Reader]:
     with ExitStack() as stack:
         held = stack.enter_context(hold_identity(home))
         fork_server = stack.enter_context(shared_fork_server(home))
-        ours, theirs = (stack.enter_context(end) for end in ipc.pair())
-        document, words = (
-            ipc.as_file(task.to_json(held.own_uid)),
-            os.memfd_create("words", os.MFD_CLOEXEC),
-        )
-        for fd in (document, words):
-            stack.callback(os.close, fd)
+        ours, theirs = map(stack.enter_context, ipc.pair())
+        document = ipc.as_file(task.to_json(held.own_uid))
+        stack.callback(os.close, document)
+        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        stack.callback(os.close, stderr)
         files = [stack.enter_context(path.open("rb")).fileno() for path in task.files]
         join = stack.enter_context(_grouped(task, home))
-        (child,) = fork_server.fork({"reader": [theirs.fileno(), document, words, *files]})
+        (child,) = fork_server.fork({"reader": [theirs.fileno(), document, stderr, *files]})
         stack.callback(os.close, child.pidfd)
         stack.callback(child.wait_ended, _END_TIMEOUT_S)
         stack.callback(child.kill)
         join(child.process)
-        theirs.close()  # its end is seen only when nobody else has it
-        yield _Reader(child=child, end=ours, words=words, fork_server=fork_server)
+        theirs.close()  # the reader's end is seen only when no other process has it
+        yield _Reader(child=child, end=ours, stderr=stderr, fork_server=fork_server)

@@ -8,9 +8,8 @@ import pytest
 
 from belljar.errors import HostError
 from belljar.isolation import cgroup
-from belljar.network.owner.processes import RangeGroups
+from belljar.network.owner.processes import end_groups
 from belljar.plan.jail import GroupLimits
-from belljar.process import ProcessId
 
 LIMITS = GroupLimits(memory_max_bytes=1 << 20, cpu_quota_percent=50, processes=3)
 RANGE = "r-0123456789ab"
@@ -24,31 +23,31 @@ def test_limits_are_set_before_a_process_is_in(
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
     parents = dict.fromkeys(("cpu", "memory", "pids"), tmp_path)
     monkeypatch.setattr(cgroup, "_host_parents", lambda: (parents, True))
-    groups = RangeGroups(RANGE, parents, LIMITS)
+    groups = cgroup.plan_groups(RANGE, parents)
     (group,) = groups.directories
     assert group.name == f"cell-{RANGE}"
     assert not group.exists()
-    groups.make()
+    cgroup.make_groups(groups, LIMITS)
     limits = {name: (group / name).read_text() for name in ("memory.max", "cpu.max", "pids.max")}
     assert limits == {"memory.max": "1048576", "cpu.max": "50000 100000", "pids.max": "3"}
-    groups.join(ProcessId(pid=77, start_ticks=1))
+    cgroup.join(groups, 77)
     assert (group / "cgroup.procs").read_text() == "77"
     (group / "memory.events").write_text("oom_kill 2\n")
     (group / "memory.peak").write_text("4096\n")
-    assert groups.end() == {"oom_kills": 2, "memory_peak_bytes": 4096}
+    assert end_groups(groups) == {"oom_kills": 2, "memory_peak_bytes": 4096}
     assert group.exists()  # a process is in it
     for file in group.iterdir():
         file.unlink()
-    groups.end()
+    end_groups(groups)
     assert not group.exists()
 
 
 def test_without_controllers_there_is_nothing_to_do() -> None:
     """As where a user is handed none."""
-    groups = RangeGroups(RANGE, (), LIMITS)
-    groups.make()
-    groups.join(ProcessId(pid=77, start_ticks=1))
-    assert (groups.directories, groups.end()) == ((), {})
+    groups = cgroup.plan_groups(RANGE, ())
+    cgroup.make_groups(groups, LIMITS)
+    cgroup.join(groups, 77)
+    assert (groups.directories, end_groups(groups)) == ((), {})
 
 
 def test_a_controller_that_is_not_there_is_refused(
@@ -57,4 +56,4 @@ def test_a_controller_that_is_not_there_is_refused(
     """The plan counts on it."""
     monkeypatch.setattr(cgroup, "_host_parents", lambda: ({"cpu": tmp_path}, True))
     with pytest.raises(HostError, match="memory"):
-        RangeGroups(RANGE, ("cpu", "memory"), LIMITS)
+        cgroup.plan_groups(RANGE, ("cpu", "memory"))

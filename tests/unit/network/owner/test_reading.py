@@ -200,7 +200,7 @@ def test_packets_that_are_not_in_the_record_are_said(tmp_path: Path) -> None:
         read_back(replace(TASK, files=files, lost_packets=7), home=tmp_path, recorder=recorder)
         event = recorder.events[0]
         assert (event.data["limit"], event.data["count"]) == ("traffic_analysis_packets", 7)
-        assert event.data["effect"] == "what they said is not on record"
+        assert event.data["effect"] == "what they carried is not on record"
         assert len(recorder.events) == 1 + len(files)
 
 
