@@ -37,7 +37,7 @@ from belljar.ledger import create_run
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.gateway.serve import run
-from belljar.network.ipc import EventDecoder, GatewayEvent, GatewayReady, encode_ack
+from belljar.network.ipc import EventDecoder, GatewayEvent, GatewayNotice, encode_ack
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place
@@ -114,7 +114,7 @@ def owner(events: int, home: str) -> None:
             said = decoder.feed(datagram)
             if isinstance(said, GatewayEvent):
                 ledger.recorder.record(Event(kind=said.kind, data=said.data, bodies=said.bodies))
-            if isinstance(said, GatewayEvent | GatewayReady):
+            if isinstance(said, GatewayEvent | GatewayNotice):
                 sock.send(encode_ack(said.id))
 
 

@@ -19,12 +19,13 @@ from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GatewayConfig
 from belljar.network.ipc import (
+    ALIVE,
+    ENDED,
+    READY,
     EventDecoder,
-    GatewayEnded,
     GatewayEvent,
-    GatewayReady,
+    GatewayNotice,
     GatewayRequest,
-    Heartbeat,
     encode_ack,
     encode_end,
     encode_reply,
@@ -48,8 +49,8 @@ class Owner:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.events: list[GatewayEvent] = []
-        self.ready: GatewayReady | None = None
-        self.ended: GatewayEnded | None = None
+        self.ready: GatewayNotice | None = None
+        self.ended: GatewayNotice | None = None
         self.problem = ""
         self._changed = threading.Condition()
         self._held = False
@@ -82,26 +83,24 @@ class Owner:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.sock.send(datagram)
 
-    def _handle(
-        self, said: GatewayEvent | GatewayRequest | GatewayReady | Heartbeat | GatewayEnded | None
-    ) -> None:
+    def _handle(self, said: GatewayEvent | GatewayRequest | GatewayNotice | None) -> None:
         if isinstance(said, GatewayRequest):
             for datagram in encode_reply(said.id, said.body[::-1], ok=said.what != "refuse"):
                 self._send(datagram)
             return
-        if isinstance(said, Heartbeat):
+        if isinstance(said, GatewayNotice) and said.kind == ALIVE:
             self._send(encode_ack(said.id))
             return
         if said is None:
             return
         with self._changed:
-            if isinstance(said, GatewayReady):
+            if isinstance(said, GatewayNotice) and said.kind == READY:
                 self.ready = said
-            elif isinstance(said, GatewayEnded):
+            elif isinstance(said, GatewayNotice) and said.kind == ENDED:
                 self.ended = said
                 self._changed.notify_all()
                 return
-            else:
+            elif isinstance(said, GatewayEvent):
                 check_data(said.kind, dict(said.data))
                 self.events.append(said)
             if self._held:
@@ -128,7 +127,7 @@ class Owner:
                 self.sock.send(encode_ack(number))
             self._unacknowledged.clear()
 
-    def end(self, within_s: float = DEADLINE_S) -> GatewayEnded:
+    def end(self, within_s: float = DEADLINE_S) -> GatewayNotice:
         """Says that the range ends, and returns the gateway's last word."""
         self.sock.send(encode_end(within_s))
         self.wait(lambda: self.ended is not None)

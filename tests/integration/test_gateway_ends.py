@@ -40,7 +40,7 @@ def test_a_gateway_in_the_midst_of_nothing_has_nothing_to_tell(gateway: Gateway)
         for protocol in ("http", "http", "http"):
             stack.enter_context(gateway.connect(protocol))
         stack.enter_context(answered(gateway, GET))
-        assert gateway.owner.end().unreported == 0
+        assert gateway.owner.end().data["unreported"] == 0
         assert gateway.process.wait(20) == 0
         new = [
             event.kind
@@ -56,7 +56,7 @@ def test_what_a_stand_in_has_not_read_is_told_too(gateway: Gateway) -> None:
     that is answered."""
     with gateway.connect("http") as unread, answered(gateway, GET + b"GET /next HTT"):
         unread.sendall(POST % b"/never")
-        assert gateway.owner.end().unreported == 0
+        assert gateway.owner.end().data["unreported"] == 0
     begun = gateway.owner.first(Kind.NETWORK_HTTP, reason=ENDED)
     assert [body.content for body in begun.bodies] == [b"GET /next HTT"]
     asked = gateway.owner.first(Kind.NETWORK_HTTP, method="POST")
@@ -87,7 +87,7 @@ def test_many_at_once_are_told_or_counted(gateway: Gateway, within_s: float) -> 
     with contextlib.ExitStack() as stack:
         for number in range(MANY):
             stack.enter_context(gateway.connect("http")).sendall(b"GET /%d HTTP/1.1\r\nHo" % number)
-        unreported = gateway.owner.end(within_s).unreported
+        unreported = gateway.owner.end(within_s).data["unreported"]
     told = [
         event
         for event in gateway.owner.events

@@ -368,7 +368,7 @@ def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
     seen = who.run("hang")
     for victim, of_victim in seen.items():
         assert of_victim["deaths"] == [
-            ["CellError", f"the range's {victim} hangs: it has said nothing for 5 s"]
+            ["CellError", f"the range's {victim} hangs: it has sent nothing for 5 s"]
         ]
         assert of_victim["clean"], of_victim
         assert of_victim["told"]

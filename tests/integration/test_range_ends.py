@@ -104,7 +104,7 @@ def test_a_gateway_that_does_not_tell_ends_its_range_no_later(
 def test_a_last_word_unasked_is_a_violation(tmp_path: Path) -> None:
     """A gateway that stops telling before its range ends is not ours any more."""
     assert ranges.Who(None, tmp_path).run("end_unasked")["deaths"] == [
-        ["ProtocolViolation", "the gateway broke its protocol: it has ended unasked"]
+        ["ProtocolViolation", "the gateway broke its protocol: it has ended without a request"]
     ]
 
 

@@ -1,17 +1,23 @@
 """The processes' messages within a range, over sequenced unix sockets: one bounded codec.
 
-Between trusted processes: a JSON object a datagram, with descriptors (`send`, `receive`), and
-documents in memory files at start (`as_file`, `from_file`). From a gateway, which may be
-compromised: events and requests with bodies; `EventDecoder` checks every field, length and order.
+Trusted processes send a JSON object a datagram, with descriptors (`send`, `receive`).
+At start they get documents in memory files (`as_file`, `from_file`).
+A gateway may be compromised: `EventDecoder` checks every field, length and order it sends.
 
-Up: a head, `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`,
-then each body's kept bytes in turn, no datagram with bytes of two. A request: kind `ask`, `data`
-`{"what"}`, one body. First comes `ready`; then `alive`, without data, every few seconds; last
-`ended`, `data` `{"unreported"}`.
+From the gateway, a message is a head and then each body's kept bytes in turn:
+`{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`.
+No datagram has bytes of two bodies. The kinds beside those of events:
 
-Down: `{"ack": id}` for a recorded event; `{"answer": id, "ok", "bytes"}`, then bytes, for a request
-(`dial`, body `{"host", "port", "stand_in"}`, gets a descriptor with the head); `{"end": seconds}`:
-report what is in progress by then.
+- `ready`: first, once; `certificate` in its data is the CA's, PEM.
+- `alive`: a heartbeat, every few seconds, without data.
+- `ask`: a request, `{"what"}` and one body. `dial` has the body `{"host", "port", "stand_in"}`.
+- `ended`: last; `{"unreported"}` counts events lost.
+
+To the gateway:
+
+- `{"ack": id}`: the message is on record, or was received.
+- `{"answer": id, "ok", "bytes"}`, then the bytes; a dial's head brings a descriptor.
+- `{"end": seconds}`: report what is in progress by then.
 """
 
 from __future__ import annotations
@@ -21,10 +27,10 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_QUESTION_BYTES
@@ -40,16 +46,16 @@ MAX_DATA_BYTES: Final = 48 << 10
 MAX_BODIES: Final = 8
 MAX_BODY_BYTES: Final = 1 << 20  # Kept of one body.
 ASK: Final = "ask"
-DIAL: Final = "dial"  # What is asked for a connected socket to a real upstream.
+DIAL: Final = "dial"  # Requests a connected socket to a real upstream.
 READY: Final = "ready"
 ALIVE: Final = "alive"
 ENDED: Final = "ended"
-_MAX_ID: Final = (1 << 53) - 1
+_NOTICES: Final = frozenset({READY, ALIVE, ENDED})
 _MAX_DEPTH: Final = 16
 _MAX_INT: Final = (1 << 53) - 1
 _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_QUESTION: Final = re.compile(r"[a-z][a-z0-9_.]{0,63}", re.ASCII)
+_REQUEST: Final = re.compile(r"[a-z][a-z0-9_.]{0,63}", re.ASCII)
 # What a gateway may put on record. All else is reported by others.
 KINDS: Final = frozenset(
     {
@@ -118,7 +124,7 @@ def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
         os.dup2(stderr_fd, standard)
     os.close(stderr_fd)
     if receive(owner) != ({"go": True}, []):
-        raise ValueError("the owner has not said go")
+        raise ValueError("the owner sent another message than `go`")
 
 
 def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
@@ -243,47 +249,30 @@ class GatewayEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayReady:
-    """It serves now; `certificate` in its data: the CA's, PEM."""
+class GatewayNotice:
+    """`READY`, `ALIVE` or `ENDED`."""
 
     id: int
-    data: Mapping[str, JsonValue]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """Its loop turns."""
-
-    id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayEnded:
-    """The last message; `unreported` counts events lost."""
-
-    id: int
-    unreported: int
+    kind: str
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayRequest:
-    """A question of the gateway, whole."""
+    """A request of the gateway, whole."""
 
     id: int
     what: str
     body: bytes
 
 
-GatewayMessage: TypeAlias = GatewayEvent | GatewayRequest | GatewayReady | Heartbeat | GatewayEnded
-
-
 def encode_ack(id: int) -> bytes:  # noqa: A002 - the wire's word
-    """The datagram that says: on record."""
+    """The datagram that acknowledges a message."""
     return _head({"ack": id})
 
 
 def encode_end(within_s: float) -> bytes:
-    """The datagram that says: the range ends."""
+    """The datagram that ends the gateway's reports."""
     return _head({"end": within_s})
 
 
@@ -303,75 +292,67 @@ class EventDecoder:
         """`kinds`: what the other side may record."""
         self._kinds = kinds
         self._head: Mapping[str, Any] | None = None
-        self._wanted: list[int] = []
         self._parts: list[bytearray] = []
         self._last_id = -1
         self._is_ready = self._is_over = False
 
-    def feed(self, datagram: bytes) -> GatewayMessage | None:
-        """The message that this datagram completes. Raises `WireViolation`: feed nothing after
-        it."""
+    def feed(self, datagram: bytes) -> GatewayEvent | GatewayNotice | GatewayRequest | None:
+        """The message that this datagram completes.
+
+        Raises `WireViolation`: feed nothing after it.
+        """
         if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
             raise WireViolation(f"a datagram of {len(datagram)} bytes")
         if self._head is None:
-            self._begin(_object(datagram))
+            self._head = self._checked_head(datagram)
+            self._parts = [bytearray() for _ in self._head["bodies"]]
         else:
-            self._continue(datagram)
-        return self._finish()
-
-    def _begin(self, head: Mapping[str, Any]) -> None:
-        number = _count(head.get("id"), _MAX_ID, "id")
-        if number <= self._last_id:
-            raise WireViolation("ids must grow")
-        _exactly(head, {"id", "kind", "data", "bodies"})
-        _check_event(head, self._kinds)
-        if self._is_over:
-            raise WireViolation("a word after the last")
-        self._is_over = head["kind"] == ENDED
-        if head["kind"] == READY and self._is_ready:
-            raise WireViolation("`ready` is said once")
-        self._is_ready |= head["kind"] == READY
-        self._wanted = [ref["kept_bytes"] for ref in head["bodies"]]
-        self._head, self._last_id = head, number
-        self._parts = [bytearray() for _ in self._wanted]
-
-    def _continue(self, datagram: bytes) -> None:
-        for part, wanted in zip(self._parts, self._wanted, strict=True):
-            if len(part) < wanted:
-                if len(part) + len(datagram) > wanted:
-                    raise WireViolation("more bytes than a body has")
-                part += datagram
-                return
-        raise WireViolation("bytes that belong to no body")
-
-    def _finish(self) -> GatewayMessage | None:
-        head = self._head
-        if head is None or any(
-            len(part) < wanted for part, wanted in zip(self._parts, self._wanted, strict=True)
-        ):
+            part, wanted_bytes = next(self._incomplete())
+            if len(part) + len(datagram) > wanted_bytes:
+                raise WireViolation("more bytes than a body has")
+            part += datagram
+        if any(self._incomplete()):
             return None
-        contents = [bytes(part) for part in self._parts]
-        self._head, self._parts, self._wanted = None, [], []
-        if head["kind"] == ASK:
-            return GatewayRequest(id=head["id"], what=head["data"]["what"], body=contents[0])
-        if head["kind"] == READY:
-            return GatewayReady(id=head["id"], data=head["data"])
-        if head["kind"] == ALIVE:
-            return Heartbeat(id=head["id"])
-        if head["kind"] == ENDED:
-            return GatewayEnded(id=head["id"], unreported=head["data"]["unreported"])
+        head, parts = self._head, self._parts
+        self._head = None
+        number, kind, data = head["id"], head["kind"], head["data"]
+        if kind == ASK:
+            return GatewayRequest(id=number, what=data["what"], body=bytes(parts[0]))
+        if kind in _NOTICES:
+            return GatewayNotice(id=number, kind=kind, data=data)
         bodies = (
             Body(
                 name=ref["name"],
-                content=content,
+                content=bytes(part),
                 total_bytes=ref["total_bytes"],
                 sha256=ref["sha256"],
             )
-            for ref, content in zip(head["bodies"], contents, strict=True)
+            for ref, part in zip(head["bodies"], parts, strict=True)
         )
-        return GatewayEvent(
-            id=head["id"], kind=Kind(head["kind"]), data=head["data"], bodies=tuple(bodies)
-        )
+        return GatewayEvent(id=number, kind=Kind(kind), data=data, bodies=tuple(bodies))
+
+    def _incomplete(self) -> Iterator[tuple[bytearray, int]]:
+        """The head's bodies of which bytes are missing, and how many each has."""
+        refs = () if self._head is None else self._head["bodies"]
+        for part, ref in zip(self._parts, refs, strict=True):
+            if len(part) < ref["kept_bytes"]:
+                yield part, ref["kept_bytes"]
+
+    def _checked_head(self, datagram: bytes) -> Mapping[str, Any]:
+        head = _object(datagram)
+        number = _count(head.get("id"), _MAX_INT, "id")
+        if number <= self._last_id:
+            raise WireViolation("ids must grow")
+        _exactly(head, {"id", "kind", "data", "bodies"})
+        _check_message(head, self._kinds)
+        if self._is_over:
+            raise WireViolation("a message after the last")
+        self._is_over = head["kind"] == ENDED
+        if head["kind"] == READY and self._is_ready:
+            raise WireViolation("`ready` comes once")
+        self._is_ready |= head["kind"] == READY
+        self._last_id = number
+        return head
 
 
 def _head(value: Mapping[str, Any]) -> bytes:
@@ -384,7 +365,7 @@ def _head(value: Mapping[str, Any]) -> bytes:
 def _object(datagram: bytes) -> Mapping[str, Any]:
     # Unique names, no NaN, lone surrogates or integers beyond 2^53, 16 levels.
     try:
-        value = json.loads(datagram, object_pairs_hook=_each_once, parse_constant=_no_constant)
+        value = json.loads(datagram, object_pairs_hook=_each_once)
         _check_value(value, _MAX_DEPTH)
     except RecursionError as exc:
         raise WireViolation("too deep") from exc
@@ -402,17 +383,13 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_constant(word: str) -> None:
-    raise WireViolation(word)
-
-
 def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values of any shape
     if depth == 0:
         raise WireViolation("too deep")
     if isinstance(value, str):
         value.encode()  # a lone surrogate can't be
     elif isinstance(value, float):
-        # Nor NaN; a ledger writes greater ones with all their digits
+        # Nor NaN or infinity; a ledger writes greater ones with all their digits
         if not abs(value) <= _MAX_INT:
             raise WireViolation("a number beyond 2^53")
     elif isinstance(value, int):
@@ -427,42 +404,38 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
             _check_value(item, depth - 1)
 
 
-def _check_event(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
-    kind = head["kind"]
-    if not isinstance(kind, str) or kind not in {*kinds, ASK, READY, ALIVE, ENDED}:
+def _check_message(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
+    kind, data, refs = head["kind"], head["data"], head["bodies"]
+    if not isinstance(kind, str) or kind not in {*kinds, *_NOTICES, ASK}:
         raise WireViolation("a kind that a gateway can't record")
-    if not isinstance(head["data"], dict):
+    if not isinstance(data, dict):
         raise WireViolation("data is no object")
-    refs = head["bodies"]
     if not isinstance(refs, list) or len(refs) > MAX_BODIES:
         raise WireViolation("bodies are no list of at most 8")
+    max_bytes = MAX_QUESTION_BYTES if kind == ASK else MAX_BODY_BYTES
     for ref in refs:
-        most_bytes = MAX_QUESTION_BYTES if kind == ASK else MAX_BODY_BYTES
         if not isinstance(ref, dict):
             raise WireViolation("a body is no object")
         _exactly(ref, {"name", "kept_bytes", "total_bytes", "sha256"})
-        kept = _count(ref["kept_bytes"], most_bytes, "kept_bytes")
+        kept = _count(ref["kept_bytes"], max_bytes, "kept_bytes")
         if _count(ref["total_bytes"], _MAX_INT, "total_bytes") < kept:
             raise WireViolation("more kept than there was")
         for name, pattern in (("name", _BODY_NAME), ("sha256", _SHA256)):
             if not isinstance(ref[name], str) or pattern.fullmatch(ref[name]) is None:
                 raise WireViolation(f"a body's {name}")
-    if kind == ASK:
-        data = head["data"]
-        _exactly(data, {"what"})
-        if not isinstance(data["what"], str) or _QUESTION.fullmatch(data["what"]) is None:
-            raise WireViolation("no question's name")
-        if len(refs) != 1 or refs[0]["kept_bytes"] != refs[0]["total_bytes"]:
-            raise WireViolation("a question has one body, whole")
-    if kind == ALIVE and (head["data"] or refs):
-        raise WireViolation("a sign of life that says more")
-    if kind == ENDED:
-        _exactly(head["data"], {"unreported"})
-        _count(head["data"]["unreported"], _MAX_INT, "unreported")
-        if refs:
-            raise WireViolation("a last word that says more")
     if len({ref["name"] for ref in refs}) != len(refs):
         raise WireViolation("a body's name twice")
+    if kind == ASK:
+        _exactly(data, {"what"})
+        if not isinstance(data["what"], str) or _REQUEST.fullmatch(data["what"]) is None:
+            raise WireViolation("no request's name")
+        if len(refs) != 1 or refs[0]["kept_bytes"] != refs[0]["total_bytes"]:
+            raise WireViolation("a request has one body, whole")
+    elif kind in {ALIVE, ENDED}:
+        _exactly(data, {"unreported"} if kind == ENDED else set())
+        _count(data.get("unreported", 0), _MAX_INT, "unreported")
+        if refs:
+            raise WireViolation(f"`{kind}` with bodies")
 
 
 def _exactly(value: Mapping[str, Any], names: set[str]) -> None:
@@ -470,7 +443,7 @@ def _exactly(value: Mapping[str, Any], names: set[str]) -> None:
         raise WireViolation(f"fields other than {', '.join(sorted(names))}")
 
 
-def _count(value: object, most: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise WireViolation(f"{name} is no count up to {most}")
+def _count(value: object, maximum: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+        raise WireViolation(f"{name} is no count up to {maximum}")
     return value

@@ -140,7 +140,9 @@ def test_each_violation_is_seen(name: str) -> None:
 
 def test_a_sign_of_life() -> None:
     """Has nothing but its number."""
-    assert wire.EventDecoder().feed(head(kind="alive")) == wire.Heartbeat(id=1)
+    assert wire.EventDecoder().feed(head(kind="alive")) == wire.GatewayNotice(
+        id=1, kind="alive", data={}
+    )
 
 
 def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
@@ -151,8 +153,8 @@ def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
 def test_the_last_word_is_the_last() -> None:
     """It says how much is unreported, and nothing else; nothing follows it."""
     decoder = wire.EventDecoder()
-    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.GatewayEnded(
-        id=1, unreported=3
+    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.GatewayNotice(
+        id=1, kind="ended", data={"unreported": 3}
     )
     with pytest.raises(wire.WireViolation, match="after the last"):
         decoder.feed(word(2, "alive", {}))
@@ -178,7 +180,7 @@ def test_a_last_word_of_another_kind_is_a_violation(data: object) -> None:
 def test_a_last_word_has_no_body() -> None:
     """That would be an event."""
     body = {"name": "b", "kept_bytes": 0, "total_bytes": 0, "sha256": "0" * 64}
-    with pytest.raises(wire.WireViolation, match="says more"):
+    with pytest.raises(wire.WireViolation, match="bodies"):
         wire.EventDecoder().feed(word(1, "ended", {"unreported": 0}, [body]))
 
 
@@ -198,7 +200,7 @@ def test_ready_is_said_once() -> None:
     """Each is remembered by its owner: a gateway that says it again and again would fill his
     memory."""
     decoder = wire.EventDecoder()
-    assert isinstance(decoder.feed(head(kind="ready")), wire.GatewayReady)
+    assert isinstance(decoder.feed(head(kind="ready")), wire.GatewayNotice)
     assert isinstance(decoder.feed(head(id=2)), wire.GatewayEvent)
     with pytest.raises(wire.WireViolation, match="once"):
         decoder.feed(head(id=3, kind="ready"))

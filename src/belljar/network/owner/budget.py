@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Final
 
 from belljar.events import Event, JsonValue
@@ -29,12 +28,14 @@ MAX_CUT_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a range has recorded, and may: whole up to `whole_bytes`, then cut down (no body bytes
-    or lists, short texts); at `most_bytes` the range ends. Pure.
+    """What a range has recorded, and may. Pure.
+
+    Events are whole up to `whole_bytes`, then cut down: no body bytes or lists, short texts.
+    At `max_bytes` the range ends.
     """
 
     whole_bytes: int
-    most_bytes: int
+    max_bytes: int
     spent_bytes: int = 0
     events: int = 0
     cut_events: int = 0
@@ -42,14 +43,14 @@ class Budget:
     @classmethod
     def of(cls, recorded_bytes: int) -> Budget:
         """`whole_bytes`, and a quarter more cut down."""
-        return cls(whole_bytes=recorded_bytes, most_bytes=recorded_bytes + recorded_bytes // 4)
+        return cls(whole_bytes=recorded_bytes, max_bytes=recorded_bytes + recorded_bytes // 4)
 
     def take(self, event: Event) -> tuple[Budget, Event | None]:
         """The new budget and recorded event; None: no room."""
         if not self.cut_events and self.spent_bytes + cost_bytes(event) <= self.whole_bytes:
             return self._with(event, cut=False), event
         small = cut_down(event)
-        if self.spent_bytes + cost_bytes(small) > self.most_bytes:
+        if self.spent_bytes + cost_bytes(small) > self.max_bytes:
             return self, None
         return self._with(small, cut=True), small
 
@@ -73,24 +74,15 @@ def cost_bytes(event: Event) -> int:
 
 def cut_down(event: Event) -> Event:
     """32 plain fields, texts of 200 characters, no body bytes."""
-    plain = ((name, value) for name, value in event.data.items() if _is_plain(value))
-    data: dict[str, JsonValue] = {
-        name[:MAX_CUT_CHARS]: _short(value) for name, value in islice(plain, MAX_CUT_FIELDS)
-    }
+    data: dict[str, JsonValue] = {}
+    for name, value in event.data.items():
+        if isinstance(value, list | tuple | Mapping) or len(data) == MAX_CUT_FIELDS:
+            continue
+        if isinstance(value, str) and len(value) > MAX_CUT_CHARS:
+            value = f"{value[:MAX_CUT_CHARS]}…"
+        data[name[:MAX_CUT_CHARS]] = value
     bodies = tuple(replace(body, content=b"") for body in event.bodies)
     return replace(event, data={**data, "cut": True}, bodies=bodies)
-
-
-def _is_plain(value: JsonValue) -> bool:
-    return isinstance(value, str) or not isinstance(value, list | tuple | Mapping)
-
-
-def _short(value: JsonValue) -> JsonValue:
-    return (
-        f"{value[:MAX_CUT_CHARS]}…"
-        if isinstance(value, str) and len(value) > MAX_CUT_CHARS
-        else value
-    )
 
 
 # A gateway of ours ends a connection earlier (`Bounds.upstream_exchange_s`).

@@ -31,7 +31,7 @@ _END_TIMEOUT_S: Final = 3.0
 _ANSWER_TIMEOUT_S: Final = 20.0
 _FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_HINT: Final = (
-    "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
+    "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
 )
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 # `-I` keeps the environment and the working directory out; the third argument is the import path.

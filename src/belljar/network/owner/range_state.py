@@ -139,7 +139,7 @@ class SupervisorRequests:
             except queue.Empty:
                 break
             if reply is None:
-                replies.put(None)  # for whoever asks next
+                replies.put(None)  # for the next caller
                 raise self._state.error or CellError("the range has ended", where=self._where)
             if number in (reply.get("done"), reply.get("refused")):
                 return reply

@@ -28,7 +28,7 @@ from belljar.network.ipc import (
     MAX_DATAGRAM_BYTES,
     EventDecoder,
     GatewayEvent,
-    GatewayReady,
+    GatewayNotice,
     WireViolation,
 )
 from belljar.network.owner.budget import Budget, cost_bytes
@@ -225,7 +225,7 @@ class Taker:
                 data = {"range": "", **data} | {"range": self._task.range_id}
                 data |= {"traffic_analysis": True}
                 self._record(Event(kind=kind, data=data, bodies=bodies, trust=Trust.HOST_OBSERVED))
-            case GatewayReady():
+            case GatewayNotice(kind=ipc.READY):
                 self.is_done = True
             case _:
                 raise WireViolation("a message that is no reader's")

@@ -1,7 +1,8 @@
 """Reads one range's events from its gateway and supervisor, records and acknowledges them.
 
-The gateway's messages are checked as a guest's are. A violation, a changed rule, an ended process
-or an unrecordable event ends the range once: both processes are killed first.
+The gateway's messages are checked as a guest's are.
+A violation, a changed rule, an ended process or an unrecordable event ends the range, once.
+Both processes are killed first.
 """
 
 from __future__ import annotations
@@ -32,11 +33,9 @@ from belljar.network.ipc import (
     DIAL,
     MAX_DATAGRAM_BYTES,
     EventDecoder,
-    GatewayEnded,
     GatewayEvent,
-    GatewayReady,
+    GatewayNotice,
     GatewayRequest,
-    Heartbeat,
     WireViolation,
     encode_ack,
     encode_end,
@@ -86,10 +85,10 @@ _CUT_FROM_HERE: Final = (
     "quarter more ends the range"
 )
 _HINT_RECORD_LIMIT: Final = (
-    "its ledger tells what fills it; `network.record.events` in the policy allows more"
+    "its ledger shows what fills it; `network.record.events` in the policy allows more"
 )
 HINT_ENDED: Final = (
-    "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
+    "nothing of the range runs on: start again; `belljar ledger show last` shows what came before"
 )
 
 
@@ -140,7 +139,7 @@ class Watch:
 
     def start(self) -> None:
         """Begin to listen."""
-        # A gateway that reads nothing must not hold whoever watches the rules.
+        # A gateway that reads nothing must not hold the thread that watches the rules.
         self._processes.events.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0)
         )
@@ -178,8 +177,8 @@ class Watch:
     def end_gateway(self) -> None:
         """Have the gateway report what is in progress, and wait two seconds at most.
 
-        What is in no event is counted (`unreported_at_end`): as reported, what has no room on
-        record, and at least one where it doesn't answer in time.
+        `unreported_at_end` counts what is in no event: as the gateway reports it, and what has no
+        room on record. It counts one more when the gateway doesn't answer in time.
         """
         give_up = time.monotonic() + SHUTDOWN_GRACE_S
         self._is_ending = True
@@ -204,30 +203,32 @@ class Watch:
             self.state.error = error
         self._kill()
         self._gateway_done.set()
+        reason = printable(error.what, max_chars=2000)
+        data = {"range": self._range, "error": type(error).__name__, "reason": reason}
         try:
-            data = {
-                "range": self._range,
-                "error": type(error).__name__,
-                "reason": printable(error.what, max_chars=2000),
-            }
             self._recorder.record(Event(kind=Kind.RANGE_FAILED, data=data))
-        except Exception as exc:  # noqa: BLE001 - whoever is told hears of this too
+        except Exception as exc:  # noqa: BLE001 - noted on the error that is reported
             error.add_note(f"this could not be recorded: {exc}")
         self._on_failure(error)
 
     def _run(self) -> None:
+        processes = self._processes
         ends = {
-            self._processes.supervisor.pidfd: "supervisor",
-            self._processes.gateway.pidfd: "gateway",
+            processes.supervisor.pidfd: ("supervisor", processes.control),
+            processes.gateway.pidfd: ("gateway", processes.events),
         }
         while ends or self._open:
-            # Its end is looked at when everything that it has said is taken in.
-            silent = [fd for fd, name in ends.items() if not self._is_connected(name)]
-            ready = self._listen([*(end.fileno() for end in self._open), *silent])
+            # A process's end is looked at when all its messages are read.
+            read = [fd for fd, (_, end) in ends.items() if end not in self._open]
+            began = time.monotonic()
+            fds = [*(end.fileno() for end in self._open), *read]
+            ready = wait_readable(fds, POLL_INTERVAL_S)
+            for heartbeat in self._heartbeats.values():
+                heartbeat.waited(min(time.monotonic() - began, POLL_INTERVAL_S))
             for end in [end for end in self._open if end.fileno() in ready]:
                 self._receive(end)
-            for fd in [fd for fd in silent if fd in ready]:
-                self._ended(ends.pop(fd))
+            for fd in [fd for fd in read if fd in ready]:
+                self._ended(ends.pop(fd)[0])
             self._drain_stderr()
             self._end_if_hung()
             self._look_at_upstreams()
@@ -235,21 +236,13 @@ class Watch:
         self.state.replies.put(None)
         self.state.milestones.put(None)
 
-    def _listen(self, fds: Sequence[int]) -> set[int]:
-        began = time.monotonic()
-        ready = wait_readable(fds, POLL_INTERVAL_S)
-        for heartbeat in self._heartbeats.values():
-            heartbeat.waited(min(time.monotonic() - began, POLL_INTERVAL_S))
-        return ready
-
     def _end_if_hung(self) -> None:
         if self.closing or self.state.error is not None:
             return
         for name, heartbeat in self._heartbeats.items():
             if heartbeat.expired:
-                what = (
-                    f"the range's {name} hangs: it has said nothing for {heartbeat.timeout_s:.0f} s"
-                )
+                silent = f"it has sent nothing for {heartbeat.timeout_s:.0f} s"
+                what = f"the range's {name} hangs: {silent}"
                 self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _look_at_upstreams(self) -> None:
@@ -265,11 +258,6 @@ class Watch:
         except (OSError, ValueError) as exc:
             what = f"the range's upstream connections can't be measured: {exc}"
             self.die(CellError(what, where=self._where, hint=HINT_ENDED))
-
-    def _is_connected(self, name: str) -> bool:
-        return (
-            self._processes.control if name == "supervisor" else self._processes.events
-        ) in self._open
 
     def _receive(self, source: socket.socket) -> None:
         try:
@@ -287,11 +275,8 @@ class Watch:
             what = f"a part of the range sent a malformed message: {exc}"
             self.die(ProtocolViolation(what, where=self._where))
         except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
-            self.die(
-                CellError(
-                    f"an event of the range could not be taken in: {exc!r}", where=self._where
-                )
-            )
+            what = f"an event of the range could not be processed: {exc!r}"
+            self.die(CellError(what, where=self._where))
 
     def _receive_from_supervisor(self) -> None:
         message, fds = ipc.receive(self._processes.control)
@@ -310,25 +295,16 @@ class Watch:
             case {"unshared": True} | {"started": True}:
                 self.state.milestones.put(next(iter(message)))
             case {"breach": differences}:
-                what = "; ".join(str(difference) for difference in differences)
-                self.die(
-                    ContainmentBreach(
-                        f"the range's network was changed: {printable(what)}", where=self._where
-                    )
-                )
-            case {"failed": _}:
-                self.die(self._gave_up(message))
+                changes = printable("; ".join(str(difference) for difference in differences))
+                what = f"the range's network was changed: {changes}"
+                self.die(ContainmentBreach(what, where=self._where))
+            case {"failed": reason}:
+                error = HostError if message.get("host") else CellError
+                what = f"the range's supervisor gave up: {printable(str(reason), max_chars=2000)}"
+                hint = printable(str(message.get("hint", "")), max_chars=500)
+                self.die(error(what, where=self._where, hint=hint))
             case _:
                 raise ValueError("the supervisor's message")
-
-    def _gave_up(self, message: Mapping[str, Any]) -> BelljarError:
-        kind = HostError if message.get("host") else CellError
-        what = (
-            f"the range's supervisor gave up: {printable(str(message['failed']), max_chars=2000)}"
-        )
-        return kind(
-            what, where=self._where, hint=printable(str(message.get("hint", "")), max_chars=500)
-        )
 
     def _receive_from_gateway(self) -> None:
         datagram = ipc.receive_bytes(self._processes.events, MAX_DATAGRAM_BYTES + 1)
@@ -338,29 +314,33 @@ class Watch:
         try:
             message = self._decoder.feed(datagram)
         except WireViolation as exc:
-            raise ProtocolViolation(
-                f"the gateway broke its protocol: {exc}", where=self._where
-            ) from exc
+            what = f"the gateway broke its protocol: {exc}"
+            raise ProtocolViolation(what, where=self._where) from exc
         match message:
             case GatewayEvent():
                 self._record(message.kind, message.data, message.bodies)
                 self._send(encode_ack(message.id))
-            case GatewayReady():
+            case GatewayNotice(kind=ipc.READY):
                 self.state.certificate = str(message.data.get("certificate", "")).encode()
                 self._send(encode_ack(message.id))
                 self.state.milestones.put("ready")
-            case Heartbeat():
+            case GatewayNotice(kind=ipc.ALIVE):
                 self._send(encode_ack(message.id))
-            case GatewayEnded():
+            case GatewayNotice():
                 if not self._is_ending:
-                    raise ProtocolViolation(
-                        "the gateway broke its protocol: it has ended unasked", where=self._where
-                    )
+                    what = "the gateway broke its protocol: it has ended without a request"
+                    raise ProtocolViolation(what, where=self._where)
                 self._has_ended = True
-                self._unreported += message.unreported
+                self._unreported += message.data["unreported"]
                 self._gateway_done.set()
             case GatewayRequest():
-                self._submit(message)
+                is_dial = message.what == DIAL
+                executor = self._dials if is_dial else self._requests
+                if not executor.try_submit(
+                    partial(self._dial if is_dial else self._reply, message)
+                ):
+                    what = f"more than {MAX_PENDING_REQUESTS} requests at once"
+                    raise ProtocolViolation(what, where=self._where)
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
         # The range's name stands first: what is cut down keeps the first fields.
@@ -370,13 +350,11 @@ class Watch:
             with self._recording:
                 self._spend(event)
         except ValueError as exc:  # data that the kind doesn't allow
-            raise ProtocolViolation(
-                f"the gateway said what can't be recorded: {exc}", where=self._where
-            ) from exc
+            what = f"the gateway sent what can't be recorded: {exc}"
+            raise ProtocolViolation(what, where=self._where) from exc
         except OSError as exc:
-            raise LedgerError(
-                f"an event of the range can't be recorded: {exc}", where=self._where
-            ) from exc
+            what = f"an event of the range can't be recorded: {exc}"
+            raise LedgerError(what, where=self._where) from exc
 
     def _spend(self, event: Event) -> None:
         """Record within the budget. Raises `CellError`: no room."""
@@ -386,40 +364,26 @@ class Watch:
             self._unreported += 1
             return
         if taken is None:
-            what = (
-                f"the range has put {format_size(before.most_bytes)} on record, which is all that "
-                f"it may"
-            )
+            size = format_size(before.max_bytes)
+            what = f"the range has put {size} on record, which is all that it may"
             raise CellError(what, where=self._where, hint=_HINT_RECORD_LIMIT)
         if after.cut_events and not before.cut_events:
-            data: dict[str, JsonValue] = {
-                "limit": RECORD_LIMIT,
-                "value": before.whole_bytes,
-                "effect": _CUT_FROM_HERE,
-            }
-            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self._range}))
+            data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
+            data |= {"value": before.whole_bytes, "effect": _CUT_FROM_HERE}
+            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
         self._budget = after
         self._recorder.record(taken)
         self._accounts.report(event, taken)
 
-    def _submit(self, request: GatewayRequest) -> None:
-        is_dial = request.what == DIAL
-        executor, reply = (self._dials, self._dial) if is_dial else (self._requests, self._reply)
-        if not executor.try_submit(partial(reply, request)):
-            raise ProtocolViolation(
-                f"more than {MAX_PENDING_REQUESTS} questions at once", where=self._where
-            )
-
     def _reply(self, request: GatewayRequest) -> None:
         try:
             if self._handle_request is None:
-                raise ValueError("nobody answers questions here")
+                raise ValueError("this range has no request handler")
             datagrams = encode_reply(request.id, self._handle_request(request.what, request.body))
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
-            datagrams = encode_reply(
-                request.id, printable(str(exc), max_chars=500).encode(), ok=False
-            )
-        self._send(*datagrams)
+            self._refuse(request, exc)
+        else:
+            self._send(*datagrams)
 
     def _dial(self, request: GatewayRequest) -> None:
         # A request outside the plan ends the range.
@@ -433,9 +397,11 @@ class Watch:
         except BelljarError as exc:
             self.die(exc)
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
-            self._send(
-                *encode_reply(request.id, printable(str(exc), max_chars=500).encode(), ok=False)
-            )
+            self._refuse(request, exc)
+
+    def _refuse(self, request: GatewayRequest, reason: Exception) -> None:
+        text = printable(str(reason), max_chars=500).encode()
+        self._send(*encode_reply(request.id, text, ok=False))
 
     def _record_dial(self, data: Mapping[str, Any]) -> None:
         # Raises `LedgerError`, `RangeOverError`: what is not on record is not dialled.
@@ -474,7 +440,7 @@ class Watch:
 
 
 def _checked_flow(flow: Mapping[str, Any]) -> Mapping[str, Any]:
-    # The supervisor reads a guest's headers, so it is not believed blindly either.
+    # The supervisor parses a guest's headers, so its reports are checked too.
     if not isinstance(flow, dict) or not set(flow) <= _FLOW_FIELDS:
         raise ValueError("a flow's fields")
     if any(isinstance(value, str) and len(value) > 256 for value in flow.values()):

@@ -20,10 +20,9 @@ from belljar.network.ipc import (
     DIAL,
     MAX_DATA_BYTES,
     EventDecoder,
-    GatewayEnded,
     GatewayEvent,
+    GatewayNotice,
     GatewayRequest,
-    Heartbeat,
     Item,
     encode_ack,
     encode_end,
@@ -107,13 +106,13 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
     asyncio.run(scene())
 
 
-async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayEnded]:
+async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayNotice]:
     """All events, and the last word."""
     decoder = EventDecoder()
     events: list[GatewayEvent] = []
     while True:
         message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
-        if isinstance(message, GatewayEnded):
+        if isinstance(message, GatewayNotice):
             return events, message
         if isinstance(message, GatewayEvent):
             events.append(message)
@@ -136,7 +135,7 @@ def test_the_last_word_comes_behind_all_that_was_posted() -> None:
                     reporter.post(item(number, 70_000))
                 ending = group.create_task(reporter.end(4, asyncio.get_running_loop().time() + 30))
                 events, last = await until_ended(there)
-                assert (len(events), last.unreported) == (3, 4)
+                assert (len(events), last.data["unreported"]) == (3, 4)
                 await ending
                 reporter.post(item(4))
                 with pytest.raises(BlockingIOError):
@@ -162,7 +161,7 @@ def test_what_has_not_left_in_time_is_counted() -> None:
                 await asyncio.sleep(0)
                 events, last = await until_ended(there)
                 assert 0 < len(events) < 100
-                assert len(events) + last.unreported == 101
+                assert len(events) + last.data["unreported"] == 101
                 await ending
 
     asyncio.run(scene())
@@ -185,7 +184,7 @@ def test_what_is_cut_while_it_waits_for_room_is_reported() -> None:
                 assert cut.cancelled()
                 await reporter.end(0, asyncio.get_running_loop().time() + 30)
                 events, ended = await until_ended(there)
-                assert ([message.data["what"] for message in events], ended.unreported) == (
+                assert ([message.data["what"] for message in events], ended.data["unreported"]) == (
                     ["0", "1"],
                     1,
                 )
@@ -203,7 +202,7 @@ def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
                 loop, decoder = asyncio.get_running_loop(), EventDecoder()
                 for number in (1, 2, 3):
                     message = decoder.feed(await loop.sock_recv(there, 1 << 16))
-                    assert message == Heartbeat(id=number)
+                    assert message == GatewayNotice(id=number, kind="alive", data={})
                     await asyncio.sleep(0.005)  # several more would have come
                     there.send(encode_ack(number))
 
@@ -232,8 +231,8 @@ def test_signs_of_life_go_on_after_moments_without_memory(
 
                 monkeypatch.setattr(at, name, scarce)
                 for number in (1, 2, 3):
-                    assert decoder.feed(await loop.sock_recv(there, 1 << 16)) == Heartbeat(
-                        id=number
+                    assert decoder.feed(await loop.sock_recv(there, 1 << 16)) == GatewayNotice(
+                        id=number, kind="alive", data={}
                     )
                     there.send(encode_ack(number))
                 assert len(short) >= 2
