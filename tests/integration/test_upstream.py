@@ -376,7 +376,7 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
             assert made.error is not None
             why = made.error.what
-            assert "no upstream of this range" in why or "a question to dial" in why
+            assert "no upstream of this range" in why or "a dial request" in why
 
     with contextlib.suppress(ProtocolViolation):  # it may ask before the range is up
         anyio.run(run)

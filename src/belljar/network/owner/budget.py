@@ -120,6 +120,11 @@ class _Account:
         spent = self.spent_bytes()
         return max(spent, self.plan.budget_bytes) if self.open or self.dialling else spent
 
+    def require_dial(self) -> None:
+        """Raise `SpentError` without room for a dial."""
+        if self.spent_bytes() + DIAL_BYTES > self.plan.budget_bytes:
+            raise SpentError("the upstream's budget for one sample is used up")
+
 
 class RunSpending:
     """A run's bytes on each real upstream, by the kernel's count. Thread-safe.
@@ -141,13 +146,16 @@ class RunSpending:
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
         """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError`."""
-        key = (number, upstream.host)
         with self._lock:
-            account = self._accounts.setdefault(key, _Account(upstream))
+            account = self._accounts.setdefault((number, upstream.host), _Account(upstream))
             _settle(account, self._now())
             account.dialling += 1  # so that all of the budget is set aside
             try:
-                self._check(key, account)
+                account.require_dial()
+                of_host = (a for (_, host), a in self._accounts.items() if host == upstream.host)
+                if sum(a.set_aside_bytes() for a in of_host) > account.plan.run_budget_bytes:
+                    what = "used up, or set aside for samples that use it now"
+                    raise SpentError(f"the upstream's budget for the run is {what}")
             except SpentError:
                 account.dialling -= 1
                 raise
@@ -158,24 +166,11 @@ class RunSpending:
             with self._lock:
                 account.dialling -= 1
 
-    def _check(self, key: tuple[int, str], account: _Account) -> None:
-        if account.spent_bytes() + DIAL_BYTES > account.plan.budget_bytes:
-            raise SpentError("the upstream's budget for one sample is used up")
-        aside = sum(
-            each.set_aside_bytes() for (_, host), each in self._accounts.items() if host == key[1]
-        )
-        if aside > account.plan.run_budget_bytes:
-            raise SpentError(
-                "the upstream's budget for the run is used up, or set aside for samples that use "
-                "it now"
-            )
-
     def charge_dial(self, number: int, upstream: UpstreamPlan) -> None:
         """Count another address of a `dialling`. Raises `SpentError`."""
         with self._lock:
             account = self._accounts[number, upstream.host]
-            if account.spent_bytes() + DIAL_BYTES > account.plan.budget_bytes:
-                raise SpentError("the upstream's budget for one sample is used up")
+            account.require_dial()
             account.settled_bytes += DIAL_BYTES
 
     def keep(self, number: int, upstream: UpstreamPlan, end: socket.socket) -> None:

@@ -1,8 +1,9 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway has no route: it asks, and gets a connected socket or a reason. Host, port and id must
-be a planned upstream's. A name is resolved once a range by the host's resolver; every address must
-be public; the answer is pinned against DNS rebinding.
+The gateway has no route: it asks, and gets a connected socket or a reason.
+Host, port and id must be a planned upstream's.
+A name is resolved once a range, by the host's resolver, and every address must be public.
+The answer is pinned against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +77,7 @@ _BUNDLES: Final = (
 )
 
 
-class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on who asks
+class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on the gateway
     """The plan lacks it: the gateway is compromised."""
 
 
@@ -93,20 +94,17 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as exc:
-        raise NotAnUpstream("a question to dial that is no JSON") from exc
+        raise NotAnUpstream("a dial request that is no JSON") from exc
     if not isinstance(asked, dict) or set(asked) != {"host", "port", "stand_in"}:
-        raise NotAnUpstream("a question to dial with other fields")
+        raise NotAnUpstream("a dial request with other fields")
     host, port, stand_in = asked["host"], asked["port"], asked["stand_in"]
     for upstream in network.upstreams:
         # A port that is `true` or 443.0 equals no port of ours.
-        if (
-            (upstream.host, upstream.id) == (host, stand_in)
-            and type(port) is int
-            and port in upstream.ports
-        ):
+        is_named = (upstream.host, upstream.id) == (host, stand_in)
+        if is_named and type(port) is int and port in upstream.ports:
             return upstream, port
     what = printable(f"{host}:{port} as {stand_in}", max_chars=300)
-    raise NotAnUpstream(f"a question to dial what is no upstream of this range: {what}")
+    raise NotAnUpstream(f"a dial request for what is no upstream of this range: {what}")
 
 
 Network = IPv4Network | IPv6Network
@@ -125,9 +123,9 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
         return "is of one link"
     if str(parsed) in {str(ip_address(each.partition("%")[0])) for each in own}:
         return "is this host's own"
-    if any(parsed in net for net in FORBIDDEN if net.version == parsed.version) or not _is_public(
-        parsed
-    ):
+    is_special = parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
+    is_forbidden = any(parsed in net for net in FORBIDDEN if net.version == parsed.version)
+    if is_forbidden or is_special or not parsed.is_global:
         return "is not a public one"
     if any(parsed in net for net in near if net.version == parsed.version):
         return "is of a network that this host is on"
@@ -143,15 +141,10 @@ def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Netwo
         return "the name has no address"
     if len(addresses) > MAX_ADDRESSES:
         return f"the name has {len(addresses)} addresses"
-    problems = ((address, problem_of(address, own, near)) for address in addresses)
-    found = next(((address, problem) for address, problem in problems if problem), None)
-    return "" if found is None else f"{printable(found[0], max_chars=80)} {found[1]}"
-
-
-def _is_public(parsed: IPv4Address | IPv6Address) -> bool:
-    return parsed.is_global and not (
-        parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
-    )
+    for address in addresses:
+        if problem := problem_of(address, own, near):
+            return f"{printable(address, max_chars=80)} {problem}"
+    return ""
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
@@ -235,7 +228,7 @@ class Reach:
     read_authorities: Callable[[], str] = read_authorities
 
 
-Say = Callable[[Mapping[str, JsonValue]], None]
+Record = Callable[[Mapping[str, JsonValue]], None]
 """Record a `network.upstream`; returns when that is done."""
 
 
@@ -249,7 +242,7 @@ class Dialler:
         self._pins: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}
 
-    def dial(self, body: bytes, say: Say) -> socket.socket:
+    def dial(self, body: bytes, record: Record) -> socket.socket:
         """A connected socket, the caller's to close; recorded before it is dialled or refused.
 
         Raises:
@@ -259,39 +252,20 @@ class Dialler:
         try:
             upstream, port = wanted(body, self._network)
         except NotAnUpstream as exc:
-            say(
-                {
-                    "host": "",
-                    "port": None,
-                    "address": "",
-                    "verdict": "refused",
-                    "reason": "",
-                    "problem": str(exc),
-                }
-            )
+            record(_event(None, None, "refused", problem=str(exc)))
             raise
-        about: dict[str, JsonValue] = {
-            "host": upstream.host,
-            "port": port,
-            "reason": upstream.reason,
-        }
         try:
             with self._spending.dialling(self._number, upstream):
                 addresses = self._pinned(upstream.host, port)
-                return self._first_of(upstream, addresses[:MAX_TRIED], port, about, say)
+                return self._first_of(upstream, addresses[:MAX_TRIED], port, record)
         except (_NotTried, SpentError) as exc:
-            say({**about, "address": "", "verdict": "refused", "problem": str(exc)})
+            record(_event(upstream, port, "refused", problem=str(exc)))
             raise Refused(str(exc)) from exc
 
-    def look(self, say: Say) -> None:
+    def look(self, record: Record) -> None:
         """Count passed bytes; record connections that were ended."""
         for upstream, problem in self._spending.look(self._number):
-            about: dict[str, JsonValue] = {
-                "host": upstream.host,
-                "port": None,
-                "reason": upstream.reason,
-            }
-            say({**about, "address": "", "verdict": "cut", "problem": problem})
+            record(_event(upstream, None, "cut", problem=problem))
 
     def close(self) -> None:
         """End every connection. Idempotent."""
@@ -302,52 +276,37 @@ class Dialler:
         with self._locks[host]:
             if host in self._refused:
                 raise _NotTried(self._refused[host])
-            addresses = self._pins.get(host) or self._resolved(host, port)
-            problem = judge(
-                addresses,
-                [address for address in addresses if self._reach.is_ours(address)],
-                self._near(),
-            )
-            if problem:
+            addresses = self._pins.get(host)
+            try:
+                addresses = addresses or self._reach.resolve(host, port)
+            except (OSError, UnicodeError) as exc:
+                reason = printable(str(exc), max_chars=200)
+                raise _NotTried(f"the name can't be resolved: {reason}") from exc
+            own = [address for address in addresses if self._reach.is_ours(address)]
+            try:
+                near = self._reach.networks_near()
+            except OSError as exc:
+                reason = exc.strerror or type(exc).__name__
+                raise _NotTried(f"this host's own networks can't be read: {reason}") from exc
+            if problem := judge(addresses, own, near):
                 self._refused[host] = problem
                 raise _NotTried(problem)
             self._pins[host] = addresses
             return addresses
 
-    def _near(self) -> tuple[Network, ...]:
-        try:
-            return self._reach.networks_near()
-        except OSError as exc:
-            raise _NotTried(
-                f"this host's own networks can't be read: {exc.strerror or type(exc).__name__}"
-            ) from exc
-
-    def _resolved(self, host: str, port: int) -> tuple[str, ...]:
-        try:
-            return self._reach.resolve(host, port)
-        except (OSError, UnicodeError) as exc:
-            raise _NotTried(
-                f"the name can't be resolved: {printable(str(exc), max_chars=200)}"
-            ) from exc
-
     def _first_of(
-        self,
-        upstream: UpstreamPlan,
-        addresses: Sequence[str],
-        port: int,
-        about: Mapping[str, JsonValue],
-        say: Say,
+        self, upstream: UpstreamPlan, addresses: Sequence[str], port: int, record: Record
     ) -> socket.socket:
         problem = ""
         for number, address in enumerate(addresses):
             if number:
                 self._spending.charge_dial(self._number, upstream)
-            say({**about, "address": address, "verdict": "dialled", "problem": ""})
+            record(_event(upstream, port, "dialled", address=address))
             try:
                 end = self._reach.connect(address, port)
             except OSError as exc:
                 problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
-                say({**about, "address": address, "verdict": "failed", "problem": problem})
+                record(_event(upstream, port, "failed", address=address, problem=problem))
                 continue
             try:
                 self._spending.keep(self._number, upstream, end)
@@ -356,3 +315,21 @@ class Dialler:
                 raise
             return end
         raise Refused(f"nobody answers there: {problem}")
+
+
+def _event(
+    upstream: UpstreamPlan | None,
+    port: int | None,
+    verdict: str,
+    *,
+    address: str = "",
+    problem: str = "",
+) -> dict[str, JsonValue]:
+    return {
+        "host": "" if upstream is None else upstream.host,
+        "port": port,
+        "address": address,
+        "verdict": verdict,
+        "reason": "" if upstream is None else upstream.reason,
+        "problem": problem,
+    }
