@@ -1,22 +1,26 @@
 """Which frames of a packet record the gateway's events hold, so that they may be thrown away.
 
-Pure. A frame needs no record when the range's own gateway sent it, or when it is an ordinary
-segment of a TCP connection to the gateway whose every byte, sent in one way only, is in an event.
-Every other frame is evidence that only the packet record has. What is no payload (ports aside) is
-not compared: identification, window, timestamps and acknowledgement numbers.
+Pure. A frame needs no record in two cases:
+
+- The range's own gateway sent it.
+- It is an ordinary segment of a TCP connection to the gateway, and each byte of the connection was
+  sent in one version only and is in an event.
+
+Every other frame is evidence that only the packet record has.
+Identification, window, timestamps and acknowledgement numbers are not compared.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from socket import inet_aton, inet_ntoa
 from typing import Any, Final, TypeAlias
 
-from belljar.events import Body, Event, Kind
+from belljar.events import Event, Kind
 from belljar.network.ipc import KINDS
 from belljar.plan.addresses import RangeLayout
 
@@ -67,11 +71,14 @@ class Frame(Enum):
 class Connection:
     """What a cell sent from one port to one port of the gateway.
 
-    `past`: the bytes of each connection that ended there. `recent`: the last bytes of the one that
-    goes on, to compare what is sent again. `early`: what came before its turn. `kept`: frames in
-    each of the two files that take turns. `dropped`: those that were thrown away. `broken`: a byte
-    came twice, out of order, or with what no ordinary segment has, so no count of bytes can prove
-    that all are known.
+    Attributes:
+        past: the bytes of each connection that ended there.
+        recent: last bytes of the open one, to compare what is sent again.
+        early: segments that came before their turn.
+        kept: frames in each of the two files that take turns.
+        dropped: frames thrown away.
+        broken: a byte came in two versions or not in an ordinary segment, so no count of bytes
+            proves that all are known.
     """
 
     numbers: tuple[int, int] | None = None
@@ -87,20 +94,20 @@ class Connection:
     early_bytes: int = 0
 
     def begin(self, numbers: tuple[int, int]) -> None:
-        """The gateway accepts a connection: its first sequence number and the cell's next one."""
+        """A new connection: the gateway's first sequence number, the cell's next."""
         if self.numbers != numbers:
             self.close()
             self.numbers, self.next, self.ended = numbers, numbers[1], False
 
     def close(self) -> None:
-        """What came until now is a connection's that has ended."""
+        """End the open connection."""
         if self.size:
             self.past.append(self.size)
         self.size = 0
         self.forget()
 
     def forget(self) -> None:
-        """What is remembered of its bytes. What waited for its turn then waits for ever."""
+        """Drop remembered bytes; early segments can't be placed any more."""
         self.broken |= bool(self.early)
         self.early.clear()
         self.recent.clear()
@@ -108,7 +115,7 @@ class Connection:
 
     @property
     def remembered_bytes(self) -> int:
-        """How much that is."""
+        """Size of `recent` and `early`."""
         return len(self.recent) + self.early_bytes
 
     def take(self, sequence: int, payload: memoryview, flags: int) -> bool:
@@ -152,7 +159,7 @@ class Connection:
         return True
 
     def _take_empty(self, sequence: int, flags: int) -> bool:
-        """Without bytes: at the next one, or at the one before (a keepalive, an end once more)."""
+        """An empty segment at the next byte, or the one before (keepalive, repeated FIN)."""
         if (self.next - sequence) % _WHOLE > 1:
             return False
         if flags & _FIN and not self.ended:
@@ -185,10 +192,12 @@ class Connections:
         is_ordinary = connection.take(*segment)
         if connection.remembered_bytes != before:
             self._trim(connection, before)
-        return connection if is_ordinary and _has_ordinary_header(frame) else Frame.EVIDENCE
+        # Fields that a program may choose; the bytes count for the connection anyway
+        is_ordinary &= frame[15] == 0 and frame[22] == _TIME_TO_LIVE and not frame[47] & _ECN
+        return connection if is_ordinary else Frame.EVIDENCE
 
     def _trim(self, connection: Connection, before: int) -> None:
-        """Forget what is too old, of this connection and of those that were silent for longest."""
+        """Forget old bytes, of this connection and of the longest silent."""
         del connection.recent[:-RECENT_BYTES]
         self._recent_bytes += connection.remembered_bytes - before
         self._spoken[connection] = None
@@ -207,6 +216,7 @@ class Connections:
         return Frame.OURS
 
     def _begin(self, frame: memoryview) -> None:
+        # As a cell's frame has them: addresses, then ports
         key = bytes(frame[30:34]) + bytes(frame[26:30]) + bytes(frame[36:38]) + bytes(frame[34:36])
         connection = self._of.get(key)
         if connection is None:
@@ -221,7 +231,7 @@ class Connections:
         connection.broken |= self._past > MAX_PAST
 
     def at_risk(self) -> Iterator[dict[str, Any]]:
-        """Those of which frames were thrown away, as JSON values, for `Accounts.settle`."""
+        """Connections with frames thrown away, as JSON for `Accounts.settle`."""
         for key, connection in self._of.items():
             if connection.dropped:
                 connection.close()
@@ -236,14 +246,8 @@ class Connections:
                 }
 
 
-def _has_ordinary_header(frame: memoryview) -> bool:
-    """Whether fields that a program may choose are usual; its bytes count for the connection
-    anyway."""
-    return frame[15] == 0 and frame[22] == _TIME_TO_LIVE and not frame[47] & _ECN
-
-
 def _segment(frame: memoryview) -> tuple[int, memoryview, int] | None:
-    """Sequence number, payload and flags of a TCP segment without anything unusual."""
+    """Sequence number, payload and flags of an ordinary TCP segment."""
     if frame[14] != _PLAIN_IP or frame[23] != _TCP or len(frame) < _MIN_TCP_BYTES:
         return None
     length = int.from_bytes(frame[16:18], "big")
@@ -267,7 +271,7 @@ def _segment(frame: memoryview) -> tuple[int, memoryview, int] | None:
 
 
 class Accounts:
-    """The owner's: what the gateway put on record of connections, against what was thrown away."""
+    """Compares, for the owner, recorded connections with frames thrown away."""
 
     def __init__(self) -> None:
         self.unaccounted = 0
@@ -279,17 +283,20 @@ class Accounts:
         self._is_blind = False
 
     def report(self, event: Event, recorded: Event) -> None:
-        """An event of the gateway's, and as much of it as was put on record."""
+        """An event of the gateway, and what of it was recorded."""
         if event.kind not in _OF_CONNECTIONS:
             return
         number = event.data.get("connection")
+        is_cells = event.data.get("direction") != "received"
         is_whole = recorded is event and all(
-            len(body.content) == body.total_bytes for body in event.bodies if _is_cells(event, body)
+            len(body.content) == body.total_bytes
+            for body in event.bodies
+            if is_cells and body.name not in _GATEWAYS_BODIES
         )
         if not is_whole and isinstance(number, int):
             self._partial.add(number)
         elif not is_whole and event.data.get("transport") != "udp":
-            self._is_blind = True  # of which connection it is nobody says
+            self._is_blind = True  # its connection is not known
         if event.kind is Kind.NETWORK_CONNECTION and event.data["phase"] == "closed":
             self._close(event.data)
         self._is_blind |= len(self._partial) > MAX_REPORTED
@@ -304,7 +311,7 @@ class Accounts:
         self._partial.discard(data["connection"])
 
     def settle(self, at_risk: Sequence[Mapping[str, Any]]) -> None:
-        """Connections of which frames were thrown away, as `Connections.at_risk` has them."""
+        """Compare what `Connections.at_risk` yields."""
         for each in at_risk:
             end = _end(each)
             sent = Counter({int(size): int(times) for size, times in each["bytes"]})
@@ -315,20 +322,3 @@ class Accounts:
 
 def _end(data: Mapping[str, Any]) -> End:
     return str(data["cell"]), int(data["source_port"]), str(data["address"]), int(data["port"])
-
-
-def _is_cells(event: Event, body: Body) -> bool:
-    """Whether a cell sent it: the gateway's own words are in other bodies."""
-    return body.name not in _GATEWAYS_BODIES and event.data.get("direction") != "received"
-
-
-def batches(items: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    """So many at a time."""
-    batch: list[dict[str, Any]] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -1,9 +1,9 @@
 """Requests between cells as events, read from the packet record of a range that has ended.
 
-The gateway records what is asked of it before it answers. Cells speak to each other directly: the
-packets are on record as they pass, and read here afterwards, in a process of its own, confined like
-a gateway, a fork of the fork server. An event says what was left out for each bound that was
-reached.
+The gateway records a request before it answers. Cells reach each other directly: their packets are
+recorded as they pass, and analysed here afterwards.
+This runs in a process of its own, a fork of the fork server, confined like a gateway.
+An event reports what was left out, for each bound that was reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from belljar.network.capture import conversations
 from belljar.network.capture.conversations import (
     Conversation,
     ConversationTracker,
-    End,
     read_segments,
 )
 from belljar.network.capture.exchanges import (
@@ -48,11 +47,12 @@ from belljar.plan.network import NetworkPlan
 from belljar.units import printable
 
 MAX_EVENTS: Final = 40_000
-"""Of a range: what comes after is in the packet record alone, and counted."""
-MAX_FRAMES: Final = 10_000_000  # Read of a packet record: the rest is not looked at, which is said.
+"""Of a range: what follows is in the packet record alone, and counted."""
+MAX_FRAMES: Final = 10_000_000  # Read of a packet record; a rest is reported.
 MAX_STEPS: Final = 1_000_000
-"""Of the parser, as `exchanges.MAX_STEPS` counts them, for all connections of a record: what is
-said in further ones is told by its first bytes.
+"""Of the parser, for all connections of a record (see `exchanges.MAX_STEPS`).
+
+Of further ones only the first bytes are reported.
 """
 _WEB: Final = frozenset({"http", "tcp"})
 _TOO_LONG: Final = f"{NOT_FURTHER}: more bytes than are kept of a connection"
@@ -77,7 +77,7 @@ def seen_exchanges(
     that was reached (`limit.hit`). `budget`: what the range has left. Raises `ValueError` for no
     packet record.
     """
-    reader = _Reader(layout, plan)
+    reader = _RecordReader(layout, plan)
     before = budget = budget or Budget.of(plan.bounds.recorded_bytes)
     for event in reader.read(records):
         named = Event(
@@ -118,8 +118,8 @@ def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
     )
 
 
-class _Reader:
-    """One range's record: who serves where, and what was left out of it."""
+class _RecordReader:
+    """One range's record: served ports, and what was left out."""
 
     def __init__(self, layout: RangeLayout, plan: NetworkPlan) -> None:
         self.left_out: Counter[str] = Counter()
@@ -142,27 +142,22 @@ class _Reader:
 
     def read(self, records: Sequence[BinaryIO]) -> Iterator[Event]:
         """All of it; `left_out` is right when it has ended."""
-        tracker = ConversationTracker(self._is_served)
+        tracker = ConversationTracker(lambda end: end in self._named or end[0] in self._open)
         frames = heapq.merge(*map(sent_frames, records), key=itemgetter(0))
         for segment in read_segments(islice(frames, MAX_FRAMES)):
             tracker.take(segment)
         self.left_out["frames"] += next(frames, None) is not None
         for conversation in tracker.finish():
-            if self.is_full:  # reading costs processor, whether or not it is told
+            if self.is_full:  # to parse costs processor time, reported or not
                 self.left_out["connections"] += 1
                 continue
             self.left_out["bytes"] += conversation.cut_bytes
-            if server := self._web_server(conversation.server):
+            end = conversation.server
+            server, is_web = self._named.get(end, (self._open.get(end[0], ""), True))
+            if server and is_web:
                 yield from self._events_of(server, conversation)
         self.left_out += tracker.left_out
         yield from self._strays(tracker)
-
-    def _is_served(self, end: End) -> bool:
-        return end in self._named or end[0] in self._open
-
-    def _web_server(self, end: End) -> str:
-        name, speaks_web = self._named.get(end, (self._open.get(end[0], ""), True))
-        return name if speaks_web else ""
 
     def _events_of(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
         found, rest = exchanges(conversation, self._steps, self._body_bytes)
@@ -176,11 +171,10 @@ class _Reader:
             common["ambiguous"] = True
         for exchange in found:
             self._number += 1
-            yield _asked({**common, "exchange": self._number}, conversation, exchange)
+            numbered = {**common, "exchange": self._number}
+            yield _request_event(numbered, conversation, exchange)
             if exchange.response is not None:
-                yield _answered(
-                    {**common, "exchange": self._number}, conversation, exchange, exchange.response
-                )
+                yield _response_event(numbered, conversation, exchange, exchange.response)
         if (
             rest.sent
             or rest.received
@@ -193,19 +187,24 @@ class _Reader:
     def _unread_event(
         self, common: Mapping[str, JsonValue], conversation: Conversation, rest: Rest
     ) -> Event:
+        reason = rest.reason
+        if reason == NO_HTTP and conversation.has_gap:
+            reason = _MISSING
+        elif reason == NO_HTTP and conversation.cut_bytes:
+            reason = _TOO_LONG
         data: dict[str, JsonValue] = {
             **common,
             "address": conversation.server[0],
             "port": conversation.server[1],
             "verdict": "allowed",
-            "reason": _why_unread(conversation, rest),
+            "reason": reason,
             "bytes": len(rest.sent),
             "sent_bytes": len(rest.received),
             "at_s": round(conversation.began_s, 6),
         }
         # The server's view, as a gateway has it
-        said = (("received", rest.sent), ("sent", rest.received))
-        bodies = tuple(body_of(name, text, self._kept_bytes) for name, text in said if text)
+        streams = (("received", rest.sent), ("sent", rest.received))
+        bodies = tuple(body_of(name, text, self._kept_bytes) for name, text in streams if text)
         return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
 
     def _strays(self, tracker: ConversationTracker) -> Iterator[Event]:
@@ -224,15 +223,7 @@ class _Reader:
             yield Event(kind=Kind.NETWORK_FLOW, data=data)
 
 
-def _why_unread(conversation: Conversation, rest: Rest) -> str:
-    if rest.reason != NO_HTTP:
-        return rest.reason
-    if conversation.has_gap:
-        return _MISSING
-    return _TOO_LONG if conversation.cut_bytes else NO_HTTP
-
-
-def _asked(
+def _request_event(
     common: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange
 ) -> Event:
     host = exchange.host or f"{conversation.server[0]}:{conversation.server[1]}"
@@ -253,7 +244,7 @@ def _asked(
     return Event(kind=Kind.NETWORK_HTTP, data=data, bodies=bodies)
 
 
-def _answered(
+def _response_event(
     common: Mapping[str, JsonValue],
     conversation: Conversation,
     exchange: Exchange,

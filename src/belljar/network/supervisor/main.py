@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
-from belljar.network.capture.accounting import Connections, batches
+from belljar.network.capture.accounting import Connections
 from belljar.network.capture.packets import FILES, RECORD, PacketFiles, Tap
 from belljar.network.confine import NO_CORE, limit_address_space
 from belljar.network.gateway.main import send_listeners
@@ -379,7 +379,8 @@ class _Supervisor:
             listed = self._look_at_rules()
         self._flows.count_lost(logged(listed))
         self._report_counted()
-        for batch in batches(self._connections.at_risk(), _AT_RISK_A_MESSAGE):
+        at_risk = self._connections.at_risk()
+        while batch := [*islice(at_risk, _AT_RISK_A_MESSAGE)]:
             self._report(at_risk=batch)
         self._report(counters=self._counters(listed))
         self._report(done=number)

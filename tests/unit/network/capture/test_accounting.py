@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes.gateway import layout
 
 from belljar.events import Body, Event, JsonValue, Kind
-from belljar.network.capture.accounting import Accounts, Connection, Connections, Frame, batches
+from belljar.network.capture.accounting import Accounts, Connection, Connections, Frame
 
 LAYOUT = layout()
 CELL, GATEWAY = LAYOUT.cells[0].address, LAYOUT.names[0].address
@@ -79,8 +79,8 @@ def unaccounted(found: Connections, *events: Event) -> int:
     accounts = Accounts()
     for event in events:
         accounts.report(event, event)
-    for batch in batches(found.at_risk(), 1):
-        accounts.settle(batch)
+    for each in found.at_risk():
+        accounts.settle([each])
     return accounts.unaccounted
 
 
