@@ -2,13 +2,11 @@
 
 Pure; h11 parses the heads, and every byte is a guest's.
 
-The gateway sees what is asked of it. What one cell asks of another goes past it: the record of
-those requests is made from the packets, when the range ends.
-
-Cells decide what there is to read, and the bounds here how much that takes. h11 is given one head
-at a time, and none before its size, its fields and its blanks were looked at: its expression for a
-field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB). Bodies are read here, so that
-a chunk of one byte costs little.
+Requests between cells bypass the gateway: their record is made from the packets.
+Cells decide what there is to parse; the bounds here limit what that costs.
+h11 is given one head at a time, after its size, fields and blanks were checked.
+Its expression for a field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB).
+Bodies are read here, so that a chunk of one byte costs little.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ _Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request and its answer; `status` 0: none was seen. Trailers are the last headers."""
+    """A request and its response; `status` 0: none. Trailers are the last headers."""
 
     method: str
     target: str
@@ -65,8 +63,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """What each side said after the last exchange that could be read, and why it was not read:
-    `NO_HTTP`, or `NOT_FURTHER` and the bound. `steps`: what all took.
+    """What each side sent after the last readable exchange.
+
+    `reason`: `NO_HTTP`, or `NOT_FURTHER` and the bound. `steps`: taken by all of it.
     """
 
     sent: bytes
@@ -85,41 +84,41 @@ class _OutOfStepsError(_OverBoundError):
 
 
 class _Side:
-    """What one side said; `at`: how far it is read."""
+    """What one side sent; `at`: how far it is read."""
 
-    def __init__(self, said: bytes) -> None:
+    def __init__(self, sent: bytes) -> None:
         self.at = 0
-        self._said, self._view = said, memoryview(said)
+        self._sent, self._view = sent, memoryview(sent)
 
     @property
     def is_read(self) -> bool:
-        return self.at >= len(self._said)
+        return self.at >= len(self._sent)
 
     def skip(self, text: bytes) -> bool:
-        found = self._said.startswith(text, self.at)
+        found = self._sent.startswith(text, self.at)
         self.at += len(text) * found
         return found
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-        found = pattern.match(self._said, self.at)
+        found = pattern.match(self._sent, self.at)
         self.at = found.end() if found else self.at
         return found
 
-    def take(self, most_bytes: int | None) -> memoryview:
+    def take(self, max_bytes: int | None) -> memoryview:
         """So much, or what there is; None: all."""
-        taken = self._view[self.at : None if most_bytes is None else self.at + most_bytes]
+        taken = self._view[self.at : None if max_bytes is None else self.at + max_bytes]
         self.at += len(taken)
         return taken
 
     def head(self) -> bytes:
         """All up to a blank line, or nothing when there is none. Raises `_OverBoundError`."""
-        most = self.at + MAX_HEAD_BYTES
-        found = _HEAD_END.search(self._said, self.at, most)
+        limit = self.at + MAX_HEAD_BYTES
+        found = _HEAD_END.search(self._sent, self.at, limit)
         if found is None:
-            if len(self._said) > most and _FIRST_LINE.match(self._said, self.at, most):
+            if len(self._sent) > limit and _FIRST_LINE.match(self._sent, self.at, limit):
                 raise _OverBoundError(f"a head of more than {MAX_HEAD_BYTES} bytes")
             return b""
-        head = self._said[self.at : found.end()]
+        head = self._sent[self.at : found.end()]
         if head.count(b"\n") > MAX_FIELDS + 2:
             raise _OverBoundError(f"a head of more than {MAX_FIELDS} fields")
         if _BLANKS.search(head):
@@ -129,7 +128,7 @@ class _Side:
 
 
 class _Message:
-    """A request or an answer, as it comes."""
+    """A request or a response, as it is read."""
 
     def __init__(self, max_kept_bytes: int) -> None:
         self.head: _Head | None = None
@@ -154,10 +153,8 @@ class _Message:
         """Whether nothing can follow it (RFC 9112, section 9.3)."""
         if self.head is None or not self.is_whole or self.head.http_version < b"1.1":
             return True
-        words = (
-            value.lower().split(b",") for name, value in self.head.headers if name == b"connection"
-        )
-        return any(word.strip() == b"close" for each in words for word in each)
+        connection = (value.lower() for name, value in self.head.headers if name == b"connection")
+        return any(option.strip() == b"close" for item in connection for option in item.split(b","))
 
 
 class _ConversationReader:
@@ -176,36 +173,30 @@ class _ConversationReader:
             if len(self.found) >= MAX_EXCHANGES:
                 raise _OverBoundError(f"more than {MAX_EXCHANGES} requests")
             request = _Message(self._kept_body_bytes)
-            self._request(request)
-            if not isinstance(request.head, h11.Request) or not request.is_whole:
+            request.head = head = self._head(self._requests, h11.Connection(h11.SERVER))
+            if not isinstance(head, h11.Request):
+                return
+            request.is_whole = self._body(self._requests, request, has_end=True)
+            if not request.is_whole:
                 return
             self.sent_to = self._requests.at
-            answer = _Message(self._kept_body_bytes)
+            response = _Message(self._kept_body_bytes)
             try:
-                self._answer(request.head, answer)
-            finally:  # what of it was read is told, whatever follows
-                self.found.append(_exchange(request.head, request, answer))
-                self.received_to = (
-                    self._responses.at if answer.head is not None else self.received_to
-                )
-            is_over = request.is_last() or answer.is_last() or _switches(request.head, answer.head)
+                self._response(head, response)
+            finally:  # what was read of it is reported, whatever follows
+                self.found.append(_exchange(head, request, response))
+                if response.head is not None:
+                    self.received_to = self._responses.at
+            is_over = request.is_last() or response.is_last() or _switches(head, response.head)
 
-    def _request(self, message: _Message) -> None:
-        message.head = self._head(self._requests, h11.Connection(h11.SERVER))
-        if message.head is not None:
-            message.is_whole = self._body(self._requests, message, has_end=True)
-
-    def _answer(self, request: h11.Request, message: _Message) -> None:
+    def _response(self, request: h11.Request, message: _Message) -> None:
         head = self._head(self._responses, _asking(request))
         while isinstance(head, h11.InformationalResponse) and head.status_code != _SWITCHING:
             head = self._head(self._responses, _asking(request))
         message.head = head
         if head is not None:
-            is_bare = (
-                request.method == b"HEAD"
-                or _switches(request, head)
-                or _status(head) in _NO_CONTENT
-            )
+            has_no_body = request.method == b"HEAD" or _status(head) in _NO_CONTENT
+            is_bare = has_no_body or _switches(request, head)
             message.is_whole = is_bare or self._body(self._responses, message, has_end=False)
 
     def _head(self, side: _Side, parser: h11.Connection) -> _Head | None:
@@ -221,8 +212,10 @@ class _ConversationReader:
         )
 
     def _body(self, side: _Side, message: _Message, *, has_end: bool) -> bool:
-        """Whether all of the body is there (RFC 9112 section 6.3). `has_end`: without a length it
-        is empty."""
+        """Whether the body is whole (RFC 9112 section 6.3).
+
+        `has_end`: without a length it is empty.
+        """
         fields = {} if message.head is None else dict(message.head.headers)
         if b"transfer-encoding" in fields:  # h11 lets nothing but `chunked` pass
             return self._chunks(side, message)
@@ -260,9 +253,9 @@ class _ConversationReader:
 def exchanges(
     conversation: Conversation, max_steps: int = MAX_STEPS, kept_body_bytes: int = MAX_BODY_BYTES
 ) -> tuple[list[Exchange], Rest]:
-    """The requests of one conversation with their answers, in order, and what could not be read.
+    """The exchanges of one conversation, in order, and what could not be read. Total.
 
-    `max_steps`, `kept_body_bytes`: at most `MAX_STEPS` and `MAX_BODY_BYTES`. Total.
+    `max_steps`, `kept_body_bytes`: at most `MAX_STEPS` and `MAX_BODY_BYTES`.
     """
     reader = _ConversationReader(
         conversation, min(max_steps, MAX_STEPS), min(kept_body_bytes, MAX_BODY_BYTES)
@@ -285,7 +278,7 @@ def exchanges(
 
 
 def _asking(request: h11.Request) -> h11.Connection:
-    """A parser of answers; it has to know the request, and accepts no unrequested upgrade."""
+    """A parser of responses. It must know the request, or it would refuse an upgrade."""
     parser = h11.Connection(h11.CLIENT)
     headers = [(b"host", b"x"), (b"connection", b"upgrade"), (b"upgrade", b"x")]
     parser.send(h11.Request(method=request.method, target=b"/", headers=headers))
@@ -296,12 +289,12 @@ def _status(head: _Head | None) -> int:
     return 0 if head is None or isinstance(head, h11.Request) else head.status_code
 
 
-def _switches(request: h11.Request, answer: _Head | None) -> bool:
-    status = _status(answer)
+def _switches(request: h11.Request, response: _Head | None) -> bool:
+    status = _status(response)
     return status == _SWITCHING or (request.method == b"CONNECT" and 200 <= status < 300)
 
 
-def _exchange(head: h11.Request, request: _Message, answer: _Message) -> Exchange:
+def _exchange(head: h11.Request, request: _Message, response: _Message) -> Exchange:
     host = next((value for name, value in head.headers if name == b"host"), b"")
     return Exchange(
         method=head.method.decode("latin-1"),
@@ -309,8 +302,8 @@ def _exchange(head: h11.Request, request: _Message, answer: _Message) -> Exchang
         host=host.decode("latin-1"),
         request_headers=request.fields(),
         request=request.body("request"),
-        status=_status(answer.head),
-        response_headers=answer.fields(),
-        response=None if answer.head is None else answer.body("response"),
-        is_cut=not answer.is_whole,
+        status=_status(response.head),
+        response_headers=response.fields(),
+        response=None if response.head is None else response.body("response"),
+        is_cut=not response.is_whole,
     )

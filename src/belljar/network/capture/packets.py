@@ -1,11 +1,12 @@
 """The packet record: frames of a range's ports in pcapng files.
 
-Two files take turns with frames that the gateway's events hold as well (see `accounting`): when the
-newer is full, the older is emptied. All other frames have a file of a quarter of the bound, which
-is never emptied; when it is full they join the first two, and are counted when dropped.
+Two files take turns with frames that the gateway's events hold as well (see `accounting`).
+When the newer is full, the older is emptied.
+All other frames have a file of a quarter of the bound, which is never emptied.
+When it is full they go to the first two, and are counted when dropped.
 
-Each frame's `epb_flags` say which way it went: inbound, from a cell; outbound, sent by the range to
-a cell, so its rules had let it through.
+A frame's `epb_flags` are inbound (from a cell) or outbound (sent by the range to a cell: its rules
+had let it through).
 
 Source: draft-ietf-opsawg-pcapng (Section Header, Interface Description, Enhanced Packet Block).
 """
@@ -65,7 +66,7 @@ _MAX_AT_ONCE: Final = 512
 
 
 class _File:
-    """One file and what waits in memory for `flush`. Methods raise `OSError`."""
+    """One file and its unflushed frames. Methods raise `OSError`."""
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         self._fd, self._max_bytes = fd, max_bytes
@@ -105,7 +106,7 @@ class _File:
 
 
 class PacketFiles:
-    """Writes frames to three files. Bytes that can't be written raise `OSError`: it ends the range.
+    """Writes frames to three files. A failed write raises `OSError`, which ends the range.
 
     `dropped_evidence`: dropped frames that no event of the gateway can hold.
     """
@@ -172,7 +173,7 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 class Tap:
-    """Every frame of this namespace's devices but loopback. Made before there is any device."""
+    """Every frame of this namespace's devices but loopback. Made before any device."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -184,7 +185,7 @@ class Tap:
         """As the kernel counts: a frame takes more than its bytes."""
 
     def read_into(self, files: PacketFiles) -> bool:
-        """Take a bounded number of frames; whether there may be more. Raises `OSError`."""
+        """Take at most 512 frames; whether there may be more. Raises `OSError`."""
         taken = 0
         try:
             while taken < _MAX_AT_ONCE:
@@ -215,7 +216,7 @@ class Tap:
 def read_packets(file: BinaryIO) -> Iterator[tuple[int, int, bytes, bytes]]:
     """(time in ns, bytes of the frame, block's head, frame and tail), up to a cut-off block.
 
-    Raises `ValueError` for no packet record.
+    Raises `ValueError`: no packet record.
     """
     if file.read(len(HEADER)) != HEADER:
         raise ValueError("no packet record: its first bytes are not its header")
@@ -231,9 +232,9 @@ def read_packets(file: BinaryIO) -> Iterator[tuple[int, int, bytes, bytes]]:
 
 
 def sent_frames(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
-    """Time (seconds since the epoch) and bytes of each frame that the range sent to a cell.
+    """Time (seconds since the epoch) and bytes of each frame sent to a cell.
 
-    Raises `ValueError` for no packet record.
+    Raises `ValueError`: no packet record.
     """
     return (
         (time_ns * 1e-9, rest[:kept])
