@@ -1,8 +1,14 @@
 """How a gateway's process confines itself before it sees a guest's first byte.
 
-In the forked child, in this order: namespaces (an empty network, not the range's), a root with only
-the stand-ins' directories, its own uid, no capability, limits, the system-call filter. Only passed
-descriptors remain. No step can be undone.
+In the forked child, in this order:
+
+1. namespaces: an empty network, not the range's
+2. a root with only the stand-ins' directories
+3. its own uid, no capability
+4. limits
+5. the system-call filter
+
+Only passed descriptors remain. No step can be undone.
 """
 
 from __future__ import annotations
@@ -44,20 +50,18 @@ class Confinement:
 def confine(box: Confinement, *, parent: int) -> None:
     """Confine this single-threaded process. After an `OSError` it must end."""
     mapped = _mapped_bytes()
-    spaces = (
-        syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
-    )
     if box.uid is None:
         uid, gid = os.geteuid(), os.getegid()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {gid} 1")
-    syscalls.unshare(spaces)
+    private = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+    syscalls.unshare(private | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
     _make_root(box.directories)
-    _become(box.uid)
+    syscalls.become(box.uid)
     syscalls.die_with_parent(parent)
-    # An ordinary user's looks for survivors need to see its namespaces
+    # A search for survivors by an ordinary user needs to see its namespaces
     syscalls.set_dumpable(box.uid is None)
     _limit(box, mapped)
     syscalls.no_new_privileges()
@@ -68,8 +72,8 @@ def _make_root(directories: Mapping[str, Path]) -> None:
     """Enter a read-only root of bound directories only."""
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    # Opened first, since one may lie below the place that the new root covers; and named by /proc,
-    # so that stands elsewhere.
+    # Opened first, since one may lie below the place that the new root covers. Named by /proc
+    # afterwards.
     sources = {
         name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for name, path in directories.items()
@@ -94,15 +98,6 @@ def _make_root(directories: Mapping[str, Path]) -> None:
     )
     syscalls.restrict_mount(str(root))
     syscalls.enter_root(str(root))
-
-
-def _become(uid: int | None) -> None:
-    syscalls.bound_capabilities()
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    syscalls.set_capabilities()
 
 
 def _limit(box: Confinement, mapped_bytes: int) -> None:

@@ -62,8 +62,10 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """The head of one HTTP request. `hosts`: all values of `Host` (HTTP/2: `:authority` and
-    `host`)."""
+    """The head of one HTTP request.
+
+    `hosts`: all values of `Host` (HTTP/2: `:authority` and `host`).
+    """
 
     method: str
     target: bytes
@@ -72,7 +74,7 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A flow so far; `sni` after a ClientHello, if any; `request` after a head."""
+    """A flow so far: `sni` after a ClientHello, `request` after a head."""
 
     address: str
     port: int
@@ -83,7 +85,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether and to which stand-in a flow is allowed, or its `reason`; `name` in lower case."""
+    """Whether a flow is allowed, and its stand-in, or why not; `name` in lower case."""
 
     allowed: bool
     stand_in: str = ""
@@ -93,7 +95,7 @@ class Verdict:
 
 
 def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> Verdict:
-    """The verdict on a flow so far; ask again with the ClientHello, and with each request.
+    """The verdict on a flow so far; call again with the ClientHello, and with each request.
 
     Allowed only if address and port are a stand-in's, and every name in the flow (SNI, Host, an
     absolute target) is one name with that address by the policy.
@@ -105,11 +107,10 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     name = _claimed_name(flow, protocol)
     if isinstance(name, Refusal):
         return Verdict(allowed=False, stand_in=stand_in, reason=name, protocol=protocol)
-    problem = (
-        ""
-        if name is None
-        else _name_refusal(name, flow.address, layout) or _method_refusal(flow, stand_in, stand_ins)
-    )
+    problem: Refusal | Literal[""] = ""
+    if name is not None:
+        problem = _name_refusal(name, flow.address, layout)
+        problem = problem or _method_refusal(flow, stand_in, stand_ins)
     return Verdict(
         allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or ""
     )
@@ -166,25 +167,27 @@ def _place(
     flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]
 ) -> tuple[str, str] | Refusal:
     """The stand-in and protocol there, or the refusal."""
-    if flow.address == layout.catch_all:
-        return _at_port(CATCH_ALL, CATCH_ALL_PORTS, flow.port)
-    owner = next((item.stand_in for item in layout.names if item.address == flow.address), None)
-    if owner is None:
-        return Refusal.NO_SUCH_ADDRESS
-    stand_in = next((item for item in stand_ins if item.id == owner), None)
-    if stand_in is None or stand_in.is_target:
-        return Refusal.NOT_THE_GATEWAY
-    return _at_port(stand_in.id, stand_in.ports, flow.port)
-
-
-def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str, str] | Refusal:
-    protocol = next((port.protocol for port in ports if port.number == number), None)
-    return Refusal.NO_SUCH_PORT if protocol is None else (stand_in, protocol)
+    owner: str = CATCH_ALL
+    ports: Sequence[PortPlan] = CATCH_ALL_PORTS
+    if flow.address != layout.catch_all:
+        name = next((item for item in layout.names if item.address == flow.address), None)
+        if name is None:
+            return Refusal.NO_SUCH_ADDRESS
+        stand_in = next((item for item in stand_ins if item.id == name.stand_in), None)
+        if stand_in is None or stand_in.is_target:
+            return Refusal.NOT_THE_GATEWAY
+        owner, ports = stand_in.id, stand_in.ports
+    protocol = next((port.protocol for port in ports if port.number == flow.port), None)
+    return Refusal.NO_SUCH_PORT if protocol is None else (owner, protocol)
 
 
 def _claimed_name(flow: Flow, protocol: str) -> str | Refusal | None:
-    # The one name that the flow gives so far, None before any, or why it is refused.
-    sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
+    """The one name that the flow gives so far, None before any, or the refusal."""
+    sni: str | Refusal | None = None
+    if protocol in ENCRYPTED and flow.hello:
+        if flow.sni is None:
+            return Refusal.NO_SNI
+        sni = canonical_name(flow.sni) or Refusal.SNI_IS_NO_NAME
     if isinstance(sni, Refusal) or flow.request is None:
         return sni
     if protocol not in HTTP:
@@ -197,12 +200,6 @@ def _claimed_name(flow: Flow, protocol: str) -> str | Refusal | None:
     return Refusal.SNI_AND_HOST_DIFFER
 
 
-def _sni(flow: Flow) -> str | Refusal:
-    if flow.sni is None:
-        return Refusal.NO_SNI
-    return canonical_name(flow.sni) or Refusal.SNI_IS_NO_NAME
-
-
 def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
     """The name on which Host and target agree."""
     if request.method.upper() == "CONNECT":
@@ -213,9 +210,8 @@ def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
     authority, path, _ = split_target(request.target)
     if authority is not None:
         names.append(_authority(authority, flow))
-        if request.target.partition(b"://")[0].lower() != (
-            b"https" if protocol == "tls" else b"http"
-        ):
+        scheme = b"https" if protocol == "tls" else b"http"
+        if request.target.partition(b"://")[0].lower() != scheme:
             return Refusal.OTHER_SCHEME
     elif not path.startswith(b"/") and not (request.target == b"*" and request.method == "OPTIONS"):
         return Refusal.TARGET_IS_NO_PATH
@@ -237,44 +233,30 @@ def _authority(raw: bytes, flow: Flow) -> str | Refusal:
         return Refusal.OTHER_PORT_IN_HOST
     if host == METADATA_ADDRESS.encode():
         return METADATA_ADDRESS
-    name = canonical_name(host)
-    if name is None:
-        return Refusal.HOST_IS_ADDRESS if _is_address(host) else Refusal.HOST_IS_NO_NAME
-    return name
-
-
-def _is_address(host: bytes) -> bool:
+    if (name := canonical_name(host)) is not None:
+        return name
     try:
         IPv4Address(host.decode("ascii"))
     except ValueError:
-        return False
-    return True
+        return Refusal.HOST_IS_NO_NAME
+    return Refusal.HOST_IS_ADDRESS
 
 
 def _method_refusal(
     flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]
 ) -> Refusal | Literal[""]:
     """Why a real upstream refuses a method, or ""."""
-    upstream = next(
-        (item for item in stand_ins if item.id == owner and item.kind == UPSTREAM), None
-    )
-    if (
-        upstream is None
-        or flow.request is None
-        or flow.request.method in upstream.settings["methods"]
-    ):
+    upstream = next((s for s in stand_ins if s.id == owner and s.kind == UPSTREAM), None)
+    if upstream is None or flow.request is None:
         return ""
-    return Refusal.METHOD_NOT_TAKEN
+    is_taken = flow.request.method in upstream.settings["methods"]
+    return "" if is_taken else Refusal.METHOD_NOT_TAKEN
 
 
 def _name_refusal(name: str, address: str, layout: RangeLayout) -> Refusal | Literal[""]:
     """Why this address lacks the name, or ""."""
     found = find(name, layout)
     if found is None:
-        simulated = (
-            layout.catch_all is not None
-            and address == layout.catch_all
-            and name != METADATA_ADDRESS
-        )
-        return "" if simulated else Refusal.NOT_IN_POLICY
+        is_simulated = layout.catch_all == address and name != METADATA_ADDRESS
+        return "" if is_simulated else Refusal.NOT_IN_POLICY
     return "" if found.address == address else Refusal.OTHER_ADDRESS

@@ -1,7 +1,9 @@
 """The prepared parent of a run's supervisors, gateways and readers: imports, then forks.
 
-Started by `processes.ForkServer` alone. One thread, one socket to its owner, one request at a time.
-Each child waits for its owner's word, so the journal names it first. All end with the owner.
+Started by `processes.ForkServer` alone.
+One thread, one socket to its owner, one request at a time.
+Each child waits for its owner's `go`, so the journal names it first.
+All end with the owner.
 """
 
 from __future__ import annotations
@@ -48,10 +50,9 @@ Child = Callable[[list[int], int], NoReturn]
 def main(argv: list[str]) -> NoReturn:
     """`FD SERVE`: owner's socket, gateway's `module:function`."""
     owner = socket.socket(fileno=int(argv[0]))
+    # A terminal's signals are the owner's to handle: it ends the range in order
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # a terminal's signals are the owner's to hear: he ends the range in order
+        signal.signal(number, signal.SIG_IGN)
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
     sys.modules[_UNUSED] = None  # type: ignore[assignment]
     module, _, name = argv[1].partition(":")

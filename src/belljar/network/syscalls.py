@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import socket
@@ -81,22 +82,21 @@ def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
     _prctl("dumpable", _PR_SET_DUMPABLE, int(yes))
 
 
-def keep_capabilities() -> None:
-    """Permitted capabilities survive the next uid change."""
-    _prctl("keep capabilities", _PR_SET_KEEPCAPS, 1)
+def become(uid: int | None, kept: tuple[int, ...] = (), *, ambient: bool = False) -> None:
+    """Take the uid (None: stay) and no capabilities but `kept`, for good.
 
-
-def bound_capabilities(kept: tuple[int, ...] = ()) -> None:
-    """Nothing executed from here gains others."""
+    `ambient`: programs that are executed have them too.
+    """
     for number in range(CAP_LAST + 1):
         if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
-            if ctypes.get_errno() == 22:  # the kernel has no more
-                return
+            if ctypes.get_errno() == errno.EINVAL:  # the kernel has no more
+                break
             _must(-1, "bounding set")
-
-
-def set_capabilities(kept: tuple[int, ...] = (), *, ambient: bool = False) -> None:
-    """Effective and permitted; `ambient`: executed programs' too."""
+    if uid is not None:
+        _prctl("keep capabilities", _PR_SET_KEEPCAPS, int(bool(kept)))
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
     bits = sum(1 << number for number in kept)
     halves = [(bits & 0xFFFF_FFFF), bits >> 32]
     inheritable = halves if ambient else [0, 0]

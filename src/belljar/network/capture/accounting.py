@@ -181,7 +181,12 @@ class Connections:
         """Whose a frame is. `sent`: the range sent it to a cell."""
         is_ipv4 = len(frame) >= _ETHERNET_BYTES + _IP_BYTES and bytes(frame[12:14]) == _IPV4
         if sent:
-            return self._take_sent(frame) if is_ipv4 else Frame.EVIDENCE
+            if not is_ipv4 or bytes(frame[26:30]) in self._names:
+                return Frame.EVIDENCE  # the source is another cell
+            is_tcp = frame[14] == _PLAIN_IP and frame[23] == _TCP and len(frame) >= _MIN_TCP_BYTES
+            if is_tcp and frame[47] & (_SYN | _ACK) == _SYN | _ACK:
+                self._begin(frame)
+            return Frame.OURS
         connection = self._of.get(bytes(frame[26:38])) if is_ipv4 else None
         if connection is None:
             return Frame.EVIDENCE
@@ -206,14 +211,6 @@ class Connections:
             silent, _ = self._spoken.popitem(last=False)
             self._recent_bytes -= silent.remembered_bytes
             silent.forget()
-
-    def _take_sent(self, frame: memoryview) -> Frame:
-        if bytes(frame[26:30]) in self._names:
-            return Frame.EVIDENCE  # of another cell's
-        is_tcp = frame[14] == _PLAIN_IP and frame[23] == _TCP and len(frame) >= _MIN_TCP_BYTES
-        if is_tcp and frame[47] & (_SYN | _ACK) == _SYN | _ACK:
-            self._begin(frame)
-        return Frame.OURS
 
     def _begin(self, frame: memoryview) -> None:
         # As a cell's frame has them: addresses, then ports

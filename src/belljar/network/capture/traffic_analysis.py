@@ -157,7 +157,19 @@ class _RecordReader:
             if server and is_web:
                 yield from self._events_of(server, conversation)
         self.left_out += tracker.left_out
-        yield from self._strays(tracker)
+        for (source, target, port), (count, size) in tracker.strays.items():
+            data: dict[str, JsonValue] = {
+                "cell": self._cells.get(source, ""),
+                "protocol": "tcp",
+                "address": target,
+                "port": port,
+                "verdict": "allowed",
+                "reason": _STRAY,
+                "bytes": size,
+                "count": count,
+                "name": self._cells.get(target, ""),
+            }
+            yield Event(kind=Kind.NETWORK_FLOW, data=data)
 
     def _events_of(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
         found, rest = exchanges(conversation, self._steps, self._body_bytes)
@@ -206,21 +218,6 @@ class _RecordReader:
         streams = (("received", rest.sent), ("sent", rest.received))
         bodies = tuple(body_of(name, text, self._kept_bytes) for name, text in streams if text)
         return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
-
-    def _strays(self, tracker: ConversationTracker) -> Iterator[Event]:
-        for (source, target, port), (count, size) in tracker.strays.items():
-            data: dict[str, JsonValue] = {
-                "cell": self._cells.get(source, ""),
-                "protocol": "tcp",
-                "address": target,
-                "port": port,
-                "verdict": "allowed",
-                "reason": _STRAY,
-                "bytes": size,
-                "count": count,
-                "name": self._cells.get(target, ""),
-            }
-            yield Event(kind=Kind.NETWORK_FLOW, data=data)
 
 
 def _request_event(

@@ -1,4 +1,4 @@
-"""The ranges' shared fork server, and control groups. Blocking."""
+"""The ranges' shared fork server, and their processes' control groups. Blocking."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from belljar.process import ProcessId, identify
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
+_WHERE: Final = "the ranges' fork server"
 _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0
 _ANSWER_TIMEOUT_S: Final = 20.0
@@ -139,7 +140,14 @@ class ForkServer:
                     for number in numbers:
                         answers.append(self._answer_to(number))
                         undo.callback(_discard, answers[-1][1])
-            children = [_child(role, *answer) for role, answer in zip(roles, answers, strict=True)]
+            children = []
+            for role, (message, pidfds) in zip(roles, answers, strict=True):
+                if "pid" not in message or len(pidfds) != 1:
+                    what = str(message.get("error", "no process was made"))
+                    raise CellError(what, where=_WHERE)
+                if (process := identify(int(message["pid"]))) is None:
+                    raise CellError(f"a {role} ended at once", where=_WHERE, hint=_GONE_HINT)
+                children.append(Child(process=process, pidfd=pidfds[0]))
             undo.pop_all()
             return children
 
@@ -209,18 +217,7 @@ class ForkServer:
         except (ipc.Closed, OSError) as exc:
             detail = f": {diagnosis}" if (diagnosis := self.diagnosis()) else ""
             what = f"the ranges' fork server is gone{detail}"
-            raise CellError(what, where="the ranges' fork server", hint=_GONE_HINT) from exc
-
-
-def _child(role: str, message: Mapping[str, Any], fds: Sequence[int]) -> Child:
-    if "pid" not in message or len(fds) != 1:
-        raise CellError(
-            str(message.get("error", "no process was made")), where="the ranges' fork server"
-        )
-    process = identify(int(message["pid"]))
-    if process is None:
-        raise CellError(f"a {role} ended at once", where="the ranges' fork server", hint=_GONE_HINT)
-    return Child(process=process, pidfd=fds[0])
+            raise CellError(what, where=_WHERE, hint=_GONE_HINT) from exc
 
 
 def _discard(pidfds: Sequence[int]) -> None:

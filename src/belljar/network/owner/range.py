@@ -358,7 +358,10 @@ class Range:
             finally:
                 self._end_processes()
                 self.destruction = destruction = self._look(started)
-                self._settle_packets()
+                if self._processes is not None and (effect := join_packets(self._spec.directory)):
+                    name = "packet_record_files"
+                    value = self._spec.network.bounds.packet_record_bytes
+                    self._record(Kind.LIMIT_HIT, limit=name, value=value, effect=effect)
             counters = {**self.counters(), **self._group_counts}
             self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), counters=counters)
             return destruction
@@ -403,11 +406,6 @@ class Range:
                 with suppress(OSError):
                     self._journal.remove(self.id)
             return destruction
-
-    def _settle_packets(self) -> None:
-        if self._processes is not None and (effect := join_packets(self._spec.directory)):
-            bound = self._spec.network.bounds.packet_record_bytes
-            self._record(Kind.LIMIT_HIT, limit="packet_record_files", value=bound, effect=effect)
 
     def _record(self, kind: Kind, **data: JsonValue) -> None:
         self._recorder.record(Event(kind=kind, data={"range": self.id, **data}))

@@ -201,7 +201,8 @@ class Watch:
             if type(error) is CellError:
                 error = killed_error(self._killed(), where=self._where) or error
             self.state.error = error
-        self._kill()
+        for child in (self._processes.supervisor, self._processes.gateway):
+            child.kill()
         self._gateway_done.set()
         reason = printable(error.what, max_chars=2000)
         data = {"range": self._range, "error": type(error).__name__, "reason": reason}
@@ -428,10 +429,6 @@ class Watch:
             detail = f"{' (' + how + ')' if how else ''}{': ' + diagnosis if diagnosis else ''}"
             what = f"the range's {name} ended{detail}"
             self.die(CellError(what, where=self._where, hint=HINT_ENDED))
-
-    def _kill(self) -> None:
-        self._processes.supervisor.kill()
-        self._processes.gateway.kill()
 
     def _drain_stderr(self) -> None:
         with suppress(BlockingIOError):

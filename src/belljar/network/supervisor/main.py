@@ -160,7 +160,13 @@ class _Supervisor:
             syscalls.die_with_parent(parent)
         _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
-        self._drop_rights(parent)
+        syscalls.no_new_privileges()
+        syscalls.become(
+            task.uid, _RIGHTS_IN_OWN_NAMESPACE if task.uid is None else _RIGHTS, ambient=True
+        )
+        # A search for survivors by an ordinary user needs to see its namespaces
+        syscalls.set_dumpable(task.uid is None)
+        syscalls.die_with_parent(parent)
         # Before the rules, which they need not wait for: there is no port yet to reach them by
         listeners = open_listeners(task.layout, task.network)
         send_listeners(gateway, listeners)
@@ -174,28 +180,13 @@ class _Supervisor:
             self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
         # No way back: what is left is to ask the kernel by netlink, run nft, and write frames
-        limit_address_space(self._task.network.bounds.supervisor_memory_bytes)
+        limit_address_space(task.network.bounds.supervisor_memory_bytes)
         for limit, value in _LIMITS.items():
             resource.setrlimit(limit, (value, value))
-        syscalls.install_filter(supervisor_filter(may_enter=self._task.uid is None))
+        syscalls.install_filter(supervisor_filter(may_enter=task.uid is None))
         self._changes = netfilter.open_changes()
         self._check()
         ipc.send(self._owner, {"started": True})
-
-    def _drop_rights(self, parent: int) -> None:
-        uid = self._task.uid
-        rights = _RIGHTS_IN_OWN_NAMESPACE if uid is None else _RIGHTS
-        syscalls.no_new_privileges()
-        syscalls.bound_capabilities(rights)
-        if uid is not None:
-            syscalls.keep_capabilities()
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-        syscalls.set_capabilities(rights, ambient=True)
-        # An ordinary user's looks for survivors need to see its namespaces
-        syscalls.set_dumpable(uid is None)
-        syscalls.die_with_parent(parent)
 
     def work(self) -> NoReturn:
         """Until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
@@ -265,7 +256,12 @@ class _Supervisor:
 
     def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
         port = self._task.layout.cell(message["cell"])
-        self._remove_stale(port.outer_device)
+        # A port of an earlier try, whose namespace the kernel may not have ended yet
+        stale = {index for index, made in self._ports.items() if made.device == port.outer_device}
+        for link in netlink.list_links(self._tables()) if stale else ():
+            if link.index in stale:
+                with suppress(OSError):  # it has gone meanwhile
+                    netlink.exchange(self._tables(), netlink.delete_link(link.index))
         inner = netlink.open_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
         with inner:
             made = links.make_port(
@@ -284,14 +280,6 @@ class _Supervisor:
         settings = {**baseline.settings, **read_settings((made.device,))}
         self._baseline = replace(baseline, settings=settings)
         self._flows.attached(made.index, made.cell)
-
-    def _remove_stale(self, device: str) -> None:
-        # The port of an earlier try, whose namespace the kernel may not have ended yet.
-        kernel = self._tables()
-        for index in [index for index, made in self._ports.items() if made.device == device]:
-            if any(link.index == index for link in netlink.list_links(kernel)):
-                with suppress(OSError):  # it has gone meanwhile
-                    netlink.exchange(kernel, netlink.delete_link(index))
 
     def _check(self) -> None:
         """End, all ports down, when anything has changed."""

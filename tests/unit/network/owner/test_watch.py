@@ -52,7 +52,6 @@ def watched(problem: Exception) -> BelljarError | None:
         budget=Mock(spec=Budget),
         timeout_s=60,
     )
-    watch._kill = Mock()  # type: ignore[method-assign]
     with patch("belljar.network.owner.watch.POLL_INTERVAL_S", 0.01):
         watch.start()
         watch.join()
