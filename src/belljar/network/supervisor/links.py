@@ -1,6 +1,6 @@
 """A range's namespace and ports: settings before the rules, and changes since.
 
-In the supervisor's process. A changed route, routing policy or setting could lead packets past the
+Runs in the supervisor. A changed route, routing policy or setting could lead packets past the
 rules, so the whole baseline is read back and compared.
 """
 
@@ -12,8 +12,8 @@ import fcntl
 import os
 import socket
 import struct
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
@@ -31,12 +31,8 @@ INNER_DEVICE: Final = "eth0"
 _SINK_TABLE: Final = 100
 _SINK_PRIORITY: Final = 100
 _SIOCETHTOOL: Final = 0x8946
-_ETHTOOL_SET: Final = {
-    "transmit checksums": 0x17,
-    "scatter-gather": 0x19,
-    "TCP segmentation": 0x1F,
-    "generic segmentation": 0x24,
-}
+# ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
+_ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
 _IFREQ: Final = struct.Struct("16sP16x")
 # A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
 # for ten thousand.
@@ -180,9 +176,8 @@ def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
     try:
         netlink.exchange(kernel, request)
     except FileNotFoundError as exc:
-        raise OSError(
-            exc.errno, "it has no token bucket (sch_tbf), by which a port gets its rate"
-        ) from exc
+        what = "it has no token bucket (sch_tbf), by which a port gets its rate"
+        raise OSError(exc.errno, what) from exc
 
 
 def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:
@@ -235,23 +230,12 @@ def tables_of(namespace: int) -> socket.socket:
 
     Raises `CellError`.
     """
-    found: list[socket.socket] = []
-    failed: list[OSError] = []
-
-    def enter() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
-            found.append(socket_within(namespace))
+            return thread.submit(socket_within, namespace).result()
         except OSError as exc:
-            failed.append(exc)
-
-    thread = threading.Thread(target=enter, name="namespace")
-    thread.start()
-    thread.join()
-    if failed:
-        raise CellError(
-            f"the cell's network namespace can't be entered: {failed[0].strerror}"
-        ) from failed[0]
-    return found[0]
+            what = f"the cell's network namespace can't be entered: {exc.strerror}"
+            raise CellError(what) from exc
 
 
 @contextlib.contextmanager
@@ -271,7 +255,7 @@ def within(namespace_fd: int) -> Iterator[None]:
 def switch_off_offloads(device: str) -> None:
     """Frames leave whole, with checksums, none above the MTU."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for command in _ETHTOOL_SET.values():
+        for command in _ETHTOOL_SET:
             value = array.array("I", [command, 0])
             request = _IFREQ.pack(device.encode("ascii"), value.buffer_info()[0])
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)

@@ -31,7 +31,7 @@ from belljar.network.confine import NO_CORE, limit_address_space
 from belljar.network.gateway.main import send_listeners
 from belljar.network.seccomp import supervisor_filter
 from belljar.network.supervisor import links, netfilter, netlink
-from belljar.network.supervisor.links import Baseline, differences, read_baseline, read_settings
+from belljar.network.supervisor.links import differences, read_baseline, read_settings
 from belljar.network.supervisor.netfilter import Flows
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
@@ -57,8 +57,10 @@ _AT_RISK_A_MESSAGE: Final = 100
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Task:
+    """The owner's document (`making.fork_pair`)."""
+
     layout: RangeLayout
     network: NetworkPlan
     nft: str
@@ -72,14 +74,8 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
     document = ipc.from_file(fds[2])
-    task = _Task(
-        layout=RangeLayout.from_json(document["layout"]),
-        network=NetworkPlan.from_json(document["network"]),
-        nft=str(document["nft"]),
-        uid=document["uid"],
-        check_every_s=float(document["check_every_s"]),
-        timeout_s=float(document["timeout_s"]),
-    )
+    layout = RangeLayout.from_json(document.pop("layout"))
+    task = _Task(layout, NetworkPlan.from_json(document.pop("network")), **document)
     try:
         supervisor = _Supervisor(task, owner, fds[4], fds[5 : 5 + FILES])
         supervisor.make(gateway, parent)
@@ -140,10 +136,8 @@ class _Supervisor:
         )
         self._flows = Flows(task.layout)
         self._connections = Connections(task.layout)
-        self._kernel: socket.socket | None = None
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
-        self._baseline: Baseline | None = None
         self._known: KnownRules | None = None
 
     def make(self, gateway: socket.socket, parent: int) -> None:
@@ -258,14 +252,14 @@ class _Supervisor:
         port = self._task.layout.cell(message["cell"])
         # A port of an earlier try, whose namespace the kernel may not have ended yet
         stale = {index for index, made in self._ports.items() if made.device == port.outer_device}
-        for link in netlink.list_links(self._tables()) if stale else ():
+        for link in netlink.list_links(self._kernel) if stale else ():
             if link.index in stale:
                 with suppress(OSError):  # it has gone meanwhile
-                    netlink.exchange(self._tables(), netlink.delete_link(link.index))
+                    netlink.exchange(self._kernel, netlink.delete_link(link.index))
         inner = netlink.open_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
         with inner:
             made = links.make_port(
-                self._tables(),
+                self._kernel,
                 inner,
                 fds[0],
                 port,
@@ -276,9 +270,8 @@ class _Supervisor:
                 ),
             )
         self._ports[made.index] = made
-        baseline = self._expected()
-        settings = {**baseline.settings, **read_settings((made.device,))}
-        self._baseline = replace(baseline, settings=settings)
+        settings = {**self._baseline.settings, **read_settings((made.device,))}
+        self._baseline = replace(self._baseline, settings=settings)
         self._flows.attached(made.index, made.cell)
 
     def _check(self) -> None:
@@ -324,22 +317,16 @@ class _Supervisor:
 
     def _unexpected(self) -> list[str]:
         """How this namespace differs from its baseline, devices first."""
-        kernel = self._tables()
-        devices = links.unexpected_devices(netlink.list_links(kernel), self._ports)
+        devices = links.unexpected_devices(netlink.list_links(self._kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
         return [*islice(devices, _MAX_REPORTED_DEVICES)] or (
-            self._differences(kernel) and self._differences(kernel)
+            self._differences() and self._differences()
         )
 
-    def _differences(self, kernel: socket.socket) -> list[str]:
+    def _differences(self) -> list[str]:
         devices = [port.device for port in self._ports.values()]
         addresses = {index: port.address for index, port in self._ports.items()}
-        return [*differences(self._expected(), read_baseline(kernel, devices), addresses)]
-
-    def _expected(self) -> Baseline:
-        if self._baseline is None:
-            raise RuntimeError("there is no namespace yet")
-        return self._baseline
+        return [*differences(self._baseline, read_baseline(self._kernel, devices), addresses)]
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
         packets = counts(listed)
@@ -384,12 +371,7 @@ class _Supervisor:
 
     def _shut(self) -> None:
         with suppress(OSError):
-            links.all_down(self._tables())
-
-    def _tables(self) -> socket.socket:
-        if self._kernel is None:
-            raise RuntimeError("there is no namespace yet")
-        return self._kernel
+            links.all_down(self._kernel)
 
     def _report(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
         """Send it; frames are recorded while the owner reads nothing."""
