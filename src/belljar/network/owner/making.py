@@ -79,20 +79,14 @@ def fork_pair(
 
     Uids are None for an ordinary user's. Raises `HostError`, `CellError`.
     """
-    nft = _find_nft()
     directories = _directories(spec.network, gateway_uid)
+    task: dict[str, Any] = {"nft": _find_nft(), "uid": supervisor_uid}
+    task |= {"check_every_s": spec.check_every_s, "timeout_s": spec.timeout_s}
 
     def write_documents() -> None:
         ipc.fill(rules, render_rules(spec.layout, spec.network))
-        task = {
-            "layout": spec.layout.to_json(),
-            "network": spec.network.to_json(),
-            "nft": nft,
-            "uid": supervisor_uid,
-            "check_every_s": spec.check_every_s,
-            "timeout_s": spec.timeout_s,
-        }
-        ipc.fill(supervisor_document, task)
+        layout, network = spec.layout.to_json(), spec.network.to_json()
+        ipc.fill(supervisor_document, {**task, "layout": layout, "network": network})
         ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
 
     with ExitStack() as stack:

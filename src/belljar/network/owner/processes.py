@@ -22,7 +22,7 @@ from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
 from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.jail import JailIds
-from belljar.process import ProcessId, identify
+from belljar.process import ProcessId, identify, signal_name
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
@@ -160,7 +160,7 @@ class ForkServer:
                     message, _ = self._answer_to(self._send({"ended": child.process.pid}))
                 if message["status"] is not None:
                     code = os.waitstatus_to_exitcode(int(message["status"]))
-                    return f"exit {code}" if code >= 0 else signal.Signals(-code).name
+                    return f"exit {code}" if code >= 0 else signal_name(-code)
                 time.sleep(0.005)  # its end is seen here before the fork server has buried it
         return ""
 
@@ -186,7 +186,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             ended = None
         if ended is not None and ended < 0:
-            what = f"the ranges' fork server ended ({signal.Signals(-ended).name}) while it started"
+            what = f"the ranges' fork server ended ({signal_name(-ended)}) while it started"
             return CellError(what, where=sys.executable, hint=_GONE_HINT)
         diagnosis = self.diagnosis() or "it printed nothing"
         return HostError(
