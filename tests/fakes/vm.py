@@ -15,7 +15,7 @@ from belljar.cell import Cell
 from belljar.channel import GuestClient
 from belljar.errors import HostError
 from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
-from belljar.isolation.hold import Order
+from belljar.isolation.hold import KillOrder
 from belljar.isolation.sandbox import HostUsage, Sandbox
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import OnAccess, OnEnd
@@ -60,7 +60,7 @@ class FakeVm(Sandbox):
         self.timings_ms = {"total": 1.0}
         self.cause = ""
         self.limit: str | None = None
-        self.order: Order | None = None
+        self.order: KillOrder | None = None
         self.oom_count = 0
         self.fork_count = 0
         self.full = False
@@ -81,7 +81,7 @@ class FakeVm(Sandbox):
         """As the real one."""
         return self.cause
 
-    def killed(self) -> Order | None:
+    def killed(self) -> KillOrder | None:
         """As the real one."""
         return self.order
 

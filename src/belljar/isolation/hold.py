@@ -51,7 +51,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class KillOrder:
     """One kill; `rule`: a policy's `on`, `operator` or `self-test`."""
 
     kill_id: str
@@ -71,9 +71,9 @@ class Order:
         return f"killed by {whose}: {self.reason}"
 
 
-def new_order(scope: str, reason: str, *, rule: str = "operator") -> Order:
+def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
     """An order of this process, now."""
-    return Order(
+    return KillOrder(
         kill_id=f"k-{secrets.token_hex(6)}",
         scope=scope,
         reason=_bounded(reason),
@@ -141,7 +141,7 @@ def refuse_if_held(home: Path) -> None:
         raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
 
 
-def give_order(home: Path, names: Iterable[str], order: Order) -> None:
+def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
     """Put the order beside these entries or runs; the first order stands. Raises `OSError`.
 
     Not synced: after a crash of the machine there is nothing to kill.
@@ -158,16 +158,18 @@ def give_order(home: Path, names: Iterable[str], order: Order) -> None:
         draft.unlink(missing_ok=True)
 
 
-def read_order(home: Path, name: str) -> Order | None:
+def read_order(home: Path, name: str) -> KillOrder | None:
     """The kill order; an unreadable one counts."""
     try:
         words = _read(_order_file(home, name))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):
-        return Order(kill_id="", scope="cells", reason="its kill order is damaged", by="", at="")
+        return KillOrder(
+            kill_id="", scope="cells", reason="its kill order is damaged", by="", at=""
+        )
     scope = words.get("scope", "")
-    return Order(
+    return KillOrder(
         kill_id=words.get("kill_id", ""),
         scope=scope if scope in SCOPES else "cells",
         reason=words["reason"],
@@ -234,7 +236,7 @@ def refuse_to_give(home: Path, run_id: str) -> None:
     refuse_if_stopped(home, run_id)
 
 
-def killed_error(order: Order | None, *, where: str) -> CellError | None:
+def killed_error(order: KillOrder | None, *, where: str) -> CellError | None:
     """A kill order's error, or None; `where`: kind and id."""
     if order is None:
         return None

@@ -29,7 +29,7 @@ import anyio.to_thread
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.isolation import cgroup
-from belljar.isolation.hold import Order, give_order, hold, new_order, run_goes_on
+from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now
 from belljar.isolation.survivors import look, remove_survivors
 from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive
@@ -76,7 +76,7 @@ class Killed:
 class KillReport:
     """One use of the switch. `problems`: what failed besides."""
 
-    order: Order
+    order: KillOrder
     cells: tuple[Killed, ...]
     duration_ms: float
     problems: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def kill_now(
 
 def _ordered(
     home: Path, names: Sequence[str], *, everything: bool, hold_too: bool, reason: str
-) -> tuple[Sequence[JournalEntry], Order, list[str]]:
+) -> tuple[Sequence[JournalEntry], KillOrder, list[str]]:
     journal, problems = Journal(home), list[str]()
     cells = {*names} & {entry.cell_id for entry in journal.entries()} if names else set[str]()
     runs = {_find_run(home, name) for name in names if name not in cells}
@@ -198,7 +198,7 @@ def _root(entry: JournalEntry, known: Mapping[str, JournalEntry]) -> str:
 
 
 def kill_entries(
-    home: Path, entries: Sequence[JournalEntry], order: Order, *, grace_s: float = OWNER_GRACE_S
+    home: Path, entries: Sequence[JournalEntry], order: KillOrder, *, grace_s: float = OWNER_GRACE_S
 ) -> KillReport:
     """Halt them now, then prove that they are destroyed. Blocking.
 
@@ -214,7 +214,7 @@ def kill_entries(
 def _settled(
     home: Path,
     entries: Sequence[JournalEntry],
-    order: Order,
+    order: KillOrder,
     halted: Mapping[str, float],
     began: float,
     problems: list[str],
@@ -247,7 +247,7 @@ def urgently() -> Iterator[None]:
         os.sched_setscheduler(0, policy, parameter)
 
 
-def order_all(home: Path, entries: Sequence[JournalEntry], order: Order) -> list[str]:
+def order_all(home: Path, entries: Sequence[JournalEntry], order: KillOrder) -> list[str]:
     """Write the order for each; returns problems."""
     try:
         give_order(home, [entry.cell_id for entry in entries], order)
@@ -436,7 +436,7 @@ def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
     return paths
 
 
-def _note(home: Path, order: Order, what: Mapping[str, object], problems: list[str]) -> None:
+def _note(home: Path, order: KillOrder, what: Mapping[str, object], problems: list[str]) -> None:
     try:
         directory = home / KILLS
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
-from belljar.isolation.hold import Order, killed_error, read_order, refuse_if_forbidden
+from belljar.isolation.hold import KillOrder, killed_error, read_order, refuse_if_forbidden
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
@@ -106,7 +106,7 @@ class Sandbox:
         self._kind, self._directories, self._part_of = kind, directories, part_of
         self._home, self._journal = home, Journal(home)
         self._entry: JournalEntry | None = None
-        self._order: Order | None = None
+        self._order: KillOrder | None = None
         self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
         self._oom_kills_while_alive = 0
         self._ready_s = time.monotonic()
@@ -257,7 +257,7 @@ class Sandbox:
             return cause
         return "memory" if cause == "itself" and self.fatal_oom_kills() > 0 else None
 
-    def killed(self) -> Order | None:
+    def killed(self) -> KillOrder | None:
         """Its kill order, if any; also afterwards."""
         if self._order is None:
             self._order = read_order(self._home, self.cell_id)
@@ -495,7 +495,9 @@ async def recorded_lifetime(
                 await sandbox.destroy()
 
 
-def kill_triggered(order: Order, cell_id: str | None = None, evidence: int | None = None) -> Event:
+def kill_triggered(
+    order: KillOrder, cell_id: str | None = None, evidence: int | None = None
+) -> Event:
     """The kill switch was used. Pure."""
     data: dict[str, JsonValue] = {"scope": order.scope, "reason": order.reason, "rule": order.rule}
     if evidence is not None:
@@ -503,7 +505,7 @@ def kill_triggered(order: Order, cell_id: str | None = None, evidence: int | Non
     return Event(kind=Kind.KILL_TRIGGERED, cell_id=cell_id, data=data)
 
 
-def _completed(order: Order, cell_id: str, destruction: Destruction) -> Event:
+def _completed(order: KillOrder, cell_id: str, destruction: Destruction) -> Event:
     data: dict[str, JsonValue] = {
         "scope": order.scope,
         "cells": [cell_id],

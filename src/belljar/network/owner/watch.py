@@ -26,7 +26,7 @@ from belljar.errors import (
     ProtocolViolation,
 )
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
-from belljar.isolation.hold import Order, killed_error
+from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
 from belljar.network.capture.accounting import Accounts
 from belljar.network.ipc import (
@@ -107,7 +107,7 @@ class Watch:
         dialler: Dialler,
         budget: Budget,
         timeout_s: float,
-        killed: Callable[[], Order | None] = lambda: None,
+        killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
         """`killed`: the kill order that ends its processes."""
         self.state = state
