@@ -63,7 +63,16 @@ def confine(box: Confinement, *, parent: int) -> None:
     syscalls.die_with_parent(parent)
     # A search for survivors by an ordinary user needs to see its namespaces
     syscalls.set_dumpable(box.uid is None)
-    _limit(box, mapped)
+    limits = {
+        resource.RLIMIT_AS: mapped + box.memory_bytes,
+        resource.RLIMIT_NOFILE: box.descriptors,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: NO_CORE,
+        resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
     syscalls.no_new_privileges()
     syscalls.install_filter(gateway_filter())
 
@@ -100,23 +109,10 @@ def _make_root(directories: Mapping[str, Path]) -> None:
     syscalls.enter_root(str(root))
 
 
-def _limit(box: Confinement, mapped_bytes: int) -> None:
-    limits = {
-        resource.RLIMIT_AS: mapped_bytes + box.memory_bytes,
-        resource.RLIMIT_NOFILE: box.descriptors,
-        resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: NO_CORE,
-        resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
-        resource.RLIMIT_MEMLOCK: 0,
-    }
-    for limit, value in limits.items():
-        resource.setrlimit(limit, (value, value))
-
-
 def limit_address_space(more_bytes: int) -> None:
     """RLIMIT_AS: so much beyond what is mapped now."""
-    most = _mapped_bytes() + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = _mapped_bytes() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _mapped_bytes() -> int:

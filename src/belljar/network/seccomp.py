@@ -1,9 +1,11 @@
 """System-call filters of a range's processes. The assembler is pure; `syscalls` installs.
 
-Allow-lists: other calls fail with EPERM, so that a library that merely asks goes on; another
-architecture's calls kill. The gateway may serve the sockets it was given; arguments are limited
-where other uses make executable memory, sockets or device control. The supervisor may also use
-netlink and run `nft`; calls that only a compromised process makes kill it.
+These are allow-lists. Other calls fail with EPERM, so that a library that merely tries goes on.
+Another architecture's calls kill.
+The gateway may serve the sockets it was given.
+Arguments are limited where other uses make executable memory, sockets or device control.
+The supervisor may also use netlink and run `nft`.
+Calls that only a compromised process makes kill it.
 """
 
 from __future__ import annotations
@@ -218,20 +220,38 @@ _CLONE_NEWNET: Final = 0x4000_0000
 _SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
 
 
+_Instruction = tuple[int, int, int, int]
+
+
 def gateway_filter(machine: str | None = None) -> bytes:
     """The filter for `machine`, else this one. Raises `KeyError`."""
     machine = machine or platform.machine()
-    return _assembled([*_head(machine), *_gateway(_COLUMN[machine]), *_tail(_COLUMN[machine])])
+    column = _COLUMN[machine]
+    program = [*_head(machine), *_each(ALLOWED, column, _ALLOW)]
+    for number in (_MMAP[column], _MPROTECT[column]):
+        program += _when(number, _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
+    for number, flags in ((_SENDTO[column], 3), (_SENDMSG[column], 2)):
+        program += _when(number, _argument(flags), (_ANY_BIT, 1, 0, _MSG_FASTOPEN))
+    for level, name in OPTIONS:
+        program += _set_option(_SETSOCKOPT[column], level, name)
+    return _assembled([*program, *_tail(column, _IOCTLS)])
 
 
 def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
     """The supervisor's; `may_enter`: network namespaces, by itself."""
     machine = machine or platform.machine()
     column = _COLUMN[machine]
-    return _assembled([*_head(machine), *_supervisor(column, may_enter=may_enter), *_tail(column)])
-
-
-_Instruction = tuple[int, int, int, int]
+    program = [*_head(machine), *_each(SUPERVISOR_ALLOWED, column, _ALLOW)]
+    program += _each(KILLING, column, _KILL)
+    program += _when(_OPENAT[column], _argument(2), (_ANY_BIT, 1, 0, _WRITING))
+    for family in _FAMILIES:
+        program += _when(_SOCKET[column], _argument(0), (_EQUAL, 0, 1, family))
+    program += _when(_CLONE[column], _argument(0), (_ANY_BIT, 1, 0, _NEW_NAMESPACES))
+    program += _when(_KILL_CALL[column], _argument(1), (_EQUAL, 0, 1, signal.SIGKILL))
+    if may_enter:
+        program += _when(_SETNS[column], _argument(1), (_EQUAL, 0, 1, _CLONE_NEWNET))
+    program += _each({"setns": _SETNS}, column, _KILL)
+    return _assembled([*program, *_tail(column, _SUPERVISORS_IOCTLS)])
 
 
 def _assembled(program: list[_Instruction]) -> bytes:
@@ -260,58 +280,26 @@ def _each(
             yield (_RETURN, 0, 0, result)
 
 
-def _supervisor(column: int, *, may_enter: bool) -> Iterator[_Instruction]:
-    yield from _each(SUPERVISOR_ALLOWED, column, _ALLOW)
-    yield from _each(KILLING, column, _KILL)
-    yield from _when(_OPENAT[column], _argument(2), (_ANY_BIT, 1, 0, _WRITING))
-    for family in _FAMILIES:
-        yield from _when(_SOCKET[column], _argument(0), (_EQUAL, 0, 1, family))
-    yield from _when(_CLONE[column], _argument(0), (_ANY_BIT, 1, 0, _NEW_NAMESPACES))
-    yield from _when(_KILL_CALL[column], _argument(1), (_EQUAL, 0, 1, signal.SIGKILL))
-    if may_enter:
-        yield from _when(_SETNS[column], _argument(1), (_EQUAL, 0, 1, _CLONE_NEWNET))
-    yield from _each({"setns": _SETNS}, column, _KILL)
-    yield from _common(column, _SUPERVISORS_IOCTLS)
-
-
-def _gateway(column: int) -> Iterator[_Instruction]:
-    yield from _each(ALLOWED, column, _ALLOW)
-    for number in (_MMAP[column], _MPROTECT[column]):
-        yield from _when(number, _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
-    for number, flags in ((_SENDTO[column], 3), (_SENDMSG[column], 2)):
-        yield from _when(number, _argument(flags), (_ANY_BIT, 1, 0, _MSG_FASTOPEN))
-    for level, name in OPTIONS:
-        yield from _set_option(_SETSOCKOPT[column], level, name)
-    yield from _common(column, _IOCTLS)
-
-
-def _common(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
+def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
+    """What both filters allow, and the refusal of all else."""
     for command in _FCNTLS:
         yield from _when(_FCNTL[column], _argument(1), (_EQUAL, 0, 1, command))
-    yield from _set_flags(_FCNTL[column])
-    yield from _when(
-        _AFFINITY[column], _argument(0), (_EQUAL, 0, 1, 0)
-    )  # of another process it would say whether there is one
-    for request in ioctls:
-        yield from _when(_IOCTL[column], _argument(1), (_EQUAL, 0, 1, request))
-
-
-def _tail(column: int) -> Iterator[_Instruction]:
-    yield (_EQUAL, 0, 1, _CLONE3[column])
-    yield (_RETURN, 0, 0, _FAIL | errno.ENOSYS)
-    yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
-
-
-def _set_flags(number: int) -> Iterator[_Instruction]:
     # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
     # checks.
-    yield (_EQUAL, 0, 6, number)
+    yield (_EQUAL, 0, 6, _FCNTL[column])
     yield (_LOAD, 0, 0, _argument(1))
     yield (_EQUAL, 0, 3, fcntl.F_SETFL)
     yield (_LOAD, 0, 0, _argument(2))
     yield (_ANY_BIT, 1, 0, os.O_ASYNC)
     yield (_RETURN, 0, 0, _ALLOW)
     yield (_LOAD, 0, 0, _NUMBER_AT)
+    # Of another process it would show whether there is one
+    yield from _when(_AFFINITY[column], _argument(0), (_EQUAL, 0, 1, 0))
+    for request in ioctls:
+        yield from _when(_IOCTL[column], _argument(1), (_EQUAL, 0, 1, request))
+    yield (_EQUAL, 0, 1, _CLONE3[column])
+    yield (_RETURN, 0, 0, _FAIL | errno.ENOSYS)
+    yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
 
 
 def _set_option(number: int, level: int, name: int) -> Iterator[_Instruction]:

@@ -127,21 +127,19 @@ class Connection:
         if flags & _RST:
             return False
         if 0 < (sequence - self.next) % _WHOLE <= RECENT_BYTES and not self.ended:
-            return self._hold(sequence, bytes(payload), flags)
+            # Before its turn, as when two processors send
+            early = bytes(payload), flags
+            if sequence in self.early or self.early_bytes + len(payload) > RECENT_BYTES:
+                self.broken = self.early.get(sequence) != early
+                return not self.broken
+            self.early[sequence] = early
+            self.early_bytes += len(payload)
+            return True
         is_ordinary = self._append(sequence, payload, flags)
         while is_ordinary and (held := self.early.pop(self.next, None)) is not None:
             self.early_bytes -= len(held[0])
             is_ordinary = self._append(self.next, memoryview(held[0]), held[1])
         return is_ordinary
-
-    def _hold(self, sequence: int, payload: bytes, flags: int) -> bool:
-        """It came before its turn, as when two processors send."""
-        if sequence in self.early or self.early_bytes + len(payload) > RECENT_BYTES:
-            self.broken = self.early.get(sequence) != (payload, flags)
-            return not self.broken
-        self.early[sequence] = payload, flags
-        self.early_bytes += len(payload)
-        return True
 
     def _append(self, sequence: int, payload: memoryview, flags: int) -> bool:
         """The next bytes, or some of those before them once more."""

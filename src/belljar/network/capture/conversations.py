@@ -66,7 +66,14 @@ class _Stream:
 
     def take(self, sequence: int, payload: bytes) -> None:
         if (self.next_sequence - sequence) % _WHOLE >= _HALF:
-            self._keep(sequence, payload)
+            known = self.early.get(sequence, b"")
+            self.ambiguous |= payload[: len(known)] != known[: len(payload)]
+            fresh = payload[len(known) :]
+            if self.early_bytes + len(fresh) > MAX_STREAM_BYTES:
+                self.cut_bytes += len(fresh)
+            else:
+                self.early[sequence] = known + fresh
+                self.early_bytes += len(fresh)
             return
         self._append(sequence, payload)
         while (late := self.early.pop(self.next_sequence, None)) is not None:
@@ -81,16 +88,6 @@ class _Stream:
                 return True
             self._append(sequence, self.early[sequence])
         return False
-
-    def _keep(self, sequence: int, payload: bytes) -> None:
-        known = self.early.get(sequence, b"")
-        self.ambiguous |= payload[: len(known)] != known[: len(payload)]
-        fresh = payload[len(known) :]
-        if self.early_bytes + len(fresh) > MAX_STREAM_BYTES:
-            self.cut_bytes += len(fresh)
-        else:
-            self.early[sequence] = known + fresh
-            self.early_bytes += len(fresh)
 
     def _append(self, sequence: int, payload: bytes) -> None:
         """Take a segment that begins at the next byte or before it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import CellError, HostError
 from belljar.isolation import cgroup
 from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
@@ -26,7 +26,7 @@ from belljar.process import ProcessId, identify, signal_name
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
-_WHERE: Final = "the ranges' fork server"
+_NAME: Final = "the ranges' fork server"
 _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0
 _ANSWER_TIMEOUT_S: Final = 20.0
@@ -98,7 +98,7 @@ class ForkServer:
             self._socket.close()
             os.close(self._stderr)
             raise HostError(
-                f"the ranges' fork server can't be started: {exc.strerror}",
+                f"{_NAME} can't be started: {exc.strerror}",
                 where=sys.executable,
                 hint=_FEWER_HINT,
             ) from exc
@@ -117,9 +117,16 @@ class ForkServer:
             try:
                 ipc.receive(self._socket)
             except (ipc.Closed, TimeoutError) as exc:
-                error = self._why_not_ready()
+                code = None
+                with suppress(subprocess.TimeoutExpired):
+                    code = self._process.wait(_END_TIMEOUT_S)
                 self._process.kill()  # the next caller gets another
-                raise error from exc
+                if code is not None and code < 0:
+                    what = f"{_NAME} ended ({signal_name(-code)}) while it started"
+                    raise CellError(what, where=sys.executable, hint=_GONE_HINT) from exc
+                diagnosis = self.diagnosis() or "it printed nothing"
+                what = f"{_NAME} did not start: {diagnosis}"
+                raise HostError(what, where=sys.executable, hint=NETWORK_EXTRA_HINT) from exc
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
 
@@ -144,9 +151,9 @@ class ForkServer:
             for role, (message, pidfds) in zip(roles, answers, strict=True):
                 if "pid" not in message or len(pidfds) != 1:
                     what = str(message.get("error", "no process was made"))
-                    raise CellError(what, where=_WHERE)
+                    raise CellError(what, where=_NAME)
                 if (process := identify(int(message["pid"]))) is None:
-                    raise CellError(f"a {role} ended at once", where=_WHERE, hint=_GONE_HINT)
+                    raise CellError(f"a {role} ended at once", where=_NAME, hint=_GONE_HINT)
                 children.append(Child(process=process, pidfd=pidfds[0]))
             undo.pop_all()
             return children
@@ -180,21 +187,6 @@ class ForkServer:
             self._process.wait()
         os.close(self._stderr)
 
-    def _why_not_ready(self) -> BelljarError:
-        try:
-            ended = self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            ended = None
-        if ended is not None and ended < 0:
-            what = f"the ranges' fork server ended ({signal_name(-ended)}) while it started"
-            return CellError(what, where=sys.executable, hint=_GONE_HINT)
-        diagnosis = self.diagnosis() or "it printed nothing"
-        return HostError(
-            f"the ranges' fork server did not start: {diagnosis}",
-            where=sys.executable,
-            hint=NETWORK_EXTRA_HINT,
-        )
-
     def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
         self._last_number += 1
         with self._gone_as_cell_error():
@@ -216,8 +208,8 @@ class ForkServer:
             yield
         except (ipc.Closed, OSError) as exc:
             detail = f": {diagnosis}" if (diagnosis := self.diagnosis()) else ""
-            what = f"the ranges' fork server is gone{detail}"
-            raise CellError(what, where=_WHERE, hint=_GONE_HINT) from exc
+            what = f"{_NAME} is gone{detail}"
+            raise CellError(what, where=_NAME, hint=_GONE_HINT) from exc
 
 
 def _discard(pidfds: Sequence[int]) -> None:
