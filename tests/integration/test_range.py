@@ -393,7 +393,7 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     ((error, what),) = seen["deaths"]
     assert error == "CellError"
     assert re.match(
-        r"the range's supervisor (ended|gave up: the owner: it has taken in nothing for too long)",
+        r"the range's supervisor (ended|gave up: the owner: it has read nothing for too long)",
         what,
     )
 

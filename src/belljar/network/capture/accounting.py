@@ -42,7 +42,7 @@ _MIN_FRAME_BYTES: Final = 60
 _DONT_FRAGMENT: Final = 0x4000
 _FIN, _SYN, _RST, _PSH, _ACK, _URG = 1, 2, 4, 8, 16, 32
 _ECN: Final = 0xC0
-"""ECE and CWR. No kernel sets them, or marks in the type of service, unless it is told to."""
+"""ECE and CWR. By default no kernel sets them, or a type of service."""
 _TIME_TO_LIVE: Final = 64  # Of Linux and gVisor. No router stands between a cell and the gateway.
 _TIMESTAMPS: Final = b"\x01\x01\x08\x0a"
 _TIMESTAMPS_BYTES: Final = 12

@@ -260,7 +260,7 @@ def _response_event(
 
 
 def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
-    # A trailer may have very many, and to look at each costs the reader's time.
+    # A trailer may have very many, and each costs the reader's time.
     pairs, _ = printable_headers(headers[:MAX_RECORDED_HEADERS])
     dropped = len(headers) - len(pairs)
     return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}

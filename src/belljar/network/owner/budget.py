@@ -181,8 +181,8 @@ class RunSpending:
                 return
             self._accounts[number, upstream.host].open.append(_Open(end.dup(), self._now()))
 
-    def look(self, number: int) -> tuple[tuple[UpstreamPlan, str], ...]:
-        """Count new bytes; returns connections ended, with reasons."""
+    def enforce(self, number: int) -> tuple[tuple[UpstreamPlan, str], ...]:
+        """End connections beyond budget or time; returns them, with reasons."""
         cut: list[tuple[UpstreamPlan, str]] = []
         with self._lock:
             for account in self._of(number):

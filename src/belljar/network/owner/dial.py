@@ -262,9 +262,9 @@ class Dialler:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise Refused(str(exc)) from exc
 
-    def look(self, record: Record) -> None:
-        """Count passed bytes; record connections that were ended."""
-        for upstream, problem in self._spending.look(self._number):
+    def enforce(self, record: Record) -> None:
+        """End connections beyond budget or time, and record that."""
+        for upstream, problem in self._spending.enforce(self._number):
             record(_event(upstream, None, "cut", problem=problem))
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ class Dialler:
                 end.close()
                 raise
             return end
-        raise Refused(f"nobody answers there: {problem}")
+        raise Refused(f"no answer there: {problem}")
 
 
 def _event(

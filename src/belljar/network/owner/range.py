@@ -273,7 +273,7 @@ class Range:
         # Its processes are dead: while its namespace is held, cells could go on talking in it
         if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
             os.close(fd)
-            # Its number may be another's now
+            # Its number may be another namespace's now
             left = {name: n for name, n in self._entry.namespaces.items() if name != "net"}
             self._entry = replace(self._entry, namespaces=left)
 
@@ -357,7 +357,7 @@ class Range:
                 self._record(Kind.RANGE_DESTROYING, reason=reason)
             finally:
                 self._end_processes()
-                self.destruction = destruction = self._look(started)
+                self.destruction = destruction = self._prove_gone(started)
                 if self._processes is not None and (effect := join_packets(self._spec.directory)):
                     name = "packet_record_files"
                     value = self._spec.network.bounds.packet_record_bytes
@@ -389,8 +389,8 @@ class Range:
         if watch is not None:
             watch.join()
 
-    def _look(self, started: float) -> Destruction:
-        # Ids and namespaces stay this range's until the look is over: another range could have
+    def _prove_gone(self, started: float) -> Destruction:
+        # Ids and namespaces stay this range's until the search is over: another range could have
         # their numbers at once
         if self._processes is not None:
             close_processes(self._processes)
@@ -402,7 +402,7 @@ class Range:
             destruction = destroy_remains(self._entry, started, store=self._home)
             close_all(self._pins.values())
             self._pins = {}
-            if not destruction.unproven:  # else `reap` looks again
+            if not destruction.unproven:  # else `reap` searches again
                 with suppress(OSError):
                     self._journal.remove(self.id)
             return destruction

@@ -120,7 +120,7 @@ class Watch:
         self._is_ending = self._has_ended = False
         self._killed = killed
         self._unreported = 0
-        self._next_look_s = 0.0
+        self._next_enforcement = 0.0
         self._gateway_done = threading.Event()
         self._stderr = b""
         self._budget = budget
@@ -219,7 +219,7 @@ class Watch:
             processes.gateway.pidfd: ("gateway", processes.events),
         }
         while ends or self._open:
-            # A process's end is looked at when all its messages are read.
+            # A process's end counts when all its messages are read.
             read = [fd for fd, (_, end) in ends.items() if end not in self._open]
             began = time.monotonic()
             fds = [*(end.fileno() for end in self._open), *read]
@@ -232,7 +232,7 @@ class Watch:
                 self._ended(ends.pop(fd)[0])
             self._drain_stderr()
             self._end_if_hung()
-            self._look_at_upstreams()
+            self._enforce_upstream_budgets()
         self._dialler.close()
         self.state.replies.put(None)
         self.state.milestones.put(None)
@@ -246,12 +246,12 @@ class Watch:
                 what = f"the range's {name} hangs: {silent}"
                 self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
-    def _look_at_upstreams(self) -> None:
-        if time.monotonic() < self._next_look_s:
+    def _enforce_upstream_budgets(self) -> None:
+        if time.monotonic() < self._next_enforcement:
             return
-        self._next_look_s = time.monotonic() + POLL_INTERVAL_S
+        self._next_enforcement = time.monotonic() + POLL_INTERVAL_S
         try:
-            self._dialler.look(self._record_dial)
+            self._dialler.enforce(self._record_dial)
         except RangeOverError:  # its connections are ended next
             pass
         except BelljarError as exc:  # it can't be recorded
@@ -286,7 +286,7 @@ class Watch:
         match message:
             case {"flow": flow}:
                 self._record(Kind.NETWORK_FLOW, _checked_flow(flow))
-            case {"counters": counters}:  # it has looked at the rules
+            case {"counters": counters}:  # the rules were checked
                 self._heartbeats["supervisor"].message_received()
                 self.state.counters = {str(name): int(count) for name, count in counters.items()}
             case {"at_risk": at_risk}:
@@ -381,7 +381,7 @@ class Watch:
             if self._handle_request is None:
                 raise ValueError("this range has no request handler")
             datagrams = encode_reply(request.id, self._handle_request(request.what, request.body))
-        except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
+        except Exception as exc:  # noqa: BLE001 - the gateway gets the reason; the range goes on
             self._refuse(request, exc)
         else:
             self._send(*datagrams)
@@ -397,7 +397,7 @@ class Watch:
         # It can't be recorded: then nothing is dialled, and nothing goes on
         except BelljarError as exc:
             self.die(exc)
-        except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
+        except Exception as exc:  # noqa: BLE001 - the gateway gets the reason; the range goes on
             self._refuse(request, exc)
 
     def _refuse(self, request: GatewayRequest, reason: Exception) -> None:

@@ -169,8 +169,8 @@ class _Supervisor:
         with netfilter.Loading(task.nft, self._rules) as loading:
             self._baseline = read_baseline(self._kernel, ())
             self._tap = Tap()
-            most = task.network.bounds.packet_record_bytes
-            self._files = PacketFiles(self._fds, most, self._connections)
+            max_bytes = task.network.bounds.packet_record_bytes
+            self._files = PacketFiles(self._fds, max_bytes, self._connections)
             self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
         # No way back: what is left is to ask the kernel by netlink, run nft, and write frames
@@ -385,7 +385,7 @@ class _Supervisor:
                 break
             if readable:
                 self._tap.read_into(self._files)
-        raise _OwnerTimeoutError(errno.EAGAIN, "it has taken in nothing for too long", "the owner")
+        raise _OwnerTimeoutError(errno.EAGAIN, "it has read nothing for too long", "the owner")
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:

@@ -86,7 +86,7 @@ class World:
     def dial(self, **changes: object) -> None:
         """One question; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
-        self.dialler.look(self._say)
+        self.dialler.enforce(self._say)
 
     def _networks_near(self) -> tuple[Any, ...]:
         if isinstance(self.near, OSError):
@@ -331,7 +331,7 @@ def test_the_next_pinned_address_is_tried() -> None:
         ("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
         dead=("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
     )
-    with pytest.raises(Refused, match="nobody answers"):
+    with pytest.raises(Refused, match="no answer there"):
         world.dial()
     assert sum(entry[0] == "connected" for entry in world.log) == MAX_TRIED
     assert world.log[1:4] == [
@@ -421,7 +421,7 @@ def test_each_address_that_is_tried_costs_budget() -> None:
     more, and that is on record."""
     addresses = ("1.0.0.1", "1.0.0.2", "1.0.0.3")
     dead = World(addresses, dead=addresses)
-    with pytest.raises(Refused, match="nobody answers"):
+    with pytest.raises(Refused, match="no answer there"):
         dead.dial()
     assert dead.spending.spent_bytes(REAL.host) == MAX_TRIED * DIAL_BYTES
     world = World(*[socket.gaierror(-3, "Temporary failure")] * 5000)

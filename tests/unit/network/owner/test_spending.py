@@ -69,7 +69,7 @@ def test_the_kernel_counts_what_passed() -> None:
         assert 3000 <= spending.spent_bytes(HOST) - DIAL_BYTES <= 3002
         assert measure(ours)[0]
         ours.shutdown(socket.SHUT_RDWR)
-        assert spending.look(number) == ()
+        assert spending.enforce(number) == ()
         assert 3000 <= spending.spent_bytes(HOST) - DIAL_BYTES <= 3004
     spending.close(number)
 
@@ -120,13 +120,13 @@ def test_a_connection_beyond_its_time_is_ended() -> None:
     with connection() as (ours, theirs):
         dial(spending, number, plan, ours)
         clock[0] = MAX_OPEN_S
-        assert spending.look(number) == ()
+        assert spending.enforce(number) == ()
         clock[0] = MAX_OPEN_S + 1
-        assert [told for _, told in spending.look(number)] == [
+        assert [told for _, told in spending.enforce(number)] == [
             f"it was open for {MAX_OPEN_S:.0f} s"
         ]
         assert theirs.recv(1) == b""
-        assert spending.look(number) == ()
+        assert spending.enforce(number) == ()
 
 
 def test_a_connection_far_beyond_its_budget_is_ended() -> None:
@@ -137,7 +137,7 @@ def test_a_connection_far_beyond_its_budget_is_ended() -> None:
         dial(spending, number, plan, ours)
         for _ in range(9):
             exchange(ours, theirs, AHEAD_BYTES // 16, AHEAD_BYTES // 16)
-        assert [told for _, told in spending.look(number)] == ["more passed than its budget"]
+        assert [told for _, told in spending.enforce(number)] == ["more passed than its budget"]
         assert theirs.recv(1) == b""
 
 

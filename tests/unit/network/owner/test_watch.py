@@ -48,7 +48,7 @@ def watched(problem: Exception) -> BelljarError | None:
         Mock(),
         on_failure=died.append,
         handle_request=None,
-        dialler=Mock(look=look),
+        dialler=Mock(enforce=look),
         budget=Mock(spec=Budget),
         timeout_s=60,
     )
