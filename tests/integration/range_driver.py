@@ -215,7 +215,7 @@ async def talk(home: Path) -> dict[str, Any]:
     async with scene.open() as made:
         with cell(made) as agent, cell(made) as other:
             await made.attach("agent", agent.pid)
-            await made.attach("other", other.namespace, is_fd=True)
+            await made.attach("other", other.pid)
             shop, neighbour = scene.address(), scene.layout.cell("other").address
             said = agent.talk(
                 ("tcp", shop, 80),

@@ -154,13 +154,11 @@ class Range:
         """Packets by rule, recorded and lost, as last checked."""
         return {} if self._watch is None else self._watch.counters()
 
-    async def attach(
-        self, cell: str, where: int, *, is_fd: bool = False, offloads: bool = True
-    ) -> None:
+    async def attach(self, cell: str, pid: int, *, offloads: bool = True) -> None:
         """Give the cell its port: from here on its packets pass, as the rules have it.
 
         Args:
-            where: a process in the cell's network namespace; `is_fd`: its descriptor.
+            pid: a process in the cell's network namespace.
             offloads: False for a cell that takes frames as they are (a VM).
 
         Raises:
@@ -168,7 +166,7 @@ class Range:
             KeyError: the layout has no such cell.
         """
         self.layout.cell(cell)
-        await anyio.to_thread.run_sync(self._attach, cell, where, is_fd, offloads)
+        await anyio.to_thread.run_sync(self._attach, cell, pid, offloads)
 
     def namespace_of(self, cell: str) -> int | None:
         """The cell port's namespace id; None before `attach`."""
@@ -317,10 +315,9 @@ class Range:
         what = "a part of the range did not come up"
         raise self.error or CellError(what, where=self._where)
 
-    def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001
+    def _attach(self, cell: str, pid: int, offloads: bool) -> None:  # noqa: FBT001
         try:
-            path = f"/proc/{where}/ns/net"
-            namespace = os.dup(where) if is_fd else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
             what = f"the cell {cell} has no network namespace: {exc.strerror}"
             raise CellError(what, where=self._where) from exc
