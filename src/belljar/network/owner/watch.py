@@ -154,18 +154,14 @@ class Watch:
 
     def counters(self) -> Mapping[str, int]:
         """The supervisor's last counts, and what was recorded."""
-        budget = self._budget
-        mine = {
+        counters, budget = dict(self.state.counters), self._budget
+        dropped = counters.pop("evidence_dropped", 0)
+        return {
+            **counters,
+            "packets_unaccounted": self._accounts.unaccounted + dropped,
             "events_recorded": budget.events,
             "events_cut": budget.cut_events,
             "recorded_bytes": budget.spent_bytes,
-        }
-        counters = dict(self.state.counters)
-        unaccounted = self._accounts.unaccounted + counters.pop("evidence_dropped", 0)
-        return {
-            **counters,
-            "packets_unaccounted": unaccounted,
-            **mine,
             "unreported_at_end": self._unreported,
         }
 

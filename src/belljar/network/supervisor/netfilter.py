@@ -150,7 +150,7 @@ _NFT_TIMEOUT_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
 
 
-class _Run:
+class _NftRun:
     def __init__(self, nft: str, *words: str, stdin: int) -> None:
         """Raises `HostError`."""
         try:
@@ -173,7 +173,8 @@ class _Run:
         with self._process:
             self._process.kill()
 
-    def _output(self) -> bytes:
+    def finish(self) -> bytes:
+        """Wait for the end; returns the output. Raises `HostError`."""
         try:
             output, errors = self._process.communicate(timeout=_NFT_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
@@ -187,8 +188,8 @@ class _Run:
         return output
 
 
-class Loading(_Run):
-    """Load rules, all or none; `finish` waits."""
+class Loading(_NftRun):
+    """Load rules; after `finish` all are in force, or none if it raised."""
 
     def __init__(self, nft: str, rules: int) -> None:
         """`rules`: a descriptor of a file that holds them (`ipc.as_file`).
@@ -198,12 +199,8 @@ class Loading(_Run):
         os.lseek(rules, 0, os.SEEK_SET)
         super().__init__(nft, "-f", "-", stdin=rules)
 
-    def finish(self) -> None:
-        """Wait until in force. Raises `HostError`: none is."""
-        self._output()
 
-
-class Listing(_Run):
+class Listing(_NftRun):
     """List the rules now in force; `read` waits."""
 
     def __init__(self, nft: str) -> None:
@@ -213,7 +210,7 @@ class Listing(_Run):
 
     def read(self) -> dict[str, Any]:
         """The listing. Raises `HostError`."""
-        output = self._output()
+        output = self.finish()
         try:
             document = json.loads(output)
         except ValueError as exc:
@@ -299,16 +296,17 @@ class Flows:
             counted.not_listed += not is_listed
             return None
         seen.destinations.add(destination)
-        return self._flow(
-            cell, reason, logged.protocol, logged.destination, logged.port, logged.bytes, 1
-        ) | {"source": logged.source}
+        flow = self._flow(cell, reason, destination, logged.bytes, 1)
+        return flow | {"source": logged.source}
 
     def flush(self) -> Iterator[Flow]:
         """What was counted since the last time."""
         for (cell, reason), seen in self._seen.items():
-            for (protocol, address, port), sums in seen.counted.items():
-                flow = self._flow(cell, reason, protocol, address, port, sums.bytes, sums.packets)
-                yield flow if address else flow | {"destinations_not_listed": sums.not_listed}
+            for destination, sums in seen.counted.items():
+                flow = self._flow(cell, reason, destination, sums.bytes, sums.packets)
+                if not flow["address"]:
+                    flow["destinations_not_listed"] = sums.not_listed
+                yield flow
             seen.counted.clear()
             seen.protocols.clear()
 
@@ -317,15 +315,9 @@ class Flows:
         self.lost = max(self.lost, logged - self.taken)
 
     def _flow(
-        self,
-        cell: str,
-        reason: str,
-        protocol: str,
-        address: str,
-        port: int | None,
-        size: int,
-        count: int,
+        self, cell: str, reason: str, destination: _Destination, size: int, count: int
     ) -> Flow:
+        protocol, address, port = destination
         return {
             "cell": cell,
             "protocol": protocol,
