@@ -176,7 +176,7 @@ def test_what_does_not_agree_is_refused(flow: Flow, reason: str) -> None:
 
 
 def test_no_host_and_two_hosts_are_refused() -> None:
-    """A request says one name: none, or two that differ, is no name."""
+    """A request has one name: none, or two that differ, is no name."""
     request = RequestHead(method="GET", target=b"/", hosts=())
     assert refused(Flow(address=SHOP, port=80, request=request)) == "no Host"
     two = replace(request, hosts=(b"shop.example", b"evil.example"))
@@ -197,8 +197,8 @@ def test_no_http_where_another_protocol_is_spoken() -> None:
 def test_allowed_means_one_name_with_this_address(
     host: str, sni: str | None, address: str, port: int, simulate: bool
 ) -> None:
-    """Whatever is said: what is allowed is a name of the policy, and the policy gives it the
-    address that was dialled; or the catch-all, for a name that is nobody's."""
+    """Whatever is sent: an allowed name is the policy's, with the address that was dialled; or it
+    is the catch-all's and in no policy."""
     layout = SIMULATED if simulate else LAYOUT
     request = RequestHead(method="GET", target=b"/", hosts=(host.encode(),))
     verdict = decide(

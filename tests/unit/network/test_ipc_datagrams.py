@@ -33,8 +33,8 @@ def test_an_end_is_told() -> None:
             ipc.send(ours, {})
 
 
-def test_last_words_are_heard_of_one_that_left_something_unread() -> None:
-    """The kernel says first that it is gone."""
+def test_last_messages_are_read_after_a_reset() -> None:
+    """The kernel reports the reset first."""
     ours, theirs = ipc.pair()
     ipc.send(ours, {"do": "more"})
     ipc.send(theirs, {"failed": "why"})

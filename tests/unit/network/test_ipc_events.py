@@ -1,4 +1,4 @@
-"""The owner's end of a gateway's events: what it takes, and that nothing else is taken."""
+"""The owner's end of a gateway's events: what is accepted, and that all else is refused."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_what_a_gateway_sends_arrives(
     )
 )
 def test_anything_else_is_a_violation_or_waits(sent: list[bytes]) -> None:
-    """Whatever is fed, the decoder takes it, waits for more, or says that it is a violation;
-    nothing else is raised."""
+    """Whatever is fed, the decoder accepts it, waits for more, or raises `WireViolation` and
+    nothing else."""
     decoder = wire.EventDecoder()
     for datagram in sent:
         try:
@@ -138,7 +138,7 @@ def test_each_violation_is_seen(name: str) -> None:
         wire.EventDecoder().feed(BAD[name])
 
 
-def test_a_sign_of_life() -> None:
+def test_a_heartbeat() -> None:
     """Has nothing but its number."""
     assert wire.EventDecoder().feed(head(kind="alive")) == wire.GatewayNotice(
         id=1, kind="alive", data={}
@@ -150,8 +150,8 @@ def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
     return json.dumps({"id": number, "kind": kind, "data": data, "bodies": list(bodies)}).encode()  # type: ignore[call-overload]
 
 
-def test_the_last_word_is_the_last() -> None:
-    """It says how much is unreported, and nothing else; nothing follows it."""
+def test_the_last_message_is_the_last() -> None:
+    """It has the number of unreported events, and nothing else; nothing follows it."""
     decoder = wire.EventDecoder()
     assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.GatewayNotice(
         id=1, kind="ended", data={"unreported": 3}
@@ -171,13 +171,13 @@ def test_the_last_word_is_the_last() -> None:
         {"unreported": 0, "more": 0},
     ],
 )
-def test_a_last_word_of_another_kind_is_a_violation(data: object) -> None:
+def test_a_last_message_of_another_form_is_a_violation(data: object) -> None:
     """Another count than a count, or another field."""
     with pytest.raises(wire.WireViolation):
         wire.EventDecoder().feed(word(1, "ended", data))
 
 
-def test_a_last_word_has_no_body() -> None:
+def test_a_last_message_has_no_body() -> None:
     """That would be an event."""
     body = {"name": "b", "kept_bytes": 0, "total_bytes": 0, "sha256": "0" * 64}
     with pytest.raises(wire.WireViolation, match="bodies"):
@@ -196,9 +196,8 @@ def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
         decoder.feed(b"xy")
 
 
-def test_ready_is_said_once() -> None:
-    """Each is remembered by its owner: a gateway that says it again and again would fill his
-    memory."""
+def test_ready_comes_once() -> None:
+    """The owner keeps each: a gateway that repeats it could fill the owner's memory."""
     decoder = wire.EventDecoder()
     assert isinstance(decoder.feed(head(kind="ready")), wire.GatewayNotice)
     assert isinstance(decoder.feed(head(id=2)), wire.GatewayEvent)

@@ -86,8 +86,7 @@ def test_nothing_is_connected_by_sending(machine: str, sendto: int, sendmsg: int
     ("machine", "affinity", "ioctl"), [("x86_64", 204, 16), ("aarch64", 123, 29)]
 )
 def test_calls_by_their_arguments(machine: str, affinity: int, ioctl: int) -> None:
-    """Its own processors, nobody else's; of ioctls a few are left, and typing into a terminal is
-    not among them."""
+    """Its own processors only; of ioctls a few are left, and TIOCSTI is not among them."""
     assert verdict(machine, affinity, 0) == ALLOW
     assert verdict(machine, affinity, 1) == EPERM
     assert verdict(machine, ioctl, 3, 0x5421) == ALLOW
@@ -106,8 +105,8 @@ def test_nothing_is_made_that_holds_the_kernels_memory(machine: str) -> None:
 
 @pytest.mark.parametrize(("machine", "fcntl"), [("x86_64", 72), ("aarch64", 25)])
 def test_no_signal_is_sent_by_a_descriptor(machine: str, fcntl: int) -> None:
-    """Neither an owner nor a signal can be set, nor O_ASYNC with whatever else: an ordinary user's
-    gateway could end his other processes so."""
+    """Neither an owner nor a signal can be set, nor O_ASYNC with other flags: an ordinary user's
+    gateway could end that user's other processes."""
     f_getfl, f_setfl, f_setown, f_setsig, f_setown_ex, f_dupfd_cloexec = 3, 4, 8, 10, 15, 1030
     for command in (f_getfl, f_dupfd_cloexec):
         assert verdict(machine, fcntl, 3, command) == ALLOW

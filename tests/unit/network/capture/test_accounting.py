@@ -59,7 +59,7 @@ def opened(*, port: int = 40_000) -> Connections:
 
 
 def closed(size: int, **changes: JsonValue) -> Event:
-    """What the gateway says of it."""
+    """The gateway's event of a closed connection."""
     data: dict[str, JsonValue] = {
         "cell": LAYOUT.cells[0].name,
         "connection": 1,
@@ -125,7 +125,7 @@ def test_a_connection_that_is_whole_on_record_may_go(options: bytes) -> None:
     ],
 )
 def test_another_count_or_another_connection_accounts_for_nothing(said: Event) -> None:
-    """Bytes, ends, or the gateway's own word that something is missing."""
+    """Other counts or ends, or an event that reports missing bytes."""
     found = opened()
     drop(found, frame(b"GET / HTTP/1.1\r\n\r\n"))
     assert unaccounted(found, said) == 1
@@ -195,7 +195,7 @@ def test_connections_that_share_a_port_are_each_accounted_for() -> None:
 )
 def test_what_is_no_ordinary_segment_is_evidence(odd: memoryview) -> None:
     """Urgent bytes, bytes with SYN or RST, out of order, in IP or TCP options, fragments, bytes
-    behind the packet, and a connection that nobody took."""
+    after the packet, and a connection that was never accepted."""
     assert opened().take(odd, sent=False) is Frame.EVIDENCE
 
 
@@ -267,7 +267,7 @@ def test_segments_may_come_out_of_their_order() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was said longest ago is forgotten: when that is sent again it is evidence."""
+    """The oldest bytes are forgotten: sent again they are evidence."""
     monkeypatch.setattr("belljar.network.capture.accounting.MAX_RECENT_BYTES", 8)
     found = opened()
     drop(found, frame(b"first"))
@@ -278,8 +278,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_byte_that_was_sent_in_two_ways_is_never_accounted_for() -> None:
-    """The kernel took one of them (the other had a wrong checksum, say): which one is not to be
-    seen."""
+    """The kernel took one of them (the other had a wrong checksum, for instance); which one is
+    unknown."""
     found = opened()
     drop(found, frame(b"secret"))
     assert found.take(frame(b"public"), sent=False) is Frame.EVIDENCE

@@ -84,7 +84,7 @@ def greeting(client: End, server: End, *, first: int = 0, theirs: int = 0) -> li
 
 
 def spoken(sent: bytes, received: bytes, *, first: int = 2**32 - 5, cut: int = 7) -> list[Packet]:
-    """A connection in which this was said, in segments."""
+    """A connection with these bytes, in segments."""
     up = [
         Packet(CLIENT, SERVER, first + 1 + i, ACK, sent[i : i + cut])
         for i in range(0, len(sent), cut)
@@ -105,7 +105,7 @@ def listen(written: bytes) -> ConversationTracker:
 
 
 def heard(packets: Sequence[Packet]) -> list[Conversation]:
-    """What was said in them."""
+    """The conversations' bytes."""
     return list(listen(record(packets)).finish())
 
 
@@ -132,9 +132,8 @@ def test_what_was_said_is_put_together(
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.binary(min_size=1, max_size=6)), max_size=12))
-def test_two_things_in_one_place_are_ambiguous(said: list[tuple[int, bytes]]) -> None:
-    """What a sender says of one byte, in whatever order: where it is always the same there is no
-    doubt, and where what is told differs, it is said."""
+def test_different_data_in_one_place_is_ambiguous(said: list[tuple[int, bytes]]) -> None:
+    """Overlapping segments in any order: the same data is fine, different data is reported."""
     packets = [Packet(CLIENT, SERVER, 1 + at, ACK, payload) for at, payload in said]
     meant: dict[int, set[int]] = {}
     for at, payload in said:
@@ -148,7 +147,7 @@ def test_two_things_in_one_place_are_ambiguous(said: list[tuple[int, bytes]]) ->
 
 
 def test_it_ends_at_a_gap() -> None:
-    """What came after bytes that nobody saw is not guessed at, and it is said."""
+    """Nothing after missing bytes is guessed, and the gap is reported."""
     packets = spoken(b"0123456789", b"", cut=2)
     del packets[4]
     (found,) = heard(packets)
@@ -156,7 +155,7 @@ def test_it_ends_at_a_gap() -> None:
 
 
 def test_a_stream_is_bounded() -> None:
-    """What is said beyond the bound is not kept, but counted."""
+    """Bytes beyond the bound are counted, not kept."""
     (found,) = heard(spoken(b"x" * (MAX_STREAM_BYTES + 5000), b"", cut=60_000))
     assert (len(found.sent), found.cut_bytes) == (MAX_STREAM_BYTES, 5000)
 
@@ -177,9 +176,9 @@ def test_a_port_used_twice_is_two_conversations() -> None:
     assert [(each.sent, each.received) for each in found] == [(b"one", b"1"), (b"two", b"2")]
 
 
-def test_what_nobody_answered_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused connections, silent ones, other servers' and what the rules dropped take no place
-    among those that are looked at."""
+def test_unanswered_segments_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused and silent connections, other servers' and dropped packets take no place among those
+    that are read."""
     monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 1)
     noise = [packet for port in range(50) for packet in greeting(("10.0.0.1", port), SERVER)]
     noise += [Packet(("10.0.0.1", port), SERVER, 5, SYN) for port in range(100, 150)]
@@ -200,8 +199,8 @@ def test_what_is_not_looked_at_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_client_begins_nothing_anew() -> None:
-    """A second SYN with other numbers, and a reset, in the middle of what is said: a receiver takes
-    no notice, or says so itself."""
+    """A second SYN with other numbers, and a reset, in mid-stream: the receiver ignores them or
+    answers."""
     begun, rest = spoken(b"hello", b""), Packet(CLIENT, SERVER, 1, ACK, b" world")
     for lie in (
         Packet(CLIENT, SERVER, 777, SYN),
@@ -227,9 +226,9 @@ def test_what_a_receiver_throws_away_is_not_said() -> None:
     assert (found.sent, found.ambiguous) == (b"truth", False)
 
 
-def test_what_is_said_before_the_beginning_is_doubtful() -> None:
-    """A second SYN-ACK moves the beginning; whoever was answered on the first is not lost without a
-    word. A keepalive's byte is no doubt."""
+def test_bytes_before_the_beginning_are_ambiguous() -> None:
+    """A second SYN-ACK moves the beginning; bytes of the first connection are reported. A
+    keepalive's byte is fine."""
     talk = spoken(b"GET / HTTP/1.1", b"HTTP/1.1 200 OK", first=1000, cut=20)
     later = greeting(CLIENT, SERVER, first=1000 + 10**9, theirs=76 + 10**9)
     (found,) = heard([*talk[:2], *later, *talk[2:]])
@@ -266,8 +265,8 @@ def test_a_segment_without_acknowledgement_is_not_taken() -> None:
     assert (found.sent, found.ambiguous) == (b"true", True)
 
 
-def test_two_openings_with_words_are_doubtful() -> None:
-    """TCP Fast Open: of two SYNs that say something the first is told, with a mark."""
+def test_two_openings_with_data_are_ambiguous() -> None:
+    """TCP Fast Open: of two SYNs with data the first is shown, as ambiguous."""
     opened = [Packet(CLIENT, SERVER, 0, SYN, text) for text in (b"/real", b"/fake")]
     (found,) = heard([*opened, Packet(SERVER, CLIENT, 9, SYN_ACK, acknowledged=6)])
     assert (found.sent, found.ambiguous) == (b"/real", True)
@@ -279,8 +278,8 @@ def test_urgent_bytes_are_doubtful() -> None:
     assert found.ambiguous
 
 
-def test_what_is_said_with_the_syn_counts_when_it_is_taken() -> None:
-    """TCP Fast Open: the SYN-ACK says whether it was."""
+def test_data_of_a_syn_counts_when_it_is_acknowledged() -> None:
+    """TCP Fast Open: the SYN-ACK shows whether it was."""
     asked = Packet(CLIENT, SERVER, 4, SYN, b"early ")
     later = Packet(CLIENT, SERVER, 11, ACK, b"late")
     (found,) = heard([asked, Packet(SERVER, CLIENT, 0, SYN_ACK, acknowledged=11), later])
@@ -292,8 +291,7 @@ def test_what_is_said_with_the_syn_counts_when_it_is_taken() -> None:
 
 
 def test_segments_of_no_connection_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who speaks without having begun, in either direction: by who spoke to whom, and not without
-    end."""
+    """In either direction, by sender and receiver, and bounded."""
     monkeypatch.setattr(conversations, "MAX_STRAYS", 2)
     said = [Packet(CLIENT, SERVER, 9, ACK, b"psst")] * 3 + [Packet(SERVER, CLIENT, 9, ACK, b"what")]
     more = [Packet((f"10.0.0.{at}", 1), SERVER, 1, ACK) for at in range(5, 9)]
@@ -340,7 +338,7 @@ def test_damaged_packets_are_passed_over(garbage: bytes, at: int) -> None:
     )
 )
 def test_any_segments_are_taken(packets: list[Packet]) -> None:
-    """In any order, with any flags and numbers; every byte that is told was sent by that side."""
+    """In any order, with any flags and numbers; every reported byte was sent by that side."""
     sent = {
         end: {value for packet in packets if packet.source == end for value in packet.payload}
         for end in (CLIENT, SERVER)

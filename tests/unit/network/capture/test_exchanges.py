@@ -1,4 +1,4 @@
-"""HTTP out of what two cells said to each other."""
+"""HTTP out of the bytes of two cells' connection."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def said(sent: bytes, received: bytes) -> Conversation:
 
 
 def exchanges(conversation: Conversation) -> list[Exchange]:
-    """What was read of it; and nothing that was said is lost: what was not read is an end of what
-    was said."""
+    """What was read; no byte is lost: the unread ones are the streams' ends."""
     found, rest = module.exchanges(conversation)
     assert conversation.sent.endswith(rest.sent)
     assert conversation.received.endswith(rest.received)
@@ -61,7 +60,7 @@ def test_several_requests_of_one_connection() -> None:
 
 
 def test_a_head_request_has_no_body() -> None:
-    """Whatever its answer's length says; the next answer is read right."""
+    """Whatever its response's length is; the next response is read correctly."""
     found = list(
         exchanges(
             said(
@@ -111,8 +110,7 @@ def rest_of(sent: bytes, received: bytes = b"", most_steps: int = MAX_STEPS) -> 
 )
 @pytest.mark.parametrize("is_answer", [False, True])
 def test_no_head_over_the_bounds_is_parsed(head: bytes, bound: str, is_answer: bool) -> None:
-    """Of a request or an answer: it takes not one step, it is told why, and what was said is
-    there."""
+    """Of a request or a response: it takes no step, the reason is given, and its bytes are left."""
     whole = (
         head.replace(GET, b"HTTP/1.1 200 OK\r\nHost: s\r\n") + b"\r\n"
         if is_answer
@@ -141,9 +139,9 @@ def test_as_much_as_the_bounds_allow_is_read() -> None:
     )
 
 
-def test_chunks_take_steps_of_which_there_is_a_most() -> None:
-    """Of one byte each, as many as the bound: read; one more: not, which is told. An answer is told
-    as far as it was read."""
+def test_chunks_take_steps_which_are_bounded() -> None:
+    """Of one byte each, as many as the bound are read; one more is not, with a reason. A response
+    is reported as far as it was read."""
     head = rest_of(PUT + b"0\r\n\r\n").steps - 1
     most = PUT + b"1\r\nx\r\n" * (MAX_STEPS - head - 1) + b"0\r\n\r\n"
     (found,) = exchanges(said(most, b""))
@@ -172,14 +170,14 @@ def test_many_requests_take_steps_each() -> None:
     )
 
 
-def test_what_only_informs_takes_steps_too() -> None:
-    """A target that says 100 without an end."""
+def test_informational_responses_take_steps_too() -> None:
+    """A target that sends status 100 without end."""
     rest = rest_of(GET + b"\r\n", b"HTTP/1.1 100 C\r\n\r\n" * 100, 200)
     assert (rest.is_out_of_steps, len(rest.received)) == (True, 1800)
 
 
 def test_a_chunk_with_an_extension_is_not_passed_over() -> None:
-    """What is said in it would be in no event."""
+    """Its text would be in no event."""
     rest = rest_of(PUT + b"1;secret\r\nx\r\n0\r\n\r\n")
     assert (b"secret" in rest.sent, rest.reason.startswith(module.NOT_FURTHER)) == (True, True)
 
@@ -203,8 +201,8 @@ def test_a_switch_of_protocols_is_told_and_ends_it() -> None:
     assert (found.status, rest.sent, rest.received) == (200, GET + b"\r\n", b"abc")
 
 
-def test_an_answer_without_an_end_says_so() -> None:
-    """As far as it came it is told."""
+def test_a_response_without_an_end_is_marked() -> None:
+    """It is reported as far as it came."""
     (found,) = exchanges(said(GET + b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"))
     assert found.response is not None
     assert (found.response.content, found.is_cut) == (b"abc", True)
@@ -256,13 +254,12 @@ PIECES = [
     st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join),
 )
 def test_almost_http_is_read(sent: bytes, received: bytes) -> None:
-    """What is nearly right, in whatever order: an end of what was said is left, and steps are
-    counted."""
+    """Nearly correct bytes in any order: unread ones are left, and steps are counted."""
     exchanges(said(sent, received))
     assert rest_of(sent, received).steps <= 30 * (len(sent) + len(received) + 1)
 
 
 @given(st.binary(max_size=200))
-def test_any_answer_is_read(received: bytes) -> None:
-    """A request is told whatever its answer was."""
+def test_any_response_is_read(received: bytes) -> None:
+    """A request is reported whatever its response was."""
     assert len(list(exchanges(said(b"GET / HTTP/1.1\r\nHost: s\r\n\r\n", received)))) == 1

@@ -176,7 +176,7 @@ def test_a_file_without_a_frame_is_none(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_an_error() -> None:
-    """Nothing goes unrecorded in silence."""
+    """No frame goes unrecorded without an error."""
     full = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(OSError, match=r"No space left|Invalid argument"):
         PacketFiles([full] * 3, MIN_BYTES, Connections(layout()))

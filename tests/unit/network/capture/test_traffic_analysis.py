@@ -1,4 +1,4 @@
-"""Events out of a range's packet record, made of real packets: who asked which target cell what."""
+"""Events out of a range's packet record, made of real packets: requests between cells."""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def limits(events: list[Event]) -> dict[object, object]:
     }
 
 
-def test_a_request_and_its_answer_are_two_events() -> None:
-    """With who asked, what, and both bodies; they say that they were written afterwards, and when
-    it was."""
+def test_a_request_and_its_response_are_two_events() -> None:
+    """With client, target and both bodies; marked as written afterwards, with the time."""
     asked, answered = seen(spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED))
     assert (asked.kind, answered.kind) == (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
     assert asked.trust is answered.trust is Trust.HOST_OBSERVED
@@ -137,9 +136,9 @@ def test_words_of_a_guest_are_escaped_and_bounded() -> None:
 TALK = [spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED, port=4000 + at) for at in range(5)]
 
 
-def test_there_is_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many events the packet record alone has them, and it is said how many; other
-    connections are not even read."""
+def test_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many events the packet record alone has the rest, which is counted; further
+    connections are not read."""
     monkeypatch.setattr(traffic_analysis, "MAX_EVENTS", 4)
     events = seen(*TALK)
     assert len(events) == 4 + 2
@@ -168,8 +167,7 @@ def test_what_is_left_out_is_said(
 
 
 def test_the_ledger_is_bounded() -> None:
-    """Beyond what the policy lets the range put into it, events are cut down, which is said, and
-    then left out."""
+    """Beyond the policy's bound events are cut down, which is reported, and then left out."""
     events = seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=20_000)))
     left_out = limits(events)
     assert (
@@ -186,8 +184,8 @@ def test_the_ledger_is_bounded() -> None:
 
 
 def test_steps_are_those_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said when they are used up is told by its first bytes, and why; a request whose
-    answer they end at is told."""
+    """When they are used up, further bytes are reported by the first ones, with the reason; so is a
+    request whose response they end at."""
     monkeypatch.setattr(traffic_analysis, "MAX_STEPS", 70)
     events = seen(*TALK)
     assert [str(event.kind) for event in events[:5]] == [
@@ -219,8 +217,7 @@ def test_files_are_read_in_the_order_of_time() -> None:
 
 @pytest.mark.parametrize("byte", [b"\x80", b"\xe9", b'"', b"\\"])
 def test_headers_have_room_in_a_message(byte: bytes) -> None:
-    """However many characters it takes to show them, and bytes to write these; how many are not
-    shown is said."""
+    """However long they are when escaped and encoded; the number left out is reported."""
     fields = b"".join(b"a: " + byte * 500 + b"\r\n" for _ in range(60))
     target = b"GET /" + b'"' * 9000 + b" HTTP/1.1\r\nHost: " + byte * 3000 + b"\r\n"
     (asked,) = seen(spoken(OWN_CELL, ("shop", 80), target + fields + b"\r\n", b""))
@@ -230,8 +227,8 @@ def test_headers_have_room_in_a_message(byte: bytes) -> None:
     assert len(headers) + int(str(asked.data["dropped_headers"])) == 61
 
 
-def test_two_things_in_one_place_are_ambiguous() -> None:
-    """What was said first is told, with a mark."""
+def test_different_data_in_one_place_is_ambiguous() -> None:
+    """The first version is shown, as ambiguous."""
     begun = spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED)
     again = begun[2]._replace(payload=ASKED.replace(b"tea", b"gin"))
     asked, answered = seen([*begun, again])
@@ -266,9 +263,8 @@ def test_more_requests_than_are_read_are_told_as_bytes(monkeypatch: pytest.Monke
     assert [body.content for body in found[-1].bodies] == [ASKED, ANSWERED]
 
 
-def test_a_gap_is_said() -> None:
-    """Bytes that the record does not have: what came after them is not told, but that there was
-    something."""
+def test_a_gap_is_reported() -> None:
+    """Bytes that the record lacks: what follows them is not shown, but reported."""
     begun = spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED)
     *_, rest = seen([*begun, begun[2]._replace(sequence=len(ASKED) + 50)])
     assert (rest.kind, rest.data["reason"]) == (

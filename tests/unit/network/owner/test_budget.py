@@ -1,4 +1,4 @@
-"""What a range may put on record: bounded whatever it says, and what is left out is said."""
+"""What a range may put on record: bounded whatever it sends, and what is left out is reported."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ def question(**changes: object) -> bytes:
 
 
 class World:
-    """A resolver and a network that remember what was asked of them; and what was said, in one
-    order with it."""
+    """A resolver and a network that log their calls, and the events, in one order."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class World:
         self.dialler = Dialler(PLAN, reach, self.spending)
 
     def dial(self, **changes: object) -> None:
-        """One question; the socket is closed."""
+        """One request; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
         self.dialler.enforce(self._say)
 
@@ -178,7 +177,7 @@ def test_one_bad_address_spoils_the_answer(before: list[str], one: Any, after: l
 
 
 def test_no_address_and_too_many_are_refused() -> None:
-    """An empty answer; and one of a size that nobody needs."""
+    """An empty answer, and one of unreasonable size."""
     assert judge((), ()) == "the name has no address"
     assert judge(PUBLIC[:1] * MAX_ADDRESSES, ()) == ""
     assert judge(PUBLIC[:1] * (MAX_ADDRESSES + 1), ())
@@ -211,8 +210,8 @@ def test_a_question_of_ours_is_understood() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_question_for_anything_else_is_a_violation(body: bytes) -> None:
-    """Another host, port, pairing, type, or no question at all."""
+def test_a_request_for_anything_else_is_a_violation(body: bytes) -> None:
+    """Another host, port, pairing or type, or no request at all."""
     with pytest.raises(NotAnUpstream):
         wanted(body, PLAN)
 
@@ -230,7 +229,7 @@ def test_whatever_a_gateway_asks_is_an_upstream_or_a_violation(body: bytes) -> N
 
 
 def test_a_dial_is_on_record_before_it_is_done() -> None:
-    """Resolved, judged, said, dialled; with the reason that the policy gives."""
+    """Resolved, judged, recorded, dialled; with the policy's reason."""
     world = World(PUBLIC[:1])
     world.dial()
     assert world.log == [
@@ -276,7 +275,7 @@ def test_this_host_s_own_public_address_is_refused() -> None:
     ("address", "net"), [(PUBLIC[0], "93.184.215.0/24"), (PUBLIC[1], "2606:2800:21f::/48")]
 )
 def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> None:
-    """A LAN may have public addresses. It is looked at before each dial: also one that the host
+    """A LAN may have public addresses. It is checked before each dial: also one that the host
     joined after the name was pinned."""
     world = World((address,))
     world.dial()
@@ -342,7 +341,7 @@ def test_the_next_pinned_address_is_tried() -> None:
 
 
 def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
-    """The violation is said before it is raised."""
+    """The violation is recorded before it is raised."""
     world = World()
     with pytest.raises(NotAnUpstream):
         world.dial(host="elsewhere.example")
@@ -394,7 +393,7 @@ def test_without_a_bundle_of_authorities_nothing_can_be_checked(
 
 def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
     """Linux lets `sendto(MSG_FASTOPEN)` connect a socket whose non-blocking connect was never
-    finished and that was then reset: whoever holds it could go anywhere without `connect`. Ours is
+    finished and that was then reset: its holder could go anywhere without `connect`. Ours is
     finished."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

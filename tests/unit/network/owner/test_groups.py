@@ -18,8 +18,8 @@ RANGE = "r-0123456789ab"
 def test_limits_are_set_before_a_process_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they will be is known first; then they are made and limited; processes join; what they
-    counted is told; they are removed when empty."""
+    """Their paths are known first; then they are made and limited; processes join; counts are
+    returned; empty ones are removed."""
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
     parents = dict.fromkeys(("cpu", "memory", "pids"), tmp_path)
     monkeypatch.setattr(cgroup, "_host_parents", lambda: (parents, True))

@@ -1,5 +1,4 @@
-"""What a reader of a packet record says, taken in: its word is checked, and what it does not say is
-said."""
+"""Events of a packet record's reader are checked, and what it does not report is recorded."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ LAST = Item(READY, {})
 
 
 def words(*items: Item) -> list[bytes]:
-    """As a reader says them."""
+    """As a reader sends them."""
     return [piece for number, item in enumerate(items, 1) for piece in datagrams_of(number, item)]
 
 
@@ -80,9 +79,9 @@ def told(budget: Budget) -> list[Event]:
 
 
 @given(st.integers(500, 30_000), st.integers(0, 20_000), st.integers(0, 3))
-def test_an_honest_reader_is_believed(recorded: int, spent: int, cut: int) -> None:
-    """Whatever of the budget is left: it tells no more than it may, and all of it is on record as
-    it was told, bodies too."""
+def test_an_honest_reader_is_recorded(recorded: int, spent: int, cut: int) -> None:
+    """Whatever of the budget is left: it reports no more than it may, and all of it is recorded,
+    bodies too."""
     budget = replace(Budget.of(recorded), spent_bytes=spent, events=7, cut_events=cut)
     events = told(budget)
     on_record = taken(
@@ -152,9 +151,9 @@ def test_whatever_a_reader_says(said: list[bytes]) -> None:
     assert {event.kind for event in recorder.events} <= KINDS
 
 
-def test_what_was_told_is_kept(ends: tuple[socket.socket, socket.socket]) -> None:
-    """When it is gone, silent, or breaks its protocol; and when it has said all nothing more is
-    heard."""
+def test_what_was_reported_is_kept(ends: tuple[socket.socket, socket.socket]) -> None:
+    """When the reader is gone, silent, or breaks its protocol; and after its last message nothing
+    is read."""
     ours, theirs = ends
     recorder = MemoryRecorder()
     for datagram in [*words(FLOW, LAST), b"ignored"]:
@@ -192,9 +191,8 @@ def test_a_record_that_is_gone_is_told(tmp_path: Path) -> None:
     assert str(event.data["effect"]).startswith("not read further: it has no reader")
 
 
-def test_packets_that_are_not_in_the_record_are_said(tmp_path: Path) -> None:
-    """What they would have told is nowhere. That is the owner's word, whatever becomes of the
-    reader."""
+def test_packets_that_are_not_in_the_record_are_reported(tmp_path: Path) -> None:
+    """The owner reports them, whatever becomes of the reader."""
     for files in ((), (tmp_path / "none",)):
         recorder = MemoryRecorder()
         read_back(replace(TASK, files=files, lost_packets=7), home=tmp_path, recorder=recorder)

@@ -42,7 +42,7 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def exchange(ours: socket.socket, theirs: socket.socket, sent: int, received: int) -> None:
-    """So many bytes each way, all of them taken in and acknowledged."""
+    """So many bytes each way, all of them read and acknowledged."""
     for source, sink, count in ((ours, theirs, sent), (theirs, ours, received)):
         source.sendall(b"x" * count)
         while count:
@@ -59,8 +59,8 @@ def dial(
 
 
 def test_the_kernel_counts_what_passed() -> None:
-    """In both directions, whoever holds the connection; one that its gateway has ended is settled,
-    and counts on."""
+    """In both directions, whichever process holds the connection; one that its gateway has ended is
+    settled, and still counts."""
     spending, plan = RunSpending(), upstream(1 << 20, 1 << 20)
     number = spending.new_range()
     with connection() as (ours, theirs):
@@ -113,7 +113,7 @@ def test_a_run_has_its_budget_over_all_ranges() -> None:
 
 
 def test_a_connection_beyond_its_time_is_ended() -> None:
-    """However little passes: the other side sees its end, and why is told once."""
+    """However little passes: the other side sees its end, and the reason is reported once."""
     clock = [0.0]
     spending, plan = RunSpending(now=lambda: clock[0]), upstream(1 << 20, 1 << 20)
     number = spending.new_range()

@@ -26,8 +26,8 @@ PACKET = Logged(
 )
 
 
-def test_the_first_are_told_one_by_one() -> None:
-    """A destination is told once, by cell and name; the same again is counted."""
+def test_the_first_are_reported_one_by_one() -> None:
+    """A destination is reported once, by cell and name; repeats are counted."""
     flows = Flows(LAYOUT)
     flows.attached(2, "agent")
     to_shop = replace(PACKET, destination=LAYOUT.names[0].address)
@@ -65,8 +65,8 @@ def test_a_sum_says_how_much_of_it_is_named_nowhere() -> None:
 
 
 def test_what_is_let_through_is_always_named() -> None:
-    """Every destination has its event; what is said again is counted by destination, for as many as
-    a hundred at a time."""
+    """Every destination has its event; repeats are counted by destination, for as many as a hundred
+    at a time."""
     flows = Flows(LAYOUT)
     flows.attached(2, "agent")
     packets = [replace(PACKET, reason="connection", port=port) for port in range(300)]

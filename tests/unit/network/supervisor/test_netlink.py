@@ -1,5 +1,4 @@
-"""The kernel's messages: what is sent is what the headers say, and an answer of any bytes is
-read."""
+"""The kernel's messages: requests are as the headers define, and any reply is parsed."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def test_any_route_is_read_or_refused(payload: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=300))
-def test_any_answer_is_read(reply: bytes) -> None:
+def test_any_response_is_read(reply: bytes) -> None:
     """Lengths that lie end the reading; nothing is raised, and nothing is read twice."""
     assert sum(len(payload) for _, payload in netlink.messages(reply)) <= len(reply)
     assert sum(len(value) for _, value in netlink.attributes(reply)) <= len(reply)
