@@ -384,8 +384,9 @@ def _moved(value: Any, home: str, place: tuple[str, ...] = ()) -> Any:  # noqa: 
         return value
     if value.startswith(("/", "~", "\\")) or "://" in value:
         return value
-    joined = f"{home}/{value}"
-    return f"./{joined if '$' in joined else posixpath.normpath(joined)}"
+    source, colon, rest = value.partition(":") if place == _MOUNT else (value, "", "")
+    joined = f"{home}/{source}"
+    return f"./{joined if '$' in joined else posixpath.normpath(joined)}{colon}{rest}"
 
 
 # ---- `extends`
