@@ -69,6 +69,16 @@ def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> N
     assert document["services"]["db"]["build"] == {"context": "./../shared/image"}
 
 
+def test_only_the_source_of_an_included_mount_is_moved(task: Path) -> None:
+    """Its target is a path of the cell, whatever it looks like."""
+    mounts = '["./data:/../data/:ro", "/app"]'
+    text = f"services: {{db: {{image: db, volumes: {mounts}}}}}"
+    (task.parent / "shared" / "compose.yaml").write_text(text)
+    document = read(task, "include: ../shared/compose.yaml")
+    moved = ["./../shared/data:/../data/:ro", "/app"]
+    assert document["services"]["db"]["volumes"] == moved
+
+
 def test_a_service_of_another_file_is_extended(task: Path) -> None:
     """With its own directory; what the file says itself wins."""
     base = "{file: ../shared/compose.yaml, service: db}"
