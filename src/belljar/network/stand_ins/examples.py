@@ -10,7 +10,7 @@ minProperties. `not`, `if` and `dependent…` are not solved for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.network.stand_ins.schemas import (
@@ -102,9 +102,12 @@ class Maker:
             raise NoExampleError("it allows nothing")
         if "$ref" in schema or "allOf" in schema:
             schema = self._merged(schema, 0)
-        for given in _given(schema):
-            if self.schemas.fits(schema, given):
-                return given
+        given = [schema[word] for word in ("const", "example", "default") if word in schema]
+        for word in ("examples", "enum"):
+            given += schema[word][:50] if isinstance(schema.get(word), list) else []
+        for value in given:
+            if self.schemas.fits(schema, value):
+                return value
         for word in ("oneOf", "anyOf"):
             if word in schema:
                 rest = {key: item for key, item in schema.items() if key != word}
@@ -188,17 +191,6 @@ class Maker:
                     raise
                 break
         return found
-
-
-def _given(schema: Mapping[str, Any]) -> Iterator[Any]:
-    if "const" in schema:
-        yield schema["const"]
-    for name in ("example", "default"):
-        if name in schema:
-            yield schema[name]
-    for name in ("examples", "enum"):
-        if isinstance(schema.get(name), list):
-            yield from schema[name][:50]
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ MAX_PUSHED_BYTES: Final = 64 << 20
 MAX_REFS: Final = 10_000
 MAX_DEPTH: Final = 4
 ZERO: Final = b"0" * 40
-_ID: Final = re.compile(rb"[0-9a-f]{40}")
+ID: Final = re.compile(rb"[0-9a-f]{40}")
 _BAD_REF: Final = re.compile(rb"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(?:/|$)|[./]$")
 
 
@@ -104,7 +104,7 @@ class Repository:
     def get(self, identity: bytes) -> GitObject | None:
         """An object by its id."""
         pushed = self._pushed.get(identity)
-        if pushed is not None or _ID.fullmatch(identity) is None:
+        if pushed is not None or ID.fullmatch(identity) is None:
             return pushed
         try:
             kind, content = self._store.get_raw(identity)
@@ -164,13 +164,13 @@ def targets(thing: GitObject) -> list[tuple[int, bytes]]:
     if thing.kind == COMMIT:
         kinds = {b"tree": TREE, b"parent": COMMIT}
         return [
-            (kinds[key], value) for key, _, value in words if key in kinds and _ID.fullmatch(value)
+            (kinds[key], value) for key, _, value in words if key in kinds and ID.fullmatch(value)
         ]
     if thing.kind == TAG:
         fields = {key: value for key, _, value in words}
         target = fields.get(b"object", b"")
         kind = next((number for number, name in NAMES.items() if name == fields.get(b"type")), 0)
-        return [(kind, target)] if kind and _ID.fullmatch(target) else []
+        return [(kind, target)] if kind and ID.fullmatch(target) else []
     return []
 
 

@@ -24,6 +24,7 @@ from belljar.network.stand_ins.git.packs import (
     pack_header,
 )
 from belljar.network.stand_ins.git.repository import (
+    ID,
     ZERO,
     MissingObjectError,
     Repository,
@@ -83,7 +84,6 @@ UPLOAD_CAPABILITIES: Final = (
     b"allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1"
 )
 _BAND_BYTES: Final = 65_000
-_ID: Final = re.compile(rb"[0-9a-f]{40}")
 _INFINITE_DEPTH: Final = 0x7FFF_FFFF
 
 
@@ -133,7 +133,7 @@ def parse_request(data: bytes) -> Asked:
 
 
 def _identity(text: bytes) -> bytes:
-    if _ID.fullmatch(text) is None:
+    if ID.fullmatch(text) is None:
         raise PktError("an object's id that is none")
     return text
 

@@ -88,7 +88,13 @@ class _Pypi:
             case []:
                 return _page(request, index.project_html("", []), "text/html; charset=utf-8")
             case ["simple"]:
-                return self._projects(request)
+                content_type = chosen_type(request.header("accept"))
+                if content_type is None:
+                    return text_answer("406 Not Acceptable", 406)
+                names = sorted(self._index.projects)
+                is_json = content_type == _JSON_TYPE
+                page = index.projects_json(names) if is_json else index.projects_html(names)
+                return _page(request, page, content_type)
             case ["simple", name]:
                 return await self._project(request, name)
             case ["packages", name]:
@@ -99,14 +105,6 @@ class _Pypi:
                 return await self._release(request, name, version)
             case _:
                 return text_answer("404 Not Found", 404)
-
-    def _projects(self, request: Request) -> Answer:
-        content_type = chosen_type(request.header("accept"))
-        if content_type is None:
-            return text_answer("406 Not Acceptable", 406)
-        names = iter(sorted(self._index.projects))
-        render = index.projects_json if content_type == _JSON_TYPE else index.projects_html
-        return _page(request, render(names), content_type)
 
     async def _project(self, request: Request, name: str) -> Answer:
         content_type = chosen_type(request.header("accept"))

@@ -178,13 +178,13 @@ def _bounded(content: bytes) -> bytes:
     return content if len(content) <= MAX_METADATA_BYTES else b""
 
 
-def projects_html(names: Iterator[str]) -> bytes:
+def projects_html(names: Iterable[str]) -> bytes:
     """The list of all projects (PEP 503)."""
     shown = map(html.escape, names)
     return _page("Simple index", (f'<a href="{name}/">{name}</a>' for name in shown))
 
 
-def projects_json(names: Iterator[str]) -> bytes:
+def projects_json(names: Iterable[str]) -> bytes:
     """The list of all projects (PEP 691)."""
     projects = [{"name": name} for name in names]
     return json.dumps({"meta": {"api-version": _API_VERSION}, "projects": projects}).encode()
