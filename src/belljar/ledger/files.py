@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -44,13 +45,20 @@ def write_file(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
-def sync_directory(path: Path) -> None:
-    """Force a directory's entries to the disk."""
+@contextmanager
+def open_directory(path: Path) -> Iterator[int]:
+    """A directory's descriptor during the block. Raises `OSError`."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        yield fd
     finally:
         os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Force a directory's entries to the disk."""
+    with open_directory(path) as fd:
+        os.fsync(fd)
 
 
 def open_beneath(dir_fd: int, path: str) -> BinaryIO:
@@ -252,9 +260,8 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
 
     Raises `OSError`, and `LedgerError` at a link or special file.
     """
-    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     digests = {}
-    try:
+    with open_directory(run_dir) as root:
         for path in walk_files(root):
             if path in {MANIFEST, MANIFEST_PART, CHECKPOINTS} or path.startswith(f"{BODIES}/"):
                 continue
@@ -263,8 +270,6 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
                     os.fsync(file.fileno())
                 sha256, size = digest_file(file)
             digests[path] = {"sha256": sha256, "bytes": size}
-    finally:
-        os.close(root)
     return digests
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from belljar.ledger.files import (
     MANIFEST_PART,
     body_path,
     open_beneath,
+    open_directory,
     raw_lines,
     walk_files,
 )
@@ -134,13 +135,13 @@ def summarise(run_dir: Path) -> RunSummary:
 
 def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
     """(line number, its bytes, complete?). Raises `OSError`, `LedgerError`."""
-    with _opened(run_dir) as root, open_beneath(root, LEDGER) as file:
+    with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
         yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
 
 
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
     """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
-    with _opened(run_dir) as root:
+    with open_directory(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
             yield number, _event_or_why(root, raw, complete=complete)
 
@@ -150,7 +151,7 @@ def read_events(run_dir: Path) -> Iterator[Line]:
 
     Raises `OSError`, or `LedgerError` for a line or body that is not an event.
     """
-    with _opened(run_dir) as root:
+    with open_directory(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
             if complete:
                 event = _event_or_why(root, raw, complete=True)
@@ -169,7 +170,7 @@ def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
         return b""
     path = body_path(body.stored)
     try:
-        with _opened(run_dir) as root, open_beneath(root, path) as file:
+        with open_directory(run_dir) as root, open_beneath(root, path) as file:
             content = file.read(max_bytes)
     except FileNotFoundError as error:
         raise LedgerError("its bytes are missing", where=path) from error
@@ -190,18 +191,9 @@ def _event_or_why(root: int, raw: bytes, *, complete: bool) -> Line | ValueError
         return ValueError(f"its data can't be read: {error}")
 
 
-@contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _last_event(run_dir: Path) -> Line | None:
     """Read from the end, so that lists of large runs stay quick."""
-    with _opened(run_dir) as root, open_beneath(root, LEDGER) as file:
+    with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         lines = file.read(_TAIL_BYTES).split(b"\n")
     if len(lines) < 2 or lines[-1]:
@@ -214,7 +206,7 @@ def _last_event(run_dir: Path) -> Line | None:
 
 def _size_of(run_dir: Path) -> int:
     size_bytes = 0
-    with suppress(OSError, LedgerError), _opened(run_dir) as root:
+    with suppress(OSError, LedgerError), open_directory(run_dir) as root:
         for path in list(walk_files(root)):
             with suppress(OSError):
                 size_bytes += (run_dir / path).lstat().st_size

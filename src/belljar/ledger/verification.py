@@ -8,7 +8,6 @@ earlier checkpoint without manifest, which looks like a crash: no unfinished run
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import field
 from enum import StrEnum
@@ -35,6 +34,7 @@ from belljar.ledger.files import (
     exists,
     has_digest,
     open_beneath,
+    open_directory,
     raw_lines,
     read_beneath,
     walk_files,
@@ -338,10 +338,9 @@ def verify(
     Without `expected_key`, a ledger forged whole with another key is *not* found: compare `key`.
     `expected_run`: refuses another, genuine run in this directory. Raises `OSError`.
     """
-    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    problem = None
+    with open_directory(run_dir) as root:
         checker = Checker(root, run_dir, expected_key, expected_run)
-        problem = None
         try:
             checker.check()
         except LedgerError as error:
@@ -351,8 +350,6 @@ def verify(
         except OSError as error:
             where = str(error.filename or run_dir)
             problem = Problem(where=where, what=f"can't be read: {error.strerror}")
-    finally:
-        os.close(root)
     last = checker.checkpoint
     return Verification(
         status=Status.BAD if problem else Status.VERIFIED if checker.final else Status.UNFINISHED,
