@@ -66,10 +66,13 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def expected(what: str, value: object) -> ValueError:
-    """The refusal of a value of the wrong kind; `what` was expected."""
-    is_short = isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    shown = f" ({quoted(value)})" if is_short else ""
+def expected(what: str, value: object, *, shows_text: bool = False) -> ValueError:
+    """The refusal of a value of the wrong kind; `what` was expected.
+
+    Text may be a secret: it is shown only on request.
+    """
+    is_shown = shows_text if isinstance(value, str) else type(value) in (int, float)
+    shown = f" ({quoted(value)})" if is_shown else ""
     return ValueError(f"expected {what}, got {kind_of(value)}{shown}")
 
 
@@ -149,7 +152,8 @@ class Whole(_Kind):
     def read(self, value: object) -> int:
         """The number."""
         if type(value) is not int:
-            raise expected(f"a whole number from {self.min} to {self.max}", value)
+            what = f"a whole number from {self.min} to {self.max}"
+            raise expected(what, value, shows_text=True)
         if not self.min <= value <= self.max:
             raise ValueError(f"{quoted(value)} is out of range: from {self.min} to {self.max}")
         return value

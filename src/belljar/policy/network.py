@@ -237,4 +237,5 @@ def read_network(value: object) -> object:
         return None
     if isinstance(value, (Network, dict)):
         return value
-    raise kinds.expected("`none` or a mapping with `stand_ins` and `default`", value)
+    what = "`none` or a mapping with `stand_ins` and `default`"
+    raise kinds.expected(what, value, shows_text=True)

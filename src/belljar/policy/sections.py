@@ -331,7 +331,8 @@ def _read_host_tools(value: object) -> object:
         return HostToolsText.model_construct(allow=value.allow)
     if value is None or isinstance(value, dict):
         return value
-    raise kinds.expected("`refuse`, `report` or a mapping with `allow`", value)
+    what = "`refuse`, `report` or a mapping with `allow`"
+    raise kinds.expected(what, value, shows_text=True)
 
 
 def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
