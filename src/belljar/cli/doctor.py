@@ -58,11 +58,11 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
     States:
       ok    works
       note  something is limited or missing; cells still run
-      no    microVM cells can't run
+      no    microVM cells, or all cells, can't run
 
     \b
     Exit codes:
-      0  microVM cells, which the default risk needs, can run here; without KVM emulated
+      0  microVM cells, which the default risk needs, can run here (emulated without KVM)
       3  they can't
     """
     from belljar.cli.policy import host_facts
