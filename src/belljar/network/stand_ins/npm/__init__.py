@@ -38,6 +38,7 @@ from belljar.network.stand_ins.web import (
     bounded,
     credentials,
     json_answer,
+    parse_json,
     presents,
     streaming_app,
     word,
@@ -147,8 +148,8 @@ class Changes:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(body.decode())
-    except (ValueError, RecursionError):
+        document = parse_json(body)
+    except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
 

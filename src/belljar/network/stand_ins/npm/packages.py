@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import codecs
-import json
 import re
 import tarfile
 import zlib
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from belljar.network.stand_ins.files import StoredFile
 from belljar.network.stand_ins.registry import PackageFiles
+from belljar.network.stand_ins.web import parse_json
 
 MAX_MANIFEST_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 50_000
@@ -83,8 +83,8 @@ def read_package(file: StoredFile) -> Package:
         with file.open() as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
             content = _manifest_in(stream)
         # Npm takes a byte order mark too
-        manifest = json.loads(content.removeprefix(codecs.BOM_UTF8).decode())
-    except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as error:
+        manifest = parse_json(content.removeprefix(codecs.BOM_UTF8))
+    except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError) as error:
         raise PackageError(f"not a packed package that can be read: {error}") from None
     known = manifest if isinstance(manifest, dict) else {}
     name, version = str(known.get("name", "")), str(known.get("version", ""))
