@@ -180,11 +180,10 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
 
     CSV (`columns`), JSON lines (`.jsonl`) or a value a line; under 10 bytes: left out.
     """
-    where = item.file or f"guard.protect {item.id}"
     if not item.file:
         texts: Iterator[str] = iter((item.value,))
     elif content is None:
-        raise PolicyError("the protected file was not read", where=where)
+        raise _refused(item, "the protected file was not read")
     else:
         texts = _texts(item, content)
     values: dict[str, KnownValue] = {}
@@ -192,11 +191,8 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
         stripped = text.strip()
         size = len(stripped.encode())
         if size > MAX_VALUE_BYTES:
-            raise PolicyError(
-                f"a protected value has {size} bytes; at most {MAX_VALUE_BYTES}",
-                where=where,
-                hint=_HINT_SIZE,
-            )
+            what = f"a protected value has {size} bytes; at most {MAX_VALUE_BYTES}"
+            raise _refused(item, what, hint=_HINT_SIZE)
         if size >= MIN_VALUE_BYTES and stripped not in values:
             values[stripped] = KnownValue(
                 id=f"{item.id}/{len(values) + 1}" if item.file else item.id,
@@ -205,30 +201,27 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
                 case_sensitive=False,
             )
         if len(values) > MAX_VALUES:
-            raise PolicyError(
-                f"more than {MAX_VALUES} protected values", where=where, hint=_HINT_SIZE
-            )
+            raise _refused(item, f"more than {MAX_VALUES} protected values", hint=_HINT_SIZE)
     if not values:
-        raise PolicyError(
-            f"nothing in it is {MIN_VALUE_BYTES} bytes or longer, so nothing can be looked for",
-            where=where,
-        )
+        what = f"nothing in it is {MIN_VALUE_BYTES} bytes or longer, so nothing can be looked for"
+        raise _refused(item, what)
     return tuple(values.values())
+
+
+def _refused(item: Protected, what: str, *, line: int | None = None, hint: str = "") -> PolicyError:
+    where = item.file or f"guard.protect {item.id}"
+    return PolicyError(what, where=where if line is None else f"{where}:{line}", hint=hint)
 
 
 def _texts(item: Protected, content: bytes) -> Iterator[str]:
     if len(content) > MAX_FILE_BYTES:
-        raise PolicyError(
-            f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB",
-            where=item.file,
-            hint=_HINT_SIZE,
-        )
+        what = f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB"
+        raise _refused(item, what, hint=_HINT_SIZE)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise PolicyError(
-            f"it is no UTF-8 text (byte {error.start})", where=item.file, hint="export it as CSV"
-        ) from error
+        what = f"it is no UTF-8 text (byte {error.start})"
+        raise _refused(item, what, hint="export it as CSV") from error
     if item.file.endswith((".jsonl", ".ndjson")):
         yield from _of_json(item, text)
     elif item.columns:
@@ -242,16 +235,13 @@ def _of_columns(item: Protected, text: str) -> Iterator[str]:
     try:
         missing = [column for column in item.columns if column not in (rows.fieldnames or ())]
         if missing:
-            raise PolicyError(
-                f"there is no column {missing[0]!r}",
-                where=item.file,
-                hint="its first line names them",
-            )
+            what = f"there is no column {missing[0]!r}"
+            raise _refused(item, what, hint="its first line names them")
         for row in rows:
             for column in item.columns:
                 yield row[column] or ""
     except csv.Error as error:
-        raise PolicyError(f"it is no CSV: {error}", where=f"{item.file}:{rows.line_num}") from error
+        raise _refused(item, f"it is no CSV: {error}", line=rows.line_num) from error
 
 
 def _of_json(item: Protected, text: str) -> Iterator[str]:
@@ -261,7 +251,7 @@ def _of_json(item: Protected, text: str) -> Iterator[str]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise PolicyError(f"it is no JSON: {error}", where=f"{item.file}:{number}") from error
+            raise _refused(item, f"it is no JSON: {error}", line=number) from error
         fields = row if isinstance(row, dict) else {"": row}
         for column in item.columns or fields:
             value = fields.get(column)
@@ -278,9 +268,7 @@ def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
         content = None
         if item.file:
             if loaded.base is None:
-                raise PolicyError(
-                    "a policy without a directory has no protected files", where=item.file
-                )
+                raise _refused(item, "a policy without a directory has no protected files")
             try:
                 content = read_regular(loaded.base, item.file, MAX_FILE_BYTES + 1)
             except (OSError, ValueError) as error:

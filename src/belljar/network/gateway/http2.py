@@ -194,16 +194,6 @@ class Frames:
         return rest
 
 
-def account_for_control(account: Account, frame: Frame, streams: set[int]) -> None:
-    """Account for a frame that is no request's."""
-    kind = f"h2_{frame.name}"
-    if frame.name != "unknown" and frame.has_known_header(streams | {0}):
-        account.frame(FRAME_HEADER_BYTES)
-        account.remain(kind, frame.payload)
-    else:
-        account.remain(kind, frame.raw)
-
-
 def account_for_header(account: Account, frame: Frame, streams: set[int]) -> bytes:
     """Account for a request's frame; return its content."""
     if frame.has_known_header(streams):
@@ -361,8 +351,11 @@ class Http2(H2Protocol):
             self._block += account_for_header(self._account, frame, streams)
             if frame.flags & END_HEADERS:
                 self._account_for_block(events)
+        elif frame.name != "unknown" and frame.has_known_header(self._open | {0}):
+            self._account.frame(FRAME_HEADER_BYTES)
+            self._account.remain(f"h2_{frame.name}", frame.payload)
         else:
-            account_for_control(self._account, frame, self._open)
+            self._account.remain(f"h2_{frame.name}", frame.raw)
 
     def _account_for_block(self, events: list[h2.events.Event]) -> None:
         block = bytes(self._block)
