@@ -275,41 +275,31 @@ class Reporter:
         self._wake()
 
     def _handle(self, datagram: bytes, fds: list[int]) -> None:
-        if self._answer is not None:
-            self._more_of_answer(datagram)
-            return
-        message: dict[str, Any] = json.loads(datagram)
-        if "ack" in message:
-            self._done(message["ack"], b"")
-            return
-        if "end" in message:
-            self.end_within_s = float(message["end"])
-            self.end_requested.set()
-            return
-        if fds:
-            number, end = int(message["answer"]), socket.socket(fileno=fds[0])
-            end.setblocking(False)  # noqa: FBT003 - the library's signature
-            if self._waiting[number][0].done():  # it was abandoned
-                end.close()
-            self._done(number, end)
-            return
-        self._answer = (
-            int(message["answer"]),
-            bool(message["ok"]),
-            int(message["bytes"]),
-            bytearray(),
-        )
-        self._more_of_answer(b"")
-
-    def _more_of_answer(self, piece: bytes) -> None:
         if self._answer is None:
-            return
+            message: dict[str, Any] = json.loads(datagram)
+            if "ack" in message:
+                self._done(message["ack"], b"")
+                return
+            if "end" in message:
+                self.end_within_s = float(message["end"])
+                self.end_requested.set()
+                return
+            number = int(message["answer"])
+            if fds:
+                end = socket.socket(fileno=fds[0])
+                end.setblocking(False)  # noqa: FBT003 - the library's signature
+                if self._waiting[number][0].done():  # it was abandoned
+                    end.close()
+                self._done(number, end)
+                return
+            # Its bytes follow, in datagrams of their own
+            self._answer = (number, bool(message["ok"]), int(message["bytes"]), bytearray())
+            datagram = b""
         number, is_ok, total, got = self._answer
-        got += piece
-        if len(got) < total:
-            return
-        self._answer = None
-        self._done(number, bytes(got), is_ok=is_ok)
+        got += datagram
+        if len(got) >= total:
+            self._answer = None
+            self._done(number, bytes(got), is_ok=is_ok)
 
     def _done(self, number: int, answer: bytes | socket.socket, *, is_ok: bool = True) -> None:
         future, size = self._waiting.pop(number)
