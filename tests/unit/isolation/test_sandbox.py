@@ -6,15 +6,19 @@ from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 
 from belljar.errors import CellError
 from belljar.events import Kind, MemoryRecorder
+from belljar.isolation import sandbox as sandboxes
 from belljar.isolation.hold import give_order, new_order
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import JailEnd
+from belljar.isolation.microvm.vmm import Vmm
+from belljar.isolation.oci.container import Container
 from belljar.isolation.sandbox import Sandbox, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailIdentity, JailLimits
@@ -204,7 +208,7 @@ class Interrupted(Counted):
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("end", ["normal", "destroyed early", "start fails"])
+@pytest.mark.parametrize("end", ["normal", "destroyed early", "start fails", "record fails"])
 async def test_an_interrupted_destruction_is_finished(end: str, tmp_path: Path) -> None:
     """The sandbox is destroyed and on record all the same, and looked for once: its ids may be
     another's by then."""
@@ -215,6 +219,50 @@ async def test_an_interrupted_destruction_is_finished(end: str, tmp_path: Path) 
     assert (sandbox.destroyed, sandbox.looks) == (2, 1)
     assert sandbox.destruction is not None
     assert recorder.kinds().count(Kind.CELL_DESTROYED) == 1
+    assert recorder.kinds().count(Kind.CELL_FAILED) == end.endswith("fails")
+
+
+@pytest.mark.anyio
+async def test_a_stopped_loop_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever took the destruction over never ends it: the next one does."""
+    monkeypatch.setattr(sandboxes, "_DESTROYER_TIMEOUT_S", 0.1)
+    recorder = MemoryRecorder()
+    sandbox = Counted(tmp_path, recorder)
+
+    async def make(owner: AsyncExitStack, _held: ExitStack) -> Counted:
+        async with owned(sandbox, owner):
+            return sandbox
+
+    async with recorded_lifetime(recorder, sandbox.cell_id, {}, make) as cell:
+        cell._owner = None
+        with anyio.fail_after(30):
+            await cell.destroy()
+    assert sandbox.destroyed == 1
+    assert recorder.kinds().count(Kind.CELL_DESTROYED) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("engine", [Container, Vmm])
+async def test_a_connection_that_does_not_close_keeps_nothing_alive(
+    engine: type[Sandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is behind it is destroyed all the same."""
+    destroyed = []
+
+    async def fail() -> None:
+        raise OSError("interrupted")
+
+    async def unmake(sandbox: Sandbox) -> None:
+        destroyed.append(sandbox)
+
+    monkeypatch.setattr(Sandbox, "_unmake", unmake)
+    sandbox: Any = engine.__new__(engine)
+    sandbox.client = SimpleNamespace(aclose=fail)
+    with pytest.raises(OSError, match="interrupted"):
+        await sandbox._unmake()
+    assert destroyed == [sandbox]
 
 
 class Unclean(Counted):

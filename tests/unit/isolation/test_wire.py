@@ -4,18 +4,25 @@ cell are one, a guest's modules are those that it needs."""
 from __future__ import annotations
 
 import struct
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.errors import HostError
+from belljar.errors import CellError, HostError
 from belljar.image import Kernel
 from belljar.image.kernel import NIC_MODULES, REQUIRED_MODULES
+from belljar.isolation.microvm import wire as wires
 from belljar.isolation.microvm.guest_files import read_guest_parts
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.microvm.wire import WayCounters, parse_counters
+from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction, together
 from belljar.store.journal import JournalEntry, new_cell_id, own_entry
 
@@ -76,6 +83,42 @@ def test_two_destructions_as_one() -> None:
             ("b",),
             ("a: hidden",),
         )
+
+
+class NoWire:
+    """One that can't start, and leaves a process when it is destroyed."""
+
+    destruction: Destruction | None = None
+
+    async def start(self) -> None:
+        """Fails."""
+        raise CellError("no link")
+
+    async def _destroy(self) -> None:
+        self.destruction = destruction(survivors=("wire",))
+
+
+@pytest.mark.anyio
+async def test_a_wire_that_did_not_start_counts_for_its_vm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is left of it is left of the cell."""
+    vmm: Any = Vmm.__new__(Vmm)
+    port: Any = SimpleNamespace(settings=SimpleNamespace(mtu=1500))
+    vmm.client, vmm.companions, vmm.wire = (
+        SimpleNamespace(aclose=anyio.lowlevel.checkpoint),
+        AsyncExitStack(),
+        None,
+    )
+    monkeypatch.setattr(wires, "Wire", lambda *_: NoWire())
+
+    async def unmake(_: Sandbox) -> Destruction:
+        return destruction()
+
+    monkeypatch.setattr(Sandbox, "_unmake", unmake)
+    with pytest.raises(CellError, match="no link"):
+        await wires.start_wire(vmm, port, home=tmp_path)
+    assert (await vmm._unmake()).survivors == ("wire",)
 
 
 def test_the_journal_knows_a_wire() -> None:
