@@ -17,7 +17,7 @@ belljar: 1
 risk: low
 tier: {tier}
 user: root
-resources: {{memory: 256MiB, disk: 64MiB, processes: 256}}
+resources: {{memory: 512MiB, disk: 128MiB, processes: 256}}
 """
 SIGNAL = """
 import ctypes, fcntl, os, socket, struct, sys
