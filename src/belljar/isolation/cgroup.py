@@ -23,6 +23,7 @@ from belljar.process import raise_if_blind
 _CPU_PERIOD_US: Final = 100_000
 _REMOVE_TIMEOUT_S: Final = 0.5
 _SOCKETS_SHARE: Final = 8
+_OOM_FILES: Final = ("memory.events", "memory.oom_control")
 _Settings = list[tuple[str, str]]
 
 
@@ -134,7 +135,9 @@ def limit_cpu(groups: CellGroups, limits: GroupLimits) -> None:
 
 def _limit(groups: CellGroups, controller: str, limits: GroupLimits) -> None:
     for name, value in _settings(controller, limits, unified=groups.unified):
-        _set(groups.paths[controller] / name, value)
+        file = groups.paths[controller] / name.rstrip("?")
+        if file.exists() or not name.endswith("?"):
+            file.write_text(value)
 
 
 @contextlib.contextmanager
@@ -178,14 +181,6 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
     return []
 
 
-def _set(file: Path, value: str) -> None:
-    optional = file.name.endswith("?")
-    file = file.with_name(file.name.rstrip("?"))
-    if optional and not file.exists():
-        return
-    file.write_text(value)
-
-
 def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
     """Pids and thread ids, recursively; empty when gone."""
     pids: list[int] = []
@@ -211,23 +206,13 @@ def halt(directory: Path) -> None:
 
 def out_of_memory_kills(directory: Path) -> int:
     """Kills in this memory group; 0 if unreadable."""
-    for name in ("memory.events", "memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError):
-            for line in (directory / name).read_text().splitlines():
-                key, _, count = line.partition(" ")
-                if key == "oom_kill":
-                    return int(count)
-    return 0
+    counts = (_counted(directory / name, "oom_kill") for name in _OOM_FILES)
+    return next((count for count in counts if count is not None), 0)
 
 
 def refused_forks(directory: Path) -> int:
     """Forks refused in this pids group; 0 if unreadable."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (directory / "pids.events").read_text().splitlines():
-            key, _, count = line.partition(" ")
-            if key == "max":
-                return int(count)
-    return 0
+    return _counted(directory / "pids.events", "max") or 0
 
 
 def process_counts(directory: Path) -> tuple[int, int]:
@@ -249,11 +234,8 @@ def cpu_s(directory: Path) -> float | None:
 
     In version 1 perhaps only of its living processes and their ended children.
     """
-    with contextlib.suppress(OSError):
-        for line in (directory / "cpu.stat").read_text().splitlines():
-            key, _, count = line.partition(" ")
-            if key == "usage_usec":
-                return int(count) / 1e6
+    if (microseconds := _counted(directory / "cpu.stat", "usage_usec")) is not None:
+        return microseconds / 1e6
     if nanoseconds := _number(directory / "cpuacct.usage"):
         return nanoseconds / 1e9
     ticks, pids = 0, processes_in(directory, threads=False)
@@ -267,6 +249,15 @@ def cpu_s(directory: Path) -> float | None:
 def memory_peak_bytes(directory: Path) -> int:
     """Peak; 0 if unreadable (version 2 before Linux 5.19)."""
     return _number(directory / "memory.peak") or _number(directory / "memory.max_usage_in_bytes")
+
+
+def _counted(file: Path, key: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == key:
+                return int(count)
+    return None
 
 
 def _number(file: Path) -> int:

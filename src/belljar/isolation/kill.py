@@ -180,35 +180,12 @@ def of_run(journal: Journal, entries: Sequence[JournalEntry], run_id: str) -> se
 
 def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
     """Named entries with their whole ranges. Pure."""
-    whole = {
-        entry.cell_id: _root(entry, {one.cell_id: one for one in entries}) for entry in entries
-    }
+    parents = {entry.cell_id: entry.part_of or entry.cell_id for entry in entries}
+    whole = {name: name for name in parents}
+    for _ in range(3):  # a wire is a machine's, which is a range's
+        whole = {name: parents.get(part_of, part_of) for name, part_of in whole.items()}
     wanted = {whole.get(name, name) for name in named}
     return tuple(entry for entry in entries if whole[entry.cell_id] in wanted)
-
-
-def _root(entry: JournalEntry, known: Mapping[str, JournalEntry]) -> str:
-    name = entry.cell_id
-    for _ in range(3):
-        part_of = known[name].part_of if name in known else ""
-        if not part_of:
-            break
-        name = part_of
-    return name
-
-
-def kill_entries(
-    home: Path, entries: Sequence[JournalEntry], order: KillOrder, *, grace_s: float = OWNER_GRACE_S
-) -> KillReport:
-    """Halt them now, then prove that they are destroyed. Blocking.
-
-    Acts also where the order can't be written: that is one of the report's problems.
-    """
-    began = time.monotonic()
-    problems = order_all(home, entries, order)
-    return _settled(
-        home, entries, order, halt(Journal(home), entries, began), began, problems, grace_s
-    )
 
 
 def _settled(
@@ -218,10 +195,9 @@ def _settled(
     halted: Mapping[str, float],
     began: float,
     problems: list[str],
-    grace_s: float = OWNER_GRACE_S,
 ) -> KillReport:
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
-    give_up = time.monotonic() + grace_s
+    give_up = time.monotonic() + OWNER_GRACE_S
     cells = tuple(_settle(home, entry, halted.get(entry.cell_id), give_up) for entry in entries)
     duration_ms = (time.monotonic() - began) * 1000
     report = KillReport(order=order, cells=cells, duration_ms=duration_ms, problems=tuple(problems))
@@ -418,11 +394,9 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
             break
         remove_survivors(found.survivors)
         time.sleep(_PAUSE_S)
-    unseen = tuple(f"not looked for: {what}" for what in found.unproven)
-    remaining = (*(survivor.what for survivor in found.survivors), *unseen)
-    if not remaining:
+    if not found.remaining:
         journal.remove(entry.cell_id, keeps_order=True)
-    return remaining
+    return found.remaining
 
 
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
@@ -442,18 +416,14 @@ def _note(home: Path, order: KillOrder, what: Mapping[str, object], problems: li
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         document = {**asdict(order), **what, "problems": list(problems)}
         text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        if what["state"] == "completed":
+            from belljar.ledger.keys import load_or_make_key
+
+            key = load_or_make_key(home)
+            signature = key.sign(text.encode())
+            text = json.dumps({"document": text, "key": key.public_key, "signature": signature})
         draft = directory / owned_name(".draft-", order.kill_id)
-        draft.write_text(_signed(home, text) if what["state"] == "completed" else text)
+        draft.write_text(text)
         draft.replace(directory / f"{order.kill_id}.json")
     except Exception as exc:  # noqa: BLE001 - a record that fails stops no kill
         problems.append(f"the kill could not be put on record: {exc}")
-
-
-def _signed(home: Path, text: str) -> str:
-    """The document as text, signed by the store's key."""
-    from belljar.ledger.keys import load_or_make_key
-
-    key = load_or_make_key(home)
-    return json.dumps(
-        {"document": text, "key": key.public_key, "signature": key.sign(text.encode())}
-    )

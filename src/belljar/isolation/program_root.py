@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -257,13 +258,10 @@ def _fill(root: Path, sources: Mapping[str, Path], recipe: Recipe) -> dict[str, 
 
 def _copy(original: Path, target: Path) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with original.open("rb") as source, target.open("wb") as copy:
-        while chunk := source.read(1 << 20):
-            digest.update(chunk)
-            copy.write(chunk)
+    shutil.copyfile(original, target)
     target.chmod(0o555 if os.access(original, os.X_OK) else 0o444)
-    return digest.hexdigest()
+    with target.open("rb") as copy:
+        return hashlib.file_digest(copy, "sha256").hexdigest()
 
 
 CONFIG_PATH: Final = "/bundle/config.json"

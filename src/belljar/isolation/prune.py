@@ -69,7 +69,11 @@ async def prune(
 def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, ...]:  # noqa: FBT001
     """Everything removable, with sizes; parts in use are marked."""
     before = time.time() - unused_for_s
-    images = list(_images(home)) if everything else []
+    images = [
+        Part(kind="image", path=image.rootfs.parent, why="it has no name")
+        for image in (Store(home).list() if everything else ())
+        if not image.names
+    ]
     gone = {part.path.name for part in images}
     parts = (
         *images,
@@ -88,12 +92,6 @@ def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, .
 
 def _cells_live(home: Path) -> bool:
     return any(entry.owner_lives() for entry in Journal(home).entries())
-
-
-def _images(home: Path) -> Iterator[Part]:
-    for image in Store(home).list():
-        if not image.names:
-            yield Part(kind="image", path=image.rootfs.parent, why="no name is its")
 
 
 def _templates(home: Path, gone: set[str], before: float) -> Iterator[Part]:
@@ -160,7 +158,7 @@ def _halves(home: Path) -> Iterator[Part]:
     trees = (home / "trees").glob(f"{MAKING}*") if (home / "trees").is_dir() else ()
     halves += [half for half in trees if not is_owned(half.name, prefix=MAKING)]
     for half in halves:
-        yield Part(kind="half-made", path=half, why="who was making, or removing it, died")
+        yield Part(kind="half-made", path=half, why="the process that made or removed it died")
 
 
 def _keyed(directory: Path) -> list[Path]:
@@ -213,12 +211,9 @@ async def remove_part(part: Part, home: Path) -> Part:
         return replace(part, state="in use", note="it is being made anew")
     except (BelljarError, OSError) as exc:
         if part.path.exists():
-            return replace(part, state="failed", note=_said(exc))
+            why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
+            return replace(part, state="failed", note=why)
     return replace(part, state="removed") if not part.path.exists() else _kept(part, home)
-
-
-def _said(exc: BelljarError | OSError) -> str:
-    return exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
 
 
 def _kept(part: Part, home: Path) -> Part:

@@ -122,12 +122,10 @@ def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
             break
         removed.update(dict.fromkeys(survivor.what for survivor in found.survivors))
         time.sleep(_PAUSE_S)
-    unseen = (f"not looked for: {what}" for what in found.unproven)
-    remaining = (*(survivor.what for survivor in found.survivors), *unseen)
-    if not remaining:
+    if not found.remaining:
         journal.remove(entry.cell_id)
     return Reaped(
-        cell_id=entry.cell_id, kind=entry.kind, removed=tuple(removed), remaining=remaining
+        cell_id=entry.cell_id, kind=entry.kind, removed=tuple(removed), remaining=found.remaining
     )
 
 

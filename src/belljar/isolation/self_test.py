@@ -28,7 +28,7 @@ from belljar.isolation.program_root import (
     ensure_root,
     package_program,
 )
-from belljar.isolation.sandbox import Sandbox, owned
+from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
 from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
 from belljar.store.journal import Journal, new_cell_id
@@ -78,7 +78,8 @@ async def test_switch(home: Path) -> SwitchTest:
             async with AsyncExitStack() as owner, owned(sandbox, owner):
                 failure, duration_ms = await _halted(sandbox, theirs, root, home), _since(began)
         except (BelljarError, OSError) as exc:
-            return SwitchTest(ok=False, duration_ms=_since(began), reason=_why(exc), is_made=False)
+            reason = exc.what if isinstance(exc, BelljarError) else str(exc)
+            return SwitchTest(ok=False, duration_ms=_since(began), reason=reason, is_made=False)
     if (destruction := sandbox.destruction) is None:
         raise RuntimeError("its owner has destroyed it")
     if not failure and not destruction.clean:
@@ -138,9 +139,5 @@ def _ensure_agent_root(home: Path) -> ProgramRoot:
     return ensure_root(home, recipe)
 
 
-def _why(error: BelljarError | OSError) -> str:
-    return error.what if isinstance(error, BelljarError) else str(error)
-
-
 def _since(began: float) -> float:
-    return round((time.monotonic() - began) * 1000, 1)
+    return round(elapsed_ms(began), 1)

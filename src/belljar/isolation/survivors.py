@@ -101,6 +101,12 @@ class Findings:
     not_checked: tuple[str, ...]
     unproven: tuple[str, ...]
 
+    @property
+    def remaining(self) -> tuple[str, ...]:
+        """What is left, or was not looked for."""
+        unseen = (f"not looked for: {what}" for what in self.unproven)
+        return (*(survivor.what for survivor in self.survivors), *unseen)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
@@ -114,7 +120,7 @@ class _Look:
 
 def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
     """What is left; no loop device may be over `store`."""
-    survivors: list[Survivor] = []
+    survivors: dict[object, Survivor] = {}
     looked_for: list[str] = []
     not_checked: list[str] = []
     unproven: list[str] = []
@@ -123,31 +129,22 @@ def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
             not_checked.extend(f"{what}: {why}" for what in each.what)
             continue
         try:
-            survivors.extend(each.find(entry))
+            for found in each.find(entry):
+                survivors.setdefault(found.process or found.what, found)
         except OSError as exc:
-            missed = [f"{what}: {_reason(exc)}" for what in each.what]
+            where = f"{exc.filename}: " if exc.filename else ""
+            reason = printable(f"{where}{exc.strerror or exc}", max_chars=200)
+            missed = [f"{what}: {reason}" for what in each.what]
             not_checked.extend(missed)
             unproven.extend(missed if each.needed else ())
         else:
             looked_for.extend(each.what)
     return Findings(
-        survivors=_each_once(survivors),
+        survivors=tuple(survivors.values()),
         looked_for=tuple(looked_for),
         not_checked=tuple(not_checked),
         unproven=tuple(unproven),
     )
-
-
-def _each_once(found: list[Survivor]) -> tuple[Survivor, ...]:
-    first: dict[object, Survivor] = {}
-    for survivor in found:
-        first.setdefault(survivor.process or survivor.what, survivor)
-    return tuple(first.values())
-
-
-def find_survivors(entry: JournalEntry) -> tuple[Survivor, ...]:
-    """Everything left of the cell."""
-    return look(entry).survivors
 
 
 def destroy_remains(
@@ -278,11 +275,6 @@ def _without_namespaces(entry: JournalEntry) -> str:
     )
 
 
-def _reason(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    return printable(f"{where}{error.strerror or error}", max_chars=200)
-
-
 def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> Iterator[Survivor]:
     if not os.access("/proc/1/status", os.R_OK):
         raise kernel_objects.unseen("/proc hides other users' processes here (its option hidepid)")
@@ -291,17 +283,18 @@ def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> 
             directory.name.isdigit()
             and int(directory.name) != os.getpid()
             and (reason := why(entry, int(directory.name)))
+            and (process := identify(int(directory.name))) is not None
         ):
-            yield from _process(int(directory.name), reason)
-
-
-def _process(pid: int, why: str) -> Iterator[Survivor]:
-    if (process := identify(pid)) is not None:
-        yield _survivor(process, why)
+            yield _survivor(process, reason)
 
 
 def _survivor(process: ProcessId, why: str) -> Survivor:
-    return Survivor(what=f"process {process.pid} ({_name(process.pid)}) {why}", process=process)
+    try:
+        comm = (PROC / str(process.pid) / "comm").read_bytes()
+        name = printable(comm.strip(), max_chars=32)
+    except OSError:
+        name = "ended meanwhile"
+    return Survivor(what=f"process {process.pid} ({name}) {why}", process=process)
 
 
 def _groups(entry: JournalEntry) -> Iterator[Survivor]:
@@ -395,13 +388,6 @@ def _read(pid: int, name: str) -> bytes:
         return b""
     finally:
         os.close(fd)
-
-
-def _name(pid: int) -> str:
-    try:
-        return printable((PROC / str(pid) / "comm").read_bytes().strip(), max_chars=32)
-    except OSError:
-        return "ended meanwhile"
 
 
 def _files(entry: JournalEntry) -> Iterator[Survivor]:

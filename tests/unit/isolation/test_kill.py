@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from belljar.isolation import cgroup
-from belljar.isolation.hold import hold, new_order, read_hold, read_order
-from belljar.isolation.kill import KILLS, choose, kill, kill_entries, kill_now
+from belljar.isolation.hold import hold, read_hold, read_order
+from belljar.isolation.kill import KILLS, choose, kill, kill_now
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
 from belljar.store.journal import Journal, JournalEntry, own_entry
@@ -25,8 +25,9 @@ RANGE = "r-000000000001"
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(tmp_path: Path) -> Iterator[None]:
-    """What a test left in its journal is forgotten."""
+def _forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test left in its journal is forgotten; owners get no time."""
+    monkeypatch.setattr("belljar.isolation.kill.OWNER_GRACE_S", 0)
     yield
     shutil.rmtree(tmp_path / "journal", ignore_errors=True)
 
@@ -72,7 +73,7 @@ def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
     directory.mkdir()
     with a_process() as process:
         journal.write(entry_of(CELL, child=process, directories=(directory,)))
-        report = kill_entries(tmp_path, journal.entries(), new_order("cells", "why"), grace_s=0)
+        report = kill_now(tmp_path, [CELL], reason="why")
         assert identify(process.pid) is None
     (killed,) = report.cells
     assert (killed.ended_by, killed.remaining, report.ok) == ("kill", (), True)
@@ -91,7 +92,7 @@ def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
     with a_process() as process:
         journal.write(entry_of(CELL, child=replace(process, start_ticks=process.start_ticks - 1)))
         journal.write(entry_of(OTHER, child=process, boot_id=f"not {boot_id()}"))
-        report = kill_entries(tmp_path, journal.entries(), new_order("cells", ""), grace_s=0)
+        report = kill_now(tmp_path, [CELL, OTHER])
         assert identify(process.pid) == process
     assert report.ok
 
@@ -100,9 +101,7 @@ def test_what_the_journal_does_not_name_yet_is_killed_by_its_words(tmp_path: Pat
     """A launcher that was started a moment ago says for which cell."""
     with a_process("sh", "-c", "read _", "--cell", CELL) as process:
         Journal(tmp_path).write(entry_of(CELL))
-        report = kill_entries(
-            tmp_path, Journal(tmp_path).entries(), new_order("cells", ""), grace_s=0
-        )
+        report = kill_now(tmp_path, [CELL])
         assert identify(process.pid) is None
     assert report.ok
 
@@ -121,7 +120,7 @@ def test_it_acts_where_nothing_can_be_written(
     with a_process() as process:
         entry = entry_of(CELL, child=process)
         Journal(tmp_path).write(entry)
-        report = kill_entries(tmp_path, (entry,), new_order("cells", ""), grace_s=0)
+        report = kill_now(tmp_path, [CELL])
         assert identify(process.pid) is None
     assert report.cells[0].ok
     assert not report.ok
@@ -210,5 +209,5 @@ def test_a_held_store_can_be_killed_in(tmp_path: Path) -> None:
     hold(tmp_path)
     (tmp_path / "hold.json").write_text("{")
     Journal(tmp_path).write(entry_of(CELL))
-    report = kill_entries(tmp_path, Journal(tmp_path).entries(), new_order("cells", ""), grace_s=0)
+    report = kill_now(tmp_path, [CELL])
     assert report.ok

@@ -15,7 +15,7 @@ import pytest
 from belljar.isolation import kernel_objects, survivors
 from belljar.isolation.identity import hold_identity, hold_uids
 from belljar.isolation.reap import list_cells, reap_now
-from belljar.isolation.survivors import destroy_remains, find_survivors, look, remove_survivors
+from belljar.isolation.survivors import destroy_remains, look, remove_survivors
 from belljar.process import identify, kill, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
 
@@ -39,7 +39,7 @@ def entry(**fields: object) -> JournalEntry:
 
 def test_nothing_is_found_of_nothing() -> None:
     """A cell that left nothing."""
-    assert find_survivors(entry()) == ()
+    assert look(entry()).survivors == ()
 
 
 NOT_SEEN = OSError(1, "Operation not permitted")
@@ -148,18 +148,18 @@ def test_a_process_started_for_the_cell() -> None:
     """It is found by its words, killed, and then gone."""
     mine = entry()
     with process("--cell", mine.cell_id) as child:
-        found = find_survivors(mine)
+        found = look(mine).survivors
         assert [survivor.process and survivor.process.pid for survivor in found] == [child.pid]
         remove_survivors(found)
         assert child.wait(timeout=60) == -9
-        assert find_survivors(mine) == ()
+        assert look(mine).survivors == ()
 
 
 def test_a_person_looking_for_the_cell_is_not_one() -> None:
     """`grep` for the id, or `reap --cell-id`, is not the cell's."""
     mine = entry()
     with process("grep", mine.cell_id):
-        assert find_survivors(mine) == ()
+        assert look(mine).survivors == ()
 
 
 def test_a_process_in_the_cells_namespace() -> None:
@@ -175,7 +175,7 @@ def test_a_process_in_the_cells_namespace() -> None:
         child.stdin.flush()
         child.stdout.read(1)  # it has come up
         mine = entry(namespaces={"net": namespaces_of(child.pid)["net"]})
-        found = find_survivors(mine)
+        found = look(mine).survivors
         assert [survivor.process and survivor.process.pid for survivor in found] == [child.pid]
         remove_survivors(found)
 
@@ -189,7 +189,7 @@ def test_files_and_directories(tmp_path: Path) -> None:
     directory.mkdir()
     (directory / "link").symlink_to(kept)
     mine = JournalEntry.from_json({**mine.to_json(), "directories": [str(directory)]})
-    found = find_survivors(mine)
+    found = look(mine).survivors
     assert [survivor.path for survivor in found] == [directory]
     remove_survivors(found)
     assert not directory.exists()
