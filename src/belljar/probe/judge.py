@@ -44,7 +44,7 @@ def judge(
     findings += [
         _touched(f"host.{witness}", None, sights[witness])
         for witness in sights
-        if _stray(witness, named, sights)
+        if witness not in named and sights[witness].touched is True
     ]
     return tuple(findings)
 
@@ -86,10 +86,6 @@ def judge_probe(
         )
     verdict = Verdict.VOID if sight.touched is None else Verdict.CONTAINED
     return _finding(probe, verdict, answer, sight.what, Side.HOST)
-
-
-def _stray(witness: Witness, named: set[Witness | None], sights: Mapping[Witness, Sight]) -> bool:
-    return witness not in named and sights[witness].touched is True
 
 
 def _touched(name: str, answer: Answer | None, sight: Sight) -> Finding:
@@ -207,32 +203,13 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
 
 _BEYOND: Final = frozenset(
     f"network.{name}"
-    for name in (
-        *(
-            "tcp4",
-            "tcp6",
-            "udp4",
-            "udp6",
-            "ping4",
-            "ping6",
-            "raw4",
-            "raw6",
-            "metadata",
-            "metadata6",
-            "metadata_alibaba",
-        ),
-        *(
-            "metadata_azure",
-            "metadata_tasks",
-            "neighbours6",
-            "usual_hosts",
-            "everyone",
-            "dns_configured",
-            "dns_public",
-        ),
-        *("dns_public_tcp", "dns_tls"),
-    )
+    for name in """
+    tcp4 tcp6 udp4 udp6 ping4 ping6 raw4 raw6 neighbours6 usual_hosts everyone
+    metadata metadata6 metadata_alibaba metadata_azure metadata_tasks
+    dns_configured dns_public dns_public_tcp dns_tls
+    """.split()  # noqa: SIM905 - shorter to read
 )
+"""Probes that the range's router may answer."""
 _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 
@@ -286,14 +263,18 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     """The probes as they are meant in a cell with this router; without one, as they are."""
     if router is None:
         return tuple(probes)
-    return tuple(_routed(probe, router.known.get(probe.name, ""), tier) for probe in probes)
-
-
-def _routed(probe: Probe, known: str, tier: str) -> Probe:
-    if probe.name not in _BEYOND:
-        return probe
-    expected = {**probe.expected, tier: known} if known else probe.expected
-    return replace(probe, side=Side.HOST, witness=Witness.ROUTER, expected=expected)
+    known = {name: {tier: why} for name, why in router.known.items() if why}
+    return tuple(
+        replace(
+            probe,
+            side=Side.HOST,
+            witness=Witness.ROUTER,
+            expected={**probe.expected, **known.get(probe.name, {})},
+        )
+        if probe.name in _BEYOND
+        else probe
+        for probe in probes
+    )
 
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:

@@ -4,7 +4,6 @@ judge, record.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -16,8 +15,9 @@ from typing import Final, Protocol
 
 import anyio
 
+from belljar.capture import body_of
 from belljar.errors import CellError, ContainmentBreach
-from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
+from belljar.events import Actor, Event, JsonValue, Kind, Recorder, Trust
 from belljar.plan import OciPlan, Plan
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES
 from belljar.probe.judge import (
@@ -152,40 +152,33 @@ async def probe_cell(
             f"cell {cell.id} has {'a' if cell.has_port else 'no'} network device, and "
             f"{'no' if router is None else 'a'} router was given"
         )
-    wanted = routed(
-        chosen(_catalogue() if probes is None else probes, which), router, tier=cell.tier
-    )
-    words = which if isinstance(which, str) else ",".join(which)
-    about: dict[str, JsonValue] = {
-        "which": words,
-        "phase": phase,
-        "user": "" if user is None else user,
-    }
+    if probes is None:
+        from belljar.probe.catalogue import PROBES
+
+        probes = PROBES
+    wanted = routed(chosen(probes, which), router, tier=cell.tier)
+    words = [which] if isinstance(which, str) else which
+    about: dict[str, JsonValue] = {"which": ",".join(words), "phase": phase, "user": user or ""}
     recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=cell.id, actor=actor, data=about))
     began = time.monotonic()
     attempt = _nothing("it was interrupted")
     try:
-        told = {
+        parameters = {
             **cell_parameters(cell.plan, fresh=phase != END, router=router),
             **host_parameters(whole=which != QUICK),
         }
-        attempt = await _attempt(
-            cell,
-            wanted,
-            [which] if isinstance(which, str) else which,
-            told=told,
-            router=router,
-            user=user,
-            alone=phase == END,
-        )
+        attempt = await _attempt(cell, wanted, words, parameters, router, user, alone=phase == END)
     finally:
-        report = _report(wanted, attempt, cell.tier, ProbeReport(
-            verdict=Verdict.VOID,
-            findings=(),
-            which=words,
-            user=str(about["user"]),
+        findings = judge(wanted, attempt.answers, attempt.sights, tier=cell.tier)
+        problem = attempt.answers.problem
+        report = ProbeReport(
+            verdict=overall(findings, problem),
+            findings=findings,
+            problem=problem,
+            which=",".join(words),
+            user=user or "",
             duration_ms=(time.monotonic() - began) * 1000,
-        ))  # fmt: skip
+        )
         recorder.record(_completed(cell, report, attempt.output, phase=phase, actor=actor))
     return report
 
@@ -213,40 +206,27 @@ def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | N
     )
 
 
-def _catalogue() -> Sequence[Probe]:
-    from belljar.probe.catalogue import PROBES
-
-    return PROBES
-
-
-def _report(
-    wanted: Sequence[Probe], attempt: _Attempt, tier: str, draft: ProbeReport
-) -> ProbeReport:
-    findings = judge(wanted, attempt.answers, attempt.sights, tier=tier)
-    problem = attempt.answers.problem
-    return replace(draft, findings=findings, problem=problem, verdict=overall(findings, problem))
-
-
 async def _attempt(
     cell: Probed,
     wanted: Sequence[Probe],
     words: Sequence[str],
-    *,
-    told: Mapping[str, str],
+    parameters: Mapping[str, str],
     router: Router | None,
     user: str | None,
+    *,
     alone: bool,
 ) -> _Attempt:
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
     with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:
+        told = "".join(f"{k}={v}\n" for k, v in {**parameters, **watched.parameters}.items())
         output: ProgramOutput | None = None
         problem = "it did not end in time"
         try:
             with anyio.move_on_after(timeout_s + _GRACE_S):
                 output = await cell.run_probe_program(
                     [_PROGRAM, *words],
-                    input=_said({**told, **watched.parameters}),
+                    input=told.encode(),
                     timeout_s=timeout_s,
                     user=user,
                     alone=alone,
@@ -279,18 +259,9 @@ def _nothing(problem: str) -> _Attempt:
     return _Attempt(output=b"", answers=Answers(by_name={}, problem=problem), sights={})
 
 
-def _said(parameters: Mapping[str, str]) -> bytes:
-    return "".join(f"{key}={value}\n" for key, value in parameters.items()).encode()
-
-
 def _completed(
     cell: Probed, report: ProbeReport, output: bytes, *, phase: str, actor: Actor
 ) -> Event:
-    told = [
-        finding
-        for finding in report.findings
-        if finding.verdict is not Verdict.CONTAINED or finding.known
-    ]
     data: dict[str, JsonValue] = {
         "which": report.which,
         "phase": phase,
@@ -302,29 +273,23 @@ def _completed(
         "digest": report.digest,
         "duration_ms": round(report.duration_ms, 3),
         "problem": report.problem,
-        "findings": [finding.to_json() for finding in told],
+        "findings": [
+            finding.to_json()
+            for finding in report.findings
+            if finding.verdict is not Verdict.CONTAINED or finding.known
+        ],
     }
-    bodies = (
-        _body("findings", json.dumps([each.to_json() for each in report.findings]).encode()),
-        _body("output", output),
-    )
+    findings = json.dumps([each.to_json() for each in report.findings]).encode()
     return Event(
         kind=Kind.PROBE_COMPLETED,
         cell_id=cell.id,
         actor=actor,
         trust=Trust.HOST_OBSERVED,
         data=data,
-        bodies=bodies,
-    )
-
-
-def _body(name: str, content: bytes) -> Body:
-    kept = content[:MAX_OUTPUT_BYTES]
-    return Body(
-        name=name,
-        content=kept,
-        total_bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
+        bodies=(
+            body_of("findings", findings, MAX_OUTPUT_BYTES),
+            body_of("output", output, MAX_OUTPUT_BYTES),
+        ),
     )
 
 
@@ -337,11 +302,15 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
     port = (
         {"interface": router.interface, "interface_mac": router.mac} if router is not None else {}
     )
+    # The container's hard limit, else the guest agent's own, which is the same where the host
+    # allows it
+    rlimits = plan.oci.config["process"]["rlimits"] if isinstance(plan, OciPlan) else ()
+    open_files = (int(limit["hard"]) for limit in rlimits if limit["type"] == "RLIMIT_NOFILE")
     return {
         **port,
         "processes": str(limits.processes),
         "disk_bytes": str(limits.disk_bytes),
-        "open_files": str(_open_files(plan)),
+        "open_files": str(next(open_files, OPEN_FILES[1])),
         "terminals": str(MAX_TERMINALS),
         "fresh": "1" if fresh else "0",
         "capabilities": f"{plan.rights.mask:x}",
@@ -357,7 +326,8 @@ def host_parameters(*, whole: bool) -> Mapping[str, str]:
     That is for runs which a person asks for: the quick set, in cells where hostile code has run,
     gets nothing of the host's names.
     """
-    told = {"btime": _boot_time()}
+    stat = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    told = {"btime": next((words[1] for words in stat if words[:1] == ["btime"]), "")}
     if whole:
         told |= {
             "namespaces": " ".join(
@@ -368,21 +338,6 @@ def host_parameters(*, whole: bool) -> Mapping[str, str]:
             "machine_id": _line(Path("/etc/machine-id")),
         }
     return {name: value for name, value in told.items() if value}
-
-
-def _open_files(plan: Plan) -> int:
-    """The workload's hard limit of open files: the container's, else the guest agent's own, which
-    is the same where the host allows it.
-    """
-    limits = plan.oci.config["process"]["rlimits"] if isinstance(plan, OciPlan) else ()
-    return next(
-        (int(limit["hard"]) for limit in limits if limit["type"] == "RLIMIT_NOFILE"), OPEN_FILES[1]
-    )
-
-
-def _boot_time() -> str:
-    lines = Path("/proc/stat").read_text().splitlines()
-    return next((line.split()[1] for line in lines if line.startswith("btime ")), "")
 
 
 def _line(path: Path) -> str:

@@ -50,8 +50,15 @@ class Watch:
     looks: Mapping[Witness, Callable[[], Sight]]
 
     def look(self) -> dict[Witness, Sight]:
-        """What the host sees now. What can't be looked at is said, not raised."""
-        return {witness: _looked(look) for witness, look in self.looks.items()}
+        """What the host sees now. What can't be looked at is reported, not raised."""
+        sights = {}
+        for witness, look in self.looks.items():
+            try:
+                sights[witness] = look()
+            except OSError as error:
+                what = f"the host could not look: {error.strerror}"
+                sights[witness] = Sight(touched=None, what=what)
+        return sights
 
 
 @contextmanager
@@ -73,10 +80,8 @@ def watch(
             try:
                 parameter, looks[witness] = layout.lay(witness, host_pid)
             except OSError as error:
-                parameter, looks[witness] = (
-                    "",
-                    _blind(f"the host could not watch: {error.strerror}"),
-                )
+                blind = Sight(touched=None, what=f"the host could not watch: {error.strerror}")
+                parameter, looks[witness] = "", lambda blind=blind: blind
             if parameter:
                 parameters[witness.value] = parameter
         yield Watch(parameters=parameters, nonce=nonce, looks=looks)
@@ -157,17 +162,6 @@ _SOCKETS: Final = {
 }
 
 
-def _looked(look: Callable[[], Sight]) -> Sight:
-    try:
-        return look()
-    except OSError as error:
-        return Sight(touched=None, what=f"the host could not look: {error.strerror}")
-
-
-def _blind(why: str) -> Callable[[], Sight]:
-    return lambda: Sight(touched=None, what=why)
-
-
 def _canary(path: Path, content: bytes, eyes: FileWatch) -> Sight:
     happened = eyes.seen()
     if not happened and path.read_bytes() != content:
@@ -179,41 +173,37 @@ def _canary(path: Path, content: bytes, eyes: FileWatch) -> Sight:
     return Sight(touched=False, what="the host's canary file is untouched")
 
 
-def _visits(said: list[bytes], token: bytes) -> Sight:
-    if any(token in each for each in said):
+def _visits(received: list[bytes], token: bytes) -> Sight:
+    if any(token in each for each in received):
         return Sight(touched=True, what="the host's listener was reached from the cell")
-    if said:
+    if received:
         # Another process of this host, perhaps: it is no proof of a breach, and no silence either.
-        heard = printable(said[0], max_chars=40) or "nothing"
+        heard = printable(received[0], max_chars=40) or "nothing"
         return Sight(
-            touched=None, what=f"somebody else knocked at the host's listener and said {heard}"
+            touched=None, what=f"another process reached the host's listener and sent {heard}"
         )
     return Sight(touched=False, what="the host's listener heard nothing")
 
 
 def _connections(listener: socket.socket) -> list[bytes]:
-    said: list[bytes] = []
+    received: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
-        while len(said) < _MAX_VISITORS:
+        while len(received) < _MAX_VISITORS:
             visitor, _ = listener.accept()
             with visitor:
-                said.append(_read(visitor))
-    return said
-
-
-def _read(visitor: socket.socket) -> bytes:
-    try:
-        return visitor.recv(4096, socket.MSG_DONTWAIT)
-    except OSError:
-        return b""
+                try:
+                    received.append(visitor.recv(4096, socket.MSG_DONTWAIT))
+                except OSError:
+                    received.append(b"")
+    return received
 
 
 def _datagrams(listener: socket.socket) -> list[bytes]:
-    said: list[bytes] = []
+    received: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
-        while len(said) < _MAX_VISITORS:
-            said.append(listener.recv(4096))
-    return said
+        while len(received) < _MAX_VISITORS:
+            received.append(listener.recv(4096))
+    return received
 
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
@@ -363,13 +353,11 @@ def _public_place() -> Path:
     public = [
         place
         for place in (chosen, *map(Path, _PLACES))
-        if _is_public(place) and os.access(place, os.W_OK)
+        if len(os.fsencode(place)) <= _LONGEST_PLACE_BYTES
+        and _open_to_all(place)
+        and os.access(place, os.W_OK)
     ]
     return public[0] if public else chosen
-
-
-def _is_public(place: Path) -> bool:
-    return len(os.fsencode(place)) <= _LONGEST_PLACE_BYTES and _open_to_all(place)
 
 
 def _open_to_all(place: Path) -> bool:
