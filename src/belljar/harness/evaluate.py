@@ -36,7 +36,7 @@ from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.verdict import LedgerState, judge
+from belljar.report.verdict import Evidence, LedgerState, judge
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -203,10 +203,7 @@ def _run_tasks(
             interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
         session.record_end(interrupted=interrupted)
-        evidence = own_evidence(run)
-        dropped, problem = _bind(judge(evidence), run, require_contained=request.require_contained)
-        if problem and request.require_contained:
-            evidence = replace(evidence, run=replace(evidence.run, not_in_log=problem))
+        evidence, dropped = _evidence_in_log(run, require_contained=request.require_contained)
         findings = judge(evidence)
         put_on_record(run, findings, dropped)
     if session.refusal is not None and findings.exit_code == session.refusal.exit_code:
@@ -235,19 +232,22 @@ async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session:
     await run_controls(policies, run, opening, on_progress=print_status)
 
 
-def _bind(
-    findings: RunFindings, run: RunDirectory, *, require_contained: bool
-) -> tuple[list[str], str]:
-    """Samples left out of metrics, and errors."""
+def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:
+    """The run's evidence; its verdicts in Inspect's log, and the samples left out of metrics."""
     from belljar.harness.verdicts import bind_verdicts
 
+    evidence = own_evidence(run)
     try:
-        return bind_verdicts(run.inspect_log_dir, findings, require_contained=require_contained), ""
+        return evidence, bind_verdicts(
+            run.inspect_log_dir, judge(evidence), require_contained=require_contained
+        )
     except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
         # The ledger is the record: this is a problem of the run only when numbers depend on it.
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
         print_status(f"belljar: {Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)}")
-        return [], detail
+        if require_contained:
+            evidence = replace(evidence, run=replace(evidence.run, not_in_log=detail))
+        return evidence, []
 
 
 def _check_policy(policy: str, tier: str) -> None:

@@ -17,6 +17,8 @@ from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict, worst
 
 if TYPE_CHECKING:
+    from inspect_ai.solver import TaskState
+
     from belljar.cell import Cell
     from belljar.cell.health import Damage, Health
 
@@ -70,7 +72,8 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
         task=active.task,
         uuid=active.sample_uuid,
         eval_id=active.eval_id,
-        log=_absolute(active.log_location),
+        # Path would resolve no `..`
+        log=log if "://" in (log := active.log_location) else os.path.abspath(log),  # noqa: PTH100
     )
 
 
@@ -80,11 +83,6 @@ def is_preparing() -> bool:
 
     active = sample_active()
     return active is not None and active.started is None
-
-
-def _absolute(location: str) -> str:
-    # Path would resolve no `..`.
-    return location if "://" in location else os.path.abspath(location)  # noqa: PTH100
 
 
 CONTAINMENT_KEY: Final = "containment"
@@ -150,16 +148,20 @@ def bind_containment(containment: Containment, identity: SampleIdentity) -> None
     Inspect makes the logged sample from this state after the clean-up. Outside of that sample there
     is nothing to bind to; the ledger has it.
     """
-    from inspect_ai.solver._task_state import sample_state
-
-    state = sample_state()
-    if state is None or not identity.uuid or state.uuid != identity.uuid:
+    if (state := _state_of(identity)) is None:
         return
     data: dict[str, Any] = containment.data()
     data["differences"] = list(sentences(containment.differences))
     state.metadata[CONTAINMENT_KEY] = data
     for score in (state.scores or {}).values():
         score.metadata = {**(score.metadata or {}), CELL_VERDICT_KEY: data["cell_verdict"]}
+
+
+def _state_of(identity: SampleIdentity) -> TaskState | None:
+    from inspect_ai.solver._task_state import sample_state
+
+    state = sample_state()
+    return state if state is not None and identity.uuid and state.uuid == identity.uuid else None
 
 
 def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
@@ -238,10 +240,8 @@ class HealthWatch:
 
 def bind_degraded(degraded: Iterable[Degraded], identity: SampleIdentity) -> None:
     """Mark the ending sample's metadata, and each score's."""
-    from inspect_ai.solver._task_state import sample_state
-
-    found, state = list(degraded), sample_state()
-    if not found or state is None or not identity.uuid or state.uuid != identity.uuid:
+    found, state = list(degraded), _state_of(identity)
+    if not found or state is None:
         return
     state.metadata[DEGRADED_KEY] = [each.data() for each in found]
     causes = ", ".join(dict.fromkeys(each.damage.cause.value for each in found))
