@@ -204,8 +204,9 @@ class BackgroundOperations(ExecOperations):
 
 
 def _spawn(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """A task that belongs to no block: a cell may be opened in one task and destroyed in another,
-    which no task group may span. The cell ends it; it raises nothing.
+    """A task outside of any block: no task group may span a cell's opening and end.
+
+    The cell ends it; it raises nothing.
     """
     try:
         loop = asyncio.get_running_loop()

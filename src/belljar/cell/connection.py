@@ -1,8 +1,8 @@
 """`Cell.connect`: a byte stream from this host to a server in the cell, through the channel.
 
-The guest agent's own program connects on the cell's loopback and relays; its standard input and
-output are the stream, so the channel's flow control bounds both directions. No network device
-leads there, and nothing in the cell can open such a stream.
+The guest agent's own program connects on the cell's loopback. Its standard input and output are the
+stream, so the channel's flow control bounds both directions. No network device leads there, and
+nothing in the cell can open such a stream.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parse_target(target: int | str | os.PathLike[str]) -> Target:
 
 
 def connect_error(code: int, target: Target) -> OSError | None:
-    """What the relay's first byte means. It is the guest's word: any value may come."""
+    """What the relay's first byte means: any value, as the guest chooses it."""
     if code == 0:
         return None
     where = printable(str(target))
@@ -151,7 +151,7 @@ class CellStream(ByteStream):
                 raise
 
     async def aclose(self) -> None:
-        """Close both sides. What was sent is delivered if the server takes it within 10 s."""
+        """Close both sides; delivers what the server takes within 10 s."""
         if self._closed:
             return
         self.abort()
@@ -184,9 +184,8 @@ class ConnectOperations(CellBase):
     ) -> AsyncIterator[CellStream]:
         """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
 
-        It goes through the channel, in every tier and without a network; in a range it does not
-        pass the gateway. Leaving the block closes it. It counts as one of the 64 operations that
-        run in a cell at once, and as one process of its user's.
+        It goes through the channel, not a network or gateway. Leaving the block closes it. It
+        counts as one of a cell's 64 operations at once, and as one process of its user's.
 
         Args:
             target: a port's number, or a socket's absolute path in the cell.

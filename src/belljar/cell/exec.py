@@ -26,7 +26,7 @@ Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
 
 
 class SeenStreams:
-    """What is recorded of a command: its streams as they go by, and the limits it runs into."""
+    """What is recorded of a command: its streams, and the limits it hits."""
 
     def __init__(self, live: Sandbox) -> None:
         self.stdin = Capture("stdin")
@@ -91,7 +91,7 @@ class RunningCommand:
         return stream, self._let_out(chunk)
 
     async def send_stdin(self, chunk: bytes | str) -> None:
-        """Send bytes, or text as UTF-8, to its standard input; waits while its window is full."""
+        """Send bytes or UTF-8 text to its standard input, once its window has room."""
         chunk = chunk.encode() if isinstance(chunk, str) else chunk
         self._seen.stdin.feed(chunk)
         await self._running.send_stdin(chunk)
@@ -128,7 +128,7 @@ class RunningCommand:
 
 
 def signal_number(number: int | str) -> Signals:
-    """The signal of a number, a `Signals`, or a name with or without `SIG`. Raises `ValueError`."""
+    """A signal by number, `Signals`, or name with or without `SIG`. Raises `ValueError`."""
     if isinstance(number, str):
         name = number.upper()
         name = name if name.startswith("SIG") else f"SIG{name}"
@@ -171,22 +171,19 @@ class ExecOperations(CellBase):
         """Run a command in the cell and wait for it.
 
         Args:
-            argv: the program, looked up in the guest's PATH, and its arguments; at most 4 MiB
-                together. A list: no shell reads it.
-            input: its standard input; text is sent as UTF-8; `None`: empty.
-            env: on top of `Cell.env`: a name in both has the value given here. None is removed.
-            cwd: relative to the work directory of the policy or image; default that directory.
+            argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
+            input: its standard input; text is sent as UTF-8.
+            env: added to `Cell.env`; the values given here win.
+            cwd: relative to the work directory of the policy or image, the default.
             user: name, uid or `uid:gid`; default the policy's or image's user.
-            timeout_s: then the whole tree of the command is killed and `timed_out` is set; default
-                the policy's `exec_timeout`.
-            max_output_bytes: kept of each stream, at most the policy's `output`; `keep` says which
-                end. The rest is dropped and counted.
-            on_output: called with each chunk as it arrives, redacted by itself where the guard
-                does.
+            timeout_s: then the command's whole tree is killed and `timed_out` is set; default the
+                policy's `exec_timeout`.
+            max_output_bytes: kept of each stream's head or tail (`keep`), at most the policy's
+                `output`. The rest is dropped and counted.
+            on_output: called with each chunk, which the guard redacts by itself.
 
         Raises:
-            CellError: the cell died or broke the protocol. A command that fails, or can't be
-                started, is a result.
+            CellError: the cell died or broke the protocol. A failed command is a result.
             TypeError: `argv` is a string, or holds something else than text.
         """
         if isinstance(input, str):
@@ -260,13 +257,13 @@ class ExecOperations(CellBase):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the guest agent's own probe program, as the workload would be run, and wait for it.
+        """Run the guest agent's own probe program as the workload, and wait for it.
 
-        It leaves no file in the cell.
+        It leaves no file in the cell. Not recorded as a command: the caller records the probes.
+        Raises `CellError` as `exec` does.
 
         `alone`: all that runs in the cell is ended first, so that none of it can change what the
-        program says; if that can't be made sure, it isn't started. Not recorded as a command: who
-        probes records what is tried and what came of it. Raises `CellError` as `exec` does.
+        program reports; if that can't be made sure, it isn't started.
         """
         self._operation()
         request = ExecRequest(

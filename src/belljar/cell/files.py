@@ -75,7 +75,7 @@ class FileInfo:
 
 
 MAX_SCANNED_FILE_BYTES: Final = 64 << 20
-"""Of a file that is downloaded: what is beyond it is on record as not scanned."""
+"""Of a downloaded file; the rest is recorded as not scanned."""
 
 
 class FileOperations(CellBase):
@@ -187,9 +187,9 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
-        A directory becomes `local_path`; one that is there already keeps what it has besides. What
-        the cell sends is hostile: nothing is written outside of `local_path`, a link is made only
-        if it can't lead out, set-user-ID bits and others' right to write are dropped.
+        A directory becomes `local_path`; an existing one keeps what it has besides. What the cell
+        sends is hostile: nothing is written outside of `local_path`, links that may lead out are
+        not made, set-user-ID bits and others' right to write are dropped.
 
         Args:
             overwrite: replace files and links that are there; never a directory.
@@ -231,8 +231,10 @@ class FileOperations(CellBase):
         return transfer
 
     def _let_out_files(self, copy: Destination) -> None:
-        """Have the guard look at what was copied, before it is in its place. A file that it changes
-        is what its policy leaves of it; the record has the digest of what the cell sent."""
+        """Have the guard scan the copy before it is placed, and change it as the policy says.
+
+        The record has the digest of what the cell sent.
+        """
         guard = self.guard
         if guard is None:
             return
@@ -434,6 +436,6 @@ def _info(found: Record, name: str = "") -> FileInfo:
 
 
 async def _fed(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces, each read in a thread: a file of the host may be on a slow disk."""
+    """The pieces, each read in a thread: the host's disk may be slow."""
     while piece := await anyio.to_thread.run_sync(next, pieces, b""):
         yield piece

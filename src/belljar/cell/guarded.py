@@ -1,8 +1,8 @@
-"""The recorder of one cell or range that also looks at what it records.
+"""The recorder of one cell or range that scans what it records.
 
-An event is on record first, then what it carried out of the cell is scanned, in a thread of its
-own, so that a guest's data never holds up the cell. What is found is recorded as the guest's act,
-with the number of the event that shows it.
+An event is on record first. What it carried out of the cell is scanned in a thread, so that a
+guest's data never holds up the cell. A finding is recorded as the guest's act, with the number of
+the event that shows it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from belljar.signals.values import Hit, KnownValue, ScanSpec
 
 MAX_QUEUED_BYTES: Final = 64 << 20
-"""What waits to be scanned; what comes beyond it is on record as not scanned."""
+"""Waiting for a scan; what exceeds it is recorded as not scanned."""
 PART_OVERHEAD_BYTES: Final = 1 << 10
 """Added for each waiting part, so that many small events don't fill the memory."""
 DRAIN_TIMEOUT_S: Final = 30.0
-"""How long the end of a cell waits for what is still to be scanned."""
+"""For the last scans, at the end of a cell."""
 MAX_SAME: Final = 20
-"""So many events of the same value in the same operation; after that each power of two."""
+"""Events of one value in one operation; after that each power of two."""
 
 REDACTED: Final = b"[redacted]"
 WITHHELD: Final = b"[withheld: it could not be scanned]"
@@ -94,7 +94,7 @@ class GuardedRecorder:
         self._seen: Counter[tuple[str, str, str]] = Counter()
         self._is_closed = False
         self.passed: dict[bytes, bytes | None] = {}
-        """Of texts that a model was to be sent, by digest: what of it was; None: all."""
+        """What was sent of each text to a model, by its digest; None: all."""
         self.services: tuple[Minted, ...] = ()
         """The range's decoy services."""
         self.service_addresses: Mapping[str, str] = {}
@@ -290,7 +290,7 @@ class GuardedRecorder:
         self._record_counted((hit.value_id or hit.digest, part.operation, part.to), event)
 
     def _record_counted(self, key: tuple[str, str, str], event: Event) -> None:
-        """The first events of a key, then each power of two, with how many there were."""
+        """Record the key's first events, then each power of two, with the count."""
         with self._lock:
             self._seen[key] += 1
             count = self._seen[key]
@@ -313,9 +313,11 @@ def guarded_recorder(
     *,
     upstreams: frozenset[str] = frozenset(),
 ) -> Iterator[GuardedRecorder]:
-    """A recorder for one cell or range of this policy; leaving the block waits for what is still to
-    be scanned. `upstreams`: ids of the range's real services. Raises `PolicyError` for protected
-    data that can't be used, `HostError` for a class whose package isn't installed."""
+    """A recorder for one cell or range; leaving the block waits for its scans.
+
+    `upstreams`: ids of the range's real services. Raises `PolicyError` for protected data that
+    can't be used, `HostError` for a class whose package isn't installed.
+    """
     from belljar.signals.values import read_protected
 
     rules = loaded.policy.guard_rules

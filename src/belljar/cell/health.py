@@ -1,9 +1,8 @@
-"""Whether a cell can still run commands: one cheap check, compared with a baseline. Pure.
+"""Whether a cell can still run commands: a cheap check, compared with a baseline. Pure.
 
-The check runs the image's own shell as the workload's user, through the guest agent, which is
-static and needs no file of the image. A cell without a shell at its baseline is not degraded by
-having none. What it prints is the guest's word: a hostile cell can hide its damage or pretend to
-have some.
+The check runs the image's shell as the workload's user, through the guest agent, which is static
+and needs no file of the image. A cell without a shell at its baseline is not degraded by having
+none. The output is guest-controlled: a hostile cell can hide damage or pretend to have some.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _SCRIPT: Final = (
 SHELL: Final = "/bin/sh"
 ARGV: Final = (SHELL, "-c", _SCRIPT)
 TIMEOUT_S: Final = 15.0
-"""Of a check. An ordinary one takes milliseconds; a busy host must not look like a broken cell."""
+"""Of a check. It takes milliseconds, but a busy host must not look like a broken cell."""
 MAX_OUTPUT_BYTES: Final = 4096
 
 
@@ -77,7 +76,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What a check found broken that was not at the baseline. `detail` is for a person."""
+    """What a check found broken since the baseline. `detail` is for a person."""
 
     cause: Cause
     detail: str = ""
@@ -146,7 +145,7 @@ def _shell_damage(baseline: Health, now: Health) -> Damage | None:
 
 
 def may_be_broken(output: ExecOutput) -> bool:
-    """A command ended as it would in a broken cell; it may also be the command's own fault."""
+    """Whether a command ended as in a broken cell, perhaps by its own fault."""
     failed = output.returncode in {126, 127}
     return output.not_started_errno is not None or output.timed_out or failed
 
@@ -156,12 +155,13 @@ class Metrics:
     """What a cell uses now, and may use.
 
     Attributes:
-        cpu_s: seconds of processor time since it was made. memory_bytes: now; of a virtual machine
-            the host counts the whole machine, and its limit is that of the whole.
-        disk_bytes: what its writable file system holds. processes: and threads, of the workload.
-        uptime_s: since it was ready for its first operation, by the host's clock.
-        guest_reported: names of the fields that are the guest's own word; a hostile guest may lie.
-            The others were counted by the host. A field that neither can tell is None.
+        cpu_s: processor time since it was made.
+        memory_bytes, memory_limit_bytes: of a virtual machine, the whole machine's.
+        disk_bytes: what its writable file system holds.
+        processes: and threads, of the workload.
+        uptime_s: since it was ready for its first operation.
+        guest_reported: fields that the guest counted, and may lie about; the host counted the
+            others. None: neither can tell.
     """
 
     cpu_s: float | None
@@ -180,7 +180,7 @@ class Metrics:
 
 
 def join_metrics(host: HostUsage, guest: Usage, limits: Resources) -> Metrics:
-    """The host's counts, and where it has none the guest's; a guest's 0 is no count."""
+    """The host's counts, else the guest's, whose 0 is no count."""
     words: dict[str, float | int | None] = {
         "cpu_s": guest.cpu_us / 1e6 if guest.cpu_us else None,
         "memory_bytes": guest.memory_bytes or None,

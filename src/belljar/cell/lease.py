@@ -1,4 +1,4 @@
-"""A cell between its pool and its taker: who asked for it, what becomes of it, and its way back."""
+"""A cell between its pool and its taker: request, lease, discard reason."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from belljar.errors import BelljarError
 
 
 class Discard(StrEnum):
-    """Why a cell that was made ahead is destroyed without ever having been taken; the words are the
-    record's.
-    """
+    """Why a cell made ahead is destroyed untaken, as it is recorded."""
 
     STALE = "it was made ahead and waited too long"
     UNUSED = "it was made ahead and nobody took it"
@@ -29,14 +27,14 @@ class Discard(StrEnum):
 
 
 class CellRequest(Future["Lease | None"]):
-    """Somebody wants a cell. Its result is a lease, or None: there is none to be had."""
+    """A taker's request. Its result is a lease, or None: no cell is there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked_s = time.monotonic()
 
     def answer(self, lease: Lease | None) -> None:
-        """Answer whoever still wants to know."""
+        """Answer once, unless the taker is gone."""
         if not self.done() and self.set_running_or_notify_cancel():
             self.set_result(lease)
 
@@ -58,18 +56,18 @@ class PooledCell:
     leased: bool = False
 
     def left_s(self) -> float:
-        """How much longer it may be given out; 0 or less: it is stale."""
+        """How long it may still be given out; ≤ 0: stale."""
         lifetime_s = 0.0 if self.range is None else self.range.cell.plan.limits.lifetime_s
         return fresh_for_s(made_s=self.made_s, now_s=time.monotonic(), lifetime_s=lifetime_s)
 
     def call(self, *, reason: Discard | None = None, request: CellRequest | None = None) -> None:
-        """Tell the task that holds it what becomes of it: discarded for a reason, or given out."""
+        """Tell the task that holds it: discard it, or give it out."""
         self.reason, self.request = reason, request
         self.called.set()
 
 
 class Lease:
-    """A cell that was given out, until it is given back. Belongs to the taker's event loop."""
+    """A cell in use. Belongs to the taker's event loop."""
 
     def __init__(self, opened: Range, pooled: PooledCell, thread: LoopThread) -> None:
         self.range = opened
@@ -90,7 +88,7 @@ class Lease:
 
 
 async def undo(request: CellRequest) -> None:
-    """Whoever asked is gone: nobody is served, or what was served goes back."""
+    """The taker is gone: withdraw the request, or give the cell back."""
     if request.cancel():
         return
     with anyio.CancelScope(shield=True):
@@ -112,7 +110,7 @@ MAX_SIZE: Final = 16
 
 
 def fresh_for_s(*, made_s: float, now_s: float, lifetime_s: float) -> float:
-    """How much longer a cell may be given out; 0 or less: it is stale."""
+    """How long a cell may still be given out; ≤ 0: stale."""
     return made_s + STALE_SHARE * lifetime_s - now_s
 
 

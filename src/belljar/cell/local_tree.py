@@ -1,8 +1,8 @@
-"""Trees of files on this host, on their way into a cell or out of one.
+"""Trees of files on this host, copied into a cell or out of one.
 
-What comes out of a cell is hostile. It is made in a new directory that only this user can enter,
-each entry created anew by name in a directory held open, and moved to its place when all of it is
-there. So nothing outside is written to, whatever the guest says.
+What comes out of a cell is hostile. Each entry is created anew, by name in a directory held open,
+below a new directory that only this user can enter. All of it is moved to its place at the end. So
+nothing outside is written to, whatever the guest says.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Transfer:
 
 
 class Manifest:
-    """The entries of one tree: a line of JSON each, in the order of their paths."""
+    """One tree's entries: a line of JSON each, sorted by path."""
 
     def __init__(self) -> None:
         self._lines: dict[str, bytes] = {}
@@ -116,7 +116,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file or directory of this host that was listed, and is within its bounds."""
+    """A listed file or directory of this host, within its bounds."""
 
     root: Path
     tree: Tree
@@ -213,7 +213,7 @@ def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
 async def destination(
     target: Path, *, overwrite: bool, skip_unsafe: bool
 ) -> AsyncIterator[Destination]:
-    """As `Destination`; what is not in its place by the end of the block is discarded."""
+    """As `Destination`; discarded after the block unless it was placed."""
     making = partial(Destination, target, overwrite=overwrite, skip_unsafe=skip_unsafe)
     made = await anyio.to_thread.run_sync(making)
     try:
@@ -347,7 +347,7 @@ class Destination:
 
 
 def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
-    """Every entry of one directory to the other, or only a look whether all may come."""
+    """Move each entry to the other directory, or only check that all may go."""
     for name in os.listdir(source):
         mine = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
         try:

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, where cells are made ahead and their lifetimes are held.
+"""The thread with an event loop where cells are made ahead and held.
 
 Taking a cell and giving it back may be separate coroutines, and no task group may span them
 (Inspect's `sample_init` and `sample_cleanup`). Other threads `post` to it and wait for its futures
@@ -65,7 +65,7 @@ class LoopThread:
             raise interrupt
 
     def post(self, act: Callable[[], None]) -> bool:
-        """Have `act` run in the thread. False when it is closed: then it never will."""
+        """Run `act` in the thread. False when it is closed."""
         with self._guard:
             if self._loop is None:
                 return False
@@ -78,7 +78,7 @@ class LoopThread:
         self._tasks.start_soon(task)
 
     def at_end(self, end: Callable[[], None]) -> None:
-        """Have `end` run in the thread when it is to be closed. In the thread only."""
+        """Run `end` in the thread before it closes. In the thread only."""
         self._ends.append(end)
 
     def _run(self) -> None:

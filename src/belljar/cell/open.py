@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from belljar.cell.ranges import OnTarget
 
 _CELL_DESCRIPTORS: Final = 32
-"""A cell keeps a dozen open; making and destroying one takes some more for moments."""
+"""A cell keeps a dozen open, and needs more while it is made and destroyed."""
 _RANGE_DESCRIPTORS: Final = 64
 """A range with one cell keeps some thirty open."""
 
@@ -38,10 +38,10 @@ async def open_cell(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Cell]:
-    """A fresh cell of the plan's tier, destroyed when the block is left, however it is left.
+    """A fresh cell of the plan's tier, destroyed when the block is left.
 
-    With a network in its policy it is the range's own cell: its stand-ins, target cells and network
-    are made with it and end with it (see `open_range`).
+    If its policy has a network it is the range's own cell: network, stand-ins and target cells are
+    made with it and end with it (see `open_range`).
 
     Args:
         policy: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a

@@ -22,14 +22,15 @@ _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 class ExecOutput:
     """The result of one command. A command that fails is a result, not an error.
 
-    `returncode` follows the shell: the exit status, 128 + the signal's number, or 127 / 126 when
-    the command was not found / could not be executed (then `not_started_errno`, `stage` and
-    `detail` say why: an unknown user, a missing directory, …). `stdout` and `stderr` hold at most
-    what was asked for; what was dropped is in `*_dropped_bytes`. `host_limits` are the limits that
-    the host saw fire while the command ran;
-    `processes_full` and `disk_full` are the guest agent's word on the same. `code` is the bare
-    status or signal.
-    `detail` is the guest's word. `user` is who it was to run as.
+    Attributes:
+        returncode: as a shell's: the exit status, or 128 + the signal; 127 when the command was
+            not found, 126 when it could not be executed.
+        code: the bare status or signal.
+        stdout, stderr: at most what was asked for; `*_dropped_bytes` counts the rest.
+        host_limits: limits that the host saw fire meanwhile.
+        processes_full, disk_full: the same by the guest agent's report.
+        not_started_errno, stage, detail: why it did not start; `detail` is guest-controlled.
+        user: to run as.
     """
 
     returncode: int
@@ -122,7 +123,7 @@ class CommandError(Exception):
 
 
 def reason_not_started(code: int, stage: str, detail: str, *, user: str) -> str:
-    """One line for a person. `detail` is the guest's word: escape the line where it is shown."""
+    """One line for a person. Escape it where it is shown: `detail` is guest-controlled."""
     name, _, group = user.partition(":")
     if stage == "user" and code == errno.ENOENT:
         return (

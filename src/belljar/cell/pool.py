@@ -1,8 +1,8 @@
-"""A pool of cells that are made and probed ahead of use, so that taking one costs milliseconds.
+"""A pool of cells made and probed ahead of use: taking one costs milliseconds.
 
-A pooled cell is like any other in journal, ledger and proof; it serves one taker, once. A task in
-the pool's own thread (`loop_thread`) holds it, from `open_range`'s entry to its exit; its taker
-works in it from another event loop, ends it there, and gives it back.
+A pooled cell is like any other in journal, ledger and proof. It serves one taker, once. A task in
+the pool's thread (`loop_thread`) holds it from `open_range`'s entry to its exit. Its taker works in
+it from another event loop, ends it there, and gives it back.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
 
 HEAD_START_S: Final = 0.25
-"""The next cell is made so much later, so that it does not slow down the taker's first step."""
+"""The next cell is made later, not to slow down the taker's first step."""
 _CLAIM_TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
 _END_TIMEOUT_S: Final = 10.0
@@ -64,18 +64,15 @@ class Supply:
     """What one pool is to hold.
 
     Attributes:
-        open: one cell of the pool's plan; called in the pool's thread, and in the taker's when
-            nothing is ready.
+        open: one cell of the pool's plan; in the pool's thread, or the taker's when none is idle.
         warm_up: the quick probes in it, recorded.
-        recorder: where it is recorded who took what; used from two threads.
-        size: how many cells stand ready at most.
-        refuse: asked before one is taken, and again before it is given out; what it raises is the
-            taker's (the store is held, the run was killed).
-        admit: asked before each making, with how many stand ready: is one more wanted, and room for
-            it? In the pool's thread.
-        on_breach: told of a warm-up that found a way out. In the pool's thread.
-        taken: entered with a cell that was made ahead before its taker has it, left after it. In
-            the taker's loop.
+        recorder: of taken cells; used from two threads.
+        size: of idle cells, at most.
+        refuse: raises to the taker, before it takes a cell and before it gets it (the store is
+            held, the run was killed).
+        admit: whether one more is wanted and has room, given the idle ones. In the pool's thread.
+        on_breach: called when a warm-up found a way out. In the pool's thread.
+        taken: entered before the taker gets a cell, left after it. In the taker's loop.
     """
 
     open: OpenRange
@@ -109,7 +106,7 @@ class Counts:
 
 
 class Pool:
-    """Warmed cells of one plan. Made by `open_pool`, or with a loop thread that several share."""
+    """Warmed cells of one plan, in a thread that several pools may share."""
 
     def __init__(self, supply: Supply, thread: LoopThread) -> None:
         self.counts = Counts()
@@ -157,11 +154,11 @@ class Pool:
             await lease.give_back()
 
     def refill(self, *, after_s: float = 0.0) -> None:
-        """Have idle cells made, a moment later if need be. From any thread; never waits."""
+        """Have idle cells made, after a delay. From any thread; never waits."""
         self._thread.post(partial(self._fill, after_s))
 
     async def filled(self) -> int:
-        """Wait until none is in the making; how many cells stand ready then. In any event loop."""
+        """Wait until none is being made; the number of idle cells. In any event loop."""
         answer: Future[int] = Future()
         return await result_of(answer) if self._thread.post(partial(self._tell, answer)) else 0
 
@@ -395,21 +392,22 @@ async def open_pool(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Pool]:
-    """A pool of `size` warmed cells of one policy; `pool.cell()` takes one, as `open_cell` opens
-    one, only sooner. Works under asyncio and trio.
+    """A pool of warmed cells of one policy. Works under asyncio and trio.
 
-    A cell that can't be made ahead fails nothing: it is on record, and the taker opens its own. One
-    that died, was not contained at its warm-up, or has waited for a twentieth of its lifetime is
-    not given out. What nobody took is destroyed, with proof, when the block is left; so is, ten
-    seconds later, what was not given back.
+    `pool.cell()` takes one, as `open_cell` opens one, only sooner. If none can be made ahead, which
+    is recorded, it opens one. A cell that died, was not contained at its warm-up, or has waited for
+    a twentieth of its lifetime is not given out.
+
+    Leaving the block destroys unused cells, with proof; ten seconds later also those that were not
+    given back.
 
     Args:
-        policy, run, home, actor: as `open_cell`'s. All cells of the pool share the run directory.
-        size: how many stand ready, 1 to 16. Each uses memory as a running cell does.
+        policy, run, home, actor: as `open_cell`'s. All cells share the run directory.
+        size: idle cells, 1 to 16. Each uses memory as a running cell does.
 
     Raises:
-        ContainmentBreach, HostError: when the block is left: a warm-up found a way out, or the end
-            of a cell that nobody took left something, or could not be proven.
+        ContainmentBreach, HostError: at the end: a warm-up found a way out, or the destruction of
+            an unused cell left something or could not be proven.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")

@@ -21,10 +21,10 @@ Raises `ValueError` to refuse.
 
 
 class ModelRequests:
-    """Passes requests to `handler`. Without one, and when the range has ended, all are refused.
+    """Passes requests to `handler`; refuses them without one, and after the range's end.
 
-    The handler may come later than the range (made ahead). `on_close` is called at the range's end,
-    in the event loop that ends it: open requests are no longer wanted.
+    The handler may be set later. `on_close` is called at the range's end, in the event loop that
+    ends it: open requests are no longer wanted.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Range:
             cell.change_loop()
 
     def disconnect(self) -> None:
-        """End every operation in its cells, in whatever event loop it waits. From any thread."""
+        """End all operations in its cells, in any event loop. From any thread."""
         for cell in self.cells.values():
             cell.disconnect()
 

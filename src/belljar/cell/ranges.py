@@ -1,8 +1,8 @@
 """The cells of one sample on a network of their own: made in order, and nothing left afterwards.
 
-The network comes first, with its rules, and goes last. Then the target cells, in the policy's
-order, each after those that it awaits are healthy (all, unless it says which); the range's own cell
-comes last, so that nothing of a sample runs before everything it may reach is there.
+The network, with its rules, is made first and ends last. Target cells come in the policy's order,
+each after those that it awaits are healthy (by default all). The range's own cell is last: nothing
+of a sample runs before everything it may reach is there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RANGES: Final = "ranges"
 names.
 """
 OnTarget: TypeAlias = Callable[[Cell, Router], Awaitable[object]]
-"""Called with a target cell that runs and what its port leads to, before its program is started."""
+"""Called with a running target cell and its router, before its program is started."""
 
 
 class MakeCell(Protocol):
@@ -74,7 +74,7 @@ class MakeCell(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """A cell to be: its name in the range, its policy, what it is made of."""
+    """A cell to be made; `name`: in the range."""
 
     name: str
     policy: LoadedPolicy
@@ -154,7 +154,7 @@ async def open_with_network(
     home: Path,
     on_target: OnTarget | None,
 ) -> Range:
-    """The range of a policy that has a network; `stack` ends it. Raises as `open_range`."""
+    """A range with a network; `stack` ends it. Raises as `open_range`."""
     # it imports while the templates are looked at
     run.enter_once(f"fork server {home}", partial(started_fork_server, home))
     members = await prepare_range(loaded, run=run, home=home)

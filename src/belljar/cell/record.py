@@ -18,7 +18,7 @@ from belljar.isolation.sandbox import Sandbox
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Who does what in which cell: the part that the events of one operation share."""
+    """What the events of one operation share."""
 
     cell_id: str
     op: int
@@ -137,7 +137,7 @@ def write_limits(operation: Operation, error: BaseException) -> list[Event]:
 def too_large(
     operation: Operation, error: BaseException, *, limit: str, value: int | None
 ) -> list[Event]:
-    """The limit that a copy out of the cell ran into, by the host's count."""
+    """The limit that a copy out of the cell hit, by the host's count."""
     data: dict[str, JsonValue] = {"limit": limit, "value": value}
     return [operation.event(Kind.LIMIT_HIT, data)] if isinstance(error, FileTooLarge) else []
 

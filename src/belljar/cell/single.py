@@ -87,7 +87,7 @@ async def ready_cell(
         cell.describe = describe
         try:
             cell.describe()
-            # Whoever read the journal before did not know whose it is
+            # A kill before this did not know whose cell it is
             refuse_if_stopped(home, run_id)
             await copy_in(cell, loaded)
             yield cell
@@ -153,7 +153,7 @@ def breach(cell: Cell, survivors: tuple[str, ...]) -> ContainmentBreach:
 
 
 def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
-    """The error for a cell of which this host lets us not see whether anything is left."""
+    """The error for a cell whose destruction could not be proven."""
     return HostError(
         f"its destruction could not be proven; not looked for: {'; '.join(missed)}",
         where=f"cell {cell.id}",

@@ -97,7 +97,7 @@ class StopRulesRecorder:
         self._inner, self._stopper, self._stops = inner, stopper, stops
 
     def record(self, event: Event) -> int:
-        """Apply the rules also to an event that could not be recorded; then raise its error."""
+        """Apply the rules also to an unrecorded event; then raise its error."""
         number: int | None = None
         try:
             number = self._inner.record(event)
@@ -130,7 +130,7 @@ def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRu
 
 @contextmanager
 def _tested(recorder: Recorder, stopper: Stopper | None, home: Path) -> Iterator[None]:
-    """Each minute in which cells of this process run. `stopper`: ends the run when a test fails."""
+    """Each minute while cells of this process run. `stopper`: ends the run if a test fails."""
     over = threading.Event()
 
     def test() -> None:

@@ -39,9 +39,10 @@ log=%s; (: > $log) 2> /dev/null || log=%s
 echo $log; left=%d
 while [ $left -gt 0 ] && kill -0 $! 2> /dev/null; do sleep 0.1; left=$((left - 1)); done
 kill -0 $! 2> /dev/null || wait $!"""
-"""A shell's words: the program in the background, its output in a file of the cell's, whose name is
-printed. Ends after so many tenths of a second, or with the program and its status. In a subshell,
-since a POSIX shell ends where its own `:` can't write.
+"""Runs the program in the background, and prints the name of the file that has its output.
+
+Ends after so many tenths of a second, or with the program and its status. In a subshell, since a
+POSIX shell ends where its own `:` can't write.
 """
 _EARLY_END_S: Final = 0.2
 """A program with a health check that ends with another status within it is not asked for its
@@ -94,12 +95,11 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     """Start the target's program; one that `completes` has then ended.
 
-    What is returned waits until it is healthy, and raises `CellError` when it does not become so in
-    its time. Without a health check it is ready when it has run for `SETTLE_S`, or ended with
-    status 0 before.
+    The result waits until it is healthy, and raises `CellError` if it is not so in time. Without a
+    health check it is ready when it has run for `SETTLE_S`, or ended with status 0.
 
-    Raises `CellError` when it can't be started, or ends until then with another status, with what
-    its last output; or when another service waits for its health and it has no check.
+    Raises `CellError` with its last output when it can't be started or ends with another status,
+    or when another service waits for its health and it has no check.
     """
     if stand_in.kind == "python":
         for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
@@ -136,10 +136,10 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
-    """How its health is asked: as it is written, else by the image's own check; {}: it is not.
+    """Its health check: as written, else the image's; {}: none.
 
-    A program that only waits is not asked by the image's check, which is another program's. Raises
-    `CellError` where the image ought to have a check and has none.
+    A program that only waits has none: the image's check is another program's. Raises `CellError`
+    where the image ought to have a check and has none.
     """
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
@@ -169,7 +169,7 @@ def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
 async def _start(
     cell: Cell, stand_in: StandInPlan, command: Sequence[str], watched_s: float
 ) -> str:
-    """Start it; the name of the file that it writes to. Waits `watched_s` for its end."""
+    """Start it, wait `watched_s` for its end; its log file's name."""
     script = _BEHIND % (*_LOGS, round(watched_s * 10))
     output = await cell.exec(["/bin/sh", "-c", script, "sh", *command], timeout_s=_START_TIMEOUT_S)
     log = output.stdout.decode("utf-8", "replace").strip()
@@ -246,7 +246,7 @@ def _error_text(output: ExecOutput) -> str:
 
 
 def _last_line(output: ExecOutput) -> str:
-    """The last line that a check printed: what an HTTP client prints before it is its progress."""
+    """A check's last line: an HTTP client prints its progress before."""
     text = (output.stderr.strip() or output.stdout.strip()).decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (

@@ -235,7 +235,7 @@ _JAVA_STORES: Final = (
     "/opt/java/*/lib/security/cacerts",
 )
 _HASHED: Final = "/etc/ssl/certs"
-"""Where OpenSSL looks by a name's hash: Debian's Python reads no bundle unless it is told to."""
+"""Where OpenSSL looks by a name's hash; Debian's Python reads no bundle by default."""
 BUNDLE: Final = "/etc/ssl/certs/ca-certificates.crt"
 """Where every cell of a range has all authorities together, whatever its image had."""
 _NAME: Final = "local-root.crt"
@@ -259,11 +259,10 @@ static builds.
 
 
 def trust_script() -> str:
-    """A shell's script that reads the certificate from standard input and puts it wherever the
-    image looks. What an image lacks is skipped.
+    """A shell script that puts the certificate from standard input wherever the image looks.
 
-    A store of Java's that can't be changed is no end of a cell that may never run Java: it is told
-    on standard error, which is on record like any command's.
+    What an image lacks is skipped. A Java store that can't be changed is reported on standard
+    error: the cell may never run Java.
     """
     anchors, bundles, stores = (" ".join(paths) for paths in (_ANCHORS, _BUNDLES, _JAVA_STORES))
     return f"""set -e
