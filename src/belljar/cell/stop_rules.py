@@ -20,7 +20,6 @@ from belljar.errors import ContainmentBreach
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
-from belljar.isolation.sandbox import kill_triggered
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.limits import Risk
 from belljar.signals.observe import StopRequest, stop_of, stop_of_breach
@@ -64,7 +63,8 @@ class Stopper:
         order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
         cell_id = request.name if request.name.startswith("c-") else None
         try:
-            self._recorder.record(kill_triggered(order, cell_id, request.evidence))
+            data = order.triggered(request.evidence)
+            self._recorder.record(Event(kind=Kind.KILL_TRIGGERED, cell_id=cell_id, data=data))
         finally:
             try:
                 # Before the list: what is made meanwhile sees it, or is on the list

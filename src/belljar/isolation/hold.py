@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
+from belljar.events import JsonValue
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.store.journal import ORDER_SUFFIX
 from belljar.store.scratch import owned_name
@@ -65,6 +66,15 @@ class KillOrder:
     def is_ours(self) -> bool:
         """Whether this process has given it."""
         return self.by == _whoami()
+
+    def triggered(self, evidence: int | None = None) -> dict[str, JsonValue]:
+        """As `kill.triggered` records it; `evidence`: an event's number."""
+        data: dict[str, JsonValue] = {
+            "scope": self.scope,
+            "reason": self.reason,
+            "rule": self.rule,
+        }
+        return data if evidence is None else data | {"evidence": evidence}
 
     def __str__(self) -> str:
         whose = "the operator" if self.rule == "operator" else f"the rule `{self.rule}`"

@@ -366,29 +366,27 @@ class Sandbox:
                 if self._has_started:
                     # Else it is on record since before it acted
                     if order is not None and not order.is_ours:
-                        self._record(kill_triggered(order, self.cell_id))
+                        self._record(Kind.KILL_TRIGGERED, order.triggered())
                     reason = self._reason if order is None else str(order)
-                    self._record(
-                        Event(
-                            kind=Kind.CELL_DESTROYING,
-                            cell_id=self.cell_id,
-                            data={"reason": reason},
-                        )
-                    )
+                    self._record(Kind.CELL_DESTROYING, {"reason": reason})
             finally:
                 self.destruction = destruction = await self._unmake()
             self.is_retried = may_retry and destruction.clean and self.killed() is None
             if self.is_retried:
                 return
-            self._record(
-                Event(kind=Kind.CELL_DESTROYED, cell_id=self.cell_id, data=destruction.to_data())
-            )
+            self._record(Kind.CELL_DESTROYED, destruction.to_data())
             if order is not None:
-                self._record(_completed(order, self.cell_id, destruction))
+                done: dict[str, JsonValue] = {
+                    "scope": order.scope,
+                    "cells": [self.cell_id],
+                    "failed": [] if destruction.clean else [self.cell_id],
+                    "duration_ms": round(destruction.duration_ms, 1),
+                }
+                self._record(Kind.KILL_COMPLETED, done)
 
-    def _record(self, event: Event) -> None:
+    def _record(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
         if self._recorder is not None:
-            self._recorder.record(event)
+            self._recorder.record(Event(kind=kind, cell_id=self.cell_id, data=data))
 
     async def _unmake(self) -> Destruction:
         started = time.monotonic()
@@ -493,26 +491,6 @@ async def recorded_lifetime(
                 yield sandbox
             finally:
                 await sandbox.destroy()
-
-
-def kill_triggered(
-    order: KillOrder, cell_id: str | None = None, evidence: int | None = None
-) -> Event:
-    """The kill switch was used. Pure."""
-    data: dict[str, JsonValue] = {"scope": order.scope, "reason": order.reason, "rule": order.rule}
-    if evidence is not None:
-        data["evidence"] = evidence
-    return Event(kind=Kind.KILL_TRIGGERED, cell_id=cell_id, data=data)
-
-
-def _completed(order: KillOrder, cell_id: str, destruction: Destruction) -> Event:
-    data: dict[str, JsonValue] = {
-        "scope": order.scope,
-        "cells": [cell_id],
-        "failed": [] if destruction.clean else [cell_id],
-        "duration_ms": round(destruction.duration_ms, 1),
-    }
-    return Event(kind=Kind.KILL_COMPLETED, cell_id=cell_id, data=data)
 
 
 def elapsed_ms(began: float) -> float:
