@@ -343,9 +343,9 @@ async def test_a_runtime_that_works_without_a_network_only(
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("/usr/bin/false", "crun 1.8.1 ended with status 1, and said nothing; crun before 1.9"),
+        ("/usr/bin/false", "crun 1.8.1 ended with status 1, and printed nothing; crun before 1.9"),
         ("/usr/bin/true", "crun 1.8.1 ended with status 0, but it left no process behind"),
-        ("/usr/bin/ls", "crun 1.8.1 ended with status 2, and said: .*unrecognized option"),
+        ("/usr/bin/ls", "crun 1.8.1 ended with status 2, and printed: .*unrecognized option"),
     ],
 )
 async def test_a_runtime_that_fails(

@@ -130,11 +130,14 @@ def host(home: Path, tmp_path: Path) -> Host:
         ("@old", ["1.0.3 is too old: 1.1 or newer is needed"]),
         (
             "@fails",
-            ["ended with status 3, and said nothing", "another OCI runtime in BELLJAR_OCI_RUNTIME"],
+            [
+                "ended with status 3, and printed nothing",
+                "another OCI runtime in BELLJAR_OCI_RUNTIME",
+            ],
         ),
-        ("@speaks", ["ended with status 3, and said: no\\x1b[31m such thing"]),
+        ("@speaks", ["ended with status 3, and printed: no\\x1b[31m such thing"]),
         ("@idle", ["ended with status 0, but it left no process behind"]),
-        ("@aborts", ["ended with signal 6, and said nothing"]),
+        ("@aborts", ["ended with signal 6, and printed nothing"]),
         (
             "@crun-fails",
             [
@@ -197,7 +200,7 @@ def test_runsc_missing_or_failing(
     assert "belljar setup" in said
     said = host.refusal("gvisor", f"mount --bind {runtimes('oci-fails')} {runsc}")
     assert "runsc 20250101" in said
-    assert "ended with status 3, and said nothing" in said
+    assert "ended with status 3, and printed nothing" in said
     planned = host.run("plan", "medium", "--no-prove", mounts=[missing])
     assert planned.returncode == 0
     assert b"microvm" in planned.stdout

@@ -1,4 +1,4 @@
-"""`Cell.start`: commands that run in the background, whose output somebody always takes."""
+"""`Cell.start`: commands in the background, whose output is always taken."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class BackgroundCommand:
         await self._done.wait()
 
     async def run(self, opened: AbstractAsyncContextManager[RunningCommand]) -> None:
-        """Take its output until it has ended. Raises nothing: nobody would hear it."""
+        """Take its output until it has ended. Keeps errors for `wait`."""
         try:
             with self._scope:
                 async with opened as self._running:
@@ -138,7 +138,7 @@ class BackgroundCommand:
                         self._kept[stream].feed(chunk)
                     outcome = await self._running.wait()
                 self._outcome = outcome
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the command
+        except BaseException as error:  # noqa: BLE001 - raised by `wait`
             self._error = error
         finally:
             self._sent.set()

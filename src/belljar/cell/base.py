@@ -184,9 +184,7 @@ class CellBase:
         raise self._dead from error
 
     def _record_death_limit(self) -> None:
-        """A cell that died of a limit says so, once, whether an operation ran into it or nobody
-        did.
-        """
+        """Once for a cell that died of a limit, with or without an operation."""
         limit = self._live.death_limit()
         if limit is not None:
             values = {

@@ -82,7 +82,7 @@ class CellStream(ByteStream):
 
     Attributes:
         target: `port 8080`, or the socket's path.
-        unread_bytes: what had come from the server and nobody received; known after `aclose`.
+        unread_bytes: of the server's, never received; known after `aclose`.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class ConnectOperations(CellBase):
 
         Args:
             target: a port's number, or a socket's absolute path in the cell.
-            user: who connects, which a socket file's permissions apply to.
+            user: connects as; a socket file's permissions apply to it.
             timeout_s: for the connection to be made.
 
         Raises:
@@ -242,14 +242,14 @@ class ConnectOperations(CellBase):
         with anyio.move_on_after(timeout_s):
             running = await stack.enter_async_context(self._live.client.open_exec(request))
             stream = CellStream(running, target, self._end_if_dead)
-            said = await running.receive_stdout()
-            if said is None:
+            answer = await running.receive_stdout()
+            if answer is None:
                 output = output_of(await running.wait(), user=user)
                 why = output.why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
-            if (refused := connect_error(said[0], target)) is not None:
+            if (refused := connect_error(answer[0], target)) is not None:
                 raise refused
-            stream._held = said[1:]
+            stream._held = answer[1:]
             return stream
         raise TimeoutError(
             f"{printable(str(target))} in the cell took no connection within "

@@ -1,4 +1,4 @@
-"""Places a policy's decoys in a cell when somebody takes it, and reports who touches them.
+"""Places a policy's decoys in a taken cell, and reports what touches them.
 
 A decoy is on record before it is placed, with keyed digests of its values, never the values.
 """
@@ -54,7 +54,7 @@ class KnowsValues(Protocol):
     services: tuple[Minted, ...]
 
     def reporting_services(self) -> AbstractContextManager[None]:
-        """Report who reaches the services until the block is left."""
+        """Report what reaches the services until the block is left."""
         ...
 
     def know(self, values: Iterable[KnownValue]) -> None:
@@ -109,7 +109,7 @@ def _is_plain(path: str) -> bool:
 async def decoys_in(
     cell: Cell, loaded: LoadedPolicy, run: RunDirectory
 ) -> AsyncIterator[tuple[Minted, ...]]:
-    """Place the policy's decoys; who touches them is on record until the block is left.
+    """Place the policy's decoys; touches are recorded until the block is left.
 
     Raises `PolicyError` for a place that can't be used: nothing of the image is replaced.
     """
@@ -153,7 +153,7 @@ MAX_FOREIGN: Final = 20_000
 
 
 class _RunValues:
-    """What the cells of one run hold, and who looks for it."""
+    """The values of one run's cells, and the recorders that look for them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -385,7 +385,7 @@ class Sensor:
 async def watch_files(
     cell: Cell, files: Mapping[str, str], *, on_touch: Callable[[Touch], None]
 ) -> AsyncIterator[Sensor]:
-    """Report who opens or reads these files (path → decoy id) until the block is left.
+    """Report opens and reads of these files (path → decoy id) until the block is left.
 
     A sensor that doesn't start, or ends, is recorded as `sensor.failed`; it is no error. Belljar's
     own reads (`Cell.read_file`, copies) are not reported.

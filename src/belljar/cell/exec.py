@@ -269,7 +269,7 @@ class ExecOperations(CellBase):
         request = ExecRequest(
             argv=list(argv),
             # Root needs no word of the cell's own account files, which hostile root may have
-            # rewritten: then somebody with fewer rights would be probed.
+            # rewritten: then a user with fewer rights would be probed.
             user="0:0" if (who := self._user(user)) in {"", "0", "root"} else who,
             cwd="/",
             timeout_s=timeout_s,

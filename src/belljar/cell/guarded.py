@@ -132,7 +132,7 @@ class GuardedRecorder:
 
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
-        """Report who reaches the range's decoy services until the block is left.
+        """Report what reaches the range's decoy services until the block is left.
 
         Later events of their connections are still theirs: the gateway ends after the cells.
         """
@@ -284,7 +284,7 @@ class GuardedRecorder:
             and action is not Action.FLAG
             and not is_known
         ):
-            return  # the gateway has looked at it before, and said what it did
+            return  # the gateway has looked at it before, and reported what it did
         done = action if action is Action.STOP else Action.FLAG
         event = event_of(part, hit, cell_id=job.cell_id, evidence=job.evidence, action=done)
         self._record_counted((hit.value_id or hit.digest, part.operation, part.to), event)

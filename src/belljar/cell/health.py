@@ -188,13 +188,15 @@ def join_metrics(host: HostUsage, guest: Usage, limits: Resources) -> Metrics:
         "processes": guest.processes if guest.processes_limit else None,
     }
     counted = {name: getattr(host, name) for name in words}
-    told = frozenset(name for name in words if counted[name] is None and words[name] is not None)
-    found = {name: words[name] if name in told else counted[name] for name in words}
+    from_guest = frozenset(
+        name for name in words if counted[name] is None and words[name] is not None
+    )
+    found = {name: words[name] if name in from_guest else counted[name] for name in words}
     return Metrics(
         **found,  # type: ignore[arg-type]
         memory_limit_bytes=host.memory_limit_bytes or limits.memory_bytes,
         disk_limit_bytes=limits.disk_bytes,
         processes_limit=limits.processes,
         uptime_s=host.uptime_s,
-        guest_reported=told,
+        guest_reported=from_guest,
     )

@@ -247,7 +247,7 @@ class Destination:
         self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
 
     def take(self, items: Iterable[Record | bytes]) -> None:
-        """What the guest said next. Raises `OSError`, and `ValueError` for what isn't taken."""
+        """What the guest sent next. Raises `OSError`; `ValueError`: not accepted."""
         for item in items:
             if isinstance(item, Record):
                 self._begin(item)

@@ -142,7 +142,7 @@ async def result_of(future: Future[_T]) -> _T:
     far, near = socket.socketpair()
 
     def wake(_: Future[_T]) -> None:
-        with suppress(OSError):  # nobody waits any more
+        with suppress(OSError):  # the waiter is gone
             far.send(b"\0")
 
     with far, near:

@@ -48,7 +48,7 @@ async def open_cell(
             policy file's fields, or a loaded policy.
         run: the run directory that records it; default one of its own, closed with the cell.
         home: Belljar's store; default `belljar_home()`.
-        actor: who works in it, for the record.
+        actor: of its operations, for the record.
 
     Raises:
         PolicyError, HostError: refused before anything was made; also while the store is held.
@@ -77,13 +77,13 @@ async def open_range(
     it is left. A policy without a network gives a range of one cell. Besides what `open_cell` has:
 
     Args:
-        ahead: nobody asked for it yet, for the record: see `open_pool`.
+        ahead: it is made ahead of use, for the record: see `open_pool`.
         on_target: called with each target cell when it runs, before its program is started; what it
             raises ends the range.
 
     Raises:
         CellError: a target cell does not become healthy; the gateway or its supervisor died.
-        ContainmentBreach: the network's rules were changed by somebody.
+        ContainmentBreach: the network's rules were changed.
     """
     async with _open(
         "range", policy, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target

@@ -79,8 +79,7 @@ class ExecOutput:
         """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`,
         `disk`.
 
-        A process's own limits (open files, EMFILE) are between it and the kernel: nobody else is
-        told of them.
+        A process's own limits (open files, EMFILE) are known to it and the kernel alone.
         """
         flags = {
             "exec_timeout": self.timed_out,
@@ -145,7 +144,7 @@ def output_of(
 ) -> ExecOutput:
     """The channel's outcome as the caller sees it, with the limits that the host saw fire.
 
-    `user`: who it was to run as.
+    `user`: to run as.
     """
     started = outcome.status is not ExecStatus.NOT_STARTED
     return ExecOutput(

@@ -98,7 +98,7 @@ class Counts:
     unused: int = 0
 
     def thrown_away(self, reason: Discard) -> None:
-        """One was destroyed that nobody had."""
+        """A cell was destroyed untaken."""
         self.void += reason in {Discard.VOID, Discard.BREACHED}
         self.dead += reason is Discard.DEAD
         self.stale += reason is Discard.STALE
@@ -259,7 +259,7 @@ class Pool:
                     self.counts.made += 1
                     await self._hold(pooled, opened)
         except Exception as failure:  # noqa: BLE001
-            # `_close` reports it to the taker, the pool's owner, or nobody: it is on record.
+            # `_close` reports it to the taker or the pool's owner; else it is only on record.
             error = failure
         finally:
             self._close(pooled, error)
@@ -334,7 +334,7 @@ class Pool:
             pooled.call(reason=reason)
 
     def _hand_over(self, pooled: PooledCell, opened: Range, request: CellRequest) -> bool:
-        """Give it out, on record first. False when nobody wants it any more."""
+        """Give it out, on record first. False when the taker is gone."""
         if not request.set_running_or_notify_cancel():
             return False
         now_s = time.monotonic()
@@ -374,7 +374,7 @@ class Pool:
             pooled.ended.set_exception(error)
 
     def _end(self) -> None:
-        """Nothing more is made or given out; what nobody took goes."""
+        """Make and give out nothing more; discard idle cells."""
         while self._requests:
             self._requests.popleft().answer(None)
         for pooled in tuple(self._cells):

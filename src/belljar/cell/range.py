@@ -37,9 +37,7 @@ class ModelRequests:
         if self._closed:
             raise ValueError("the range has ended")
         if self.handler is None:
-            raise ValueError(
-                "nobody here answers questions to a model: run the cell under `belljar run`"
-            )
+            raise ValueError("no model answers here: run the cell under `belljar run`")
         return self.handler(kind, body)
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ class RangePort:
 
     async def attach(self, pid: int) -> None:
         """Put the link there. Raises `BelljarError`."""
-        # A machine takes frames as they are: nobody behind its device would finish what a link's
+        # A machine takes frames as they are: nothing behind its device would finish what a link's
         # offloads leave undone.
         await self._network.attach(self._name, pid, offloads=not self._is_machine)
 

@@ -81,7 +81,7 @@ async def ready_cell(
         )
 
         def describe(**fields: Any) -> None:  # noqa: ANN401 - the fields of `CellAbout`
-            with suppress(OSError):  # one that nobody can list is a cell all the same
+            with suppress(OSError):  # an unlisted cell is a cell all the same
                 Journal(home).describe(cell.id, replace(about, **fields))
 
         cell.describe = describe

@@ -80,7 +80,7 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
                 "key": "volumes",
                 "source": f"volume {volume.name} of {volume.writer}",
                 "target": volume.target,
-                # By the names that the writer's tar told: all but the directories, which end in
+                # By the names that the writer's tar printed: all but the directories, which end in
                 # "/".
                 "files": sum(bool(n) and not n.endswith(b"/") for n in listed.split(b"\n")),
                 "bytes": len(archive),
@@ -282,9 +282,9 @@ if command -v keytool > /dev/null; then
   for j in {stores}; do
     if [ -f "$j" ]; then readlink -f "$j"; fi
   done | sort -u | while read -r j; do
-    said=$(printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root \\
+    error=$(printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root \\
         -keystore "$j" -storepass changeit 2>&1) ||
-      printf 'programs that use %s will not trust the local root: %s\\n' "$j" "$said" >&2
+      printf 'programs that use %s will not trust the local root: %s\\n' "$j" "$error" >&2
   done
 fi
 """
@@ -293,7 +293,7 @@ fi
 async def trust(cell: Cell, certificate_pem: bytes) -> None:
     """Have the cell trust the authority.
 
-    Raises `CellError` when its image can't be told (it has no shell, or its files can't be
+    Raises `CellError` when its image can't trust it (it has no shell, or its files can't be
     written).
     """
     output = await cell.exec(

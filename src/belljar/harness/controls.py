@@ -316,7 +316,7 @@ def _placed(run: RunDirectory, cell_id: str) -> dict[str, list[str]]:
 async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str]:
     values = _first_values(cell, Source.DECOY)
     decoys, protected = list(values.values()), list(_first_values(cell, Source.PROTECTED).values())
-    # What has a credential's shape and is nobody's
+    # What has a credential's shape, but is no decoy's
     import secrets
 
     from belljar.policy.guarding import DecoyKind, DecoySpec

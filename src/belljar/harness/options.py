@@ -281,7 +281,7 @@ class Selection:
     Attributes:
         limit: how many from the first, or a slice's start and stop.
         ids: patterns, each of any task or `task:pattern`.
-        shuffle: a seed; True: an order that nobody chose.
+        shuffle: a seed; True: a random order.
     """
 
     limit: int | tuple[int, int] | None = None

@@ -424,7 +424,7 @@ class RuntimeFailedError(CellError):
     """An OCI runtime failed to start; `ended`: how, a phrase."""
 
     def __init__(self, ended: str, diagnosis: str, *, where: str) -> None:
-        self.how = f"ended with {ended}, and said{f': {diagnosis}' if diagnosis else ' nothing'}"
+        self.how = f"ended with {ended}, and printed{f': {diagnosis}' if diagnosis else ' nothing'}"
         self.silent = not diagnosis
         super().__init__(
             f"step 21, runtime, failed: the OCI runtime {self.how}",

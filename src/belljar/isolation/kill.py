@@ -56,8 +56,8 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 class Killed:
     """What became of one journal entry.
 
-    `halted_ms`: until no process was left; None: some are. `ended_by`: who destroyed: `owner`,
-    `kill` (owner hangs), `reap` (owner dead), "" nobody. `remaining`: left or unproven.
+    `halted_ms`: until no process was left; None: some are. `ended_by`: destroyed by `owner`,
+    `kill` (owner hangs), `reap` (owner dead), "" nothing. `remaining`: left or unproven.
     """
 
     cell_id: str

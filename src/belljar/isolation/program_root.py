@@ -356,7 +356,7 @@ def runtime_version(program: Path, name: str) -> str:
     match = _RUNTIME_VERSION.search(result.stdout.decode("utf-8", "replace").partition("\n")[0])
     if match is None:
         output = printable(result.stdout + result.stderr, max_chars=200) or "nothing"
-        what = f"{name} --version ended with status {result.returncode} and said {output}"
+        what = f"{name} --version ended with status {result.returncode} and printed {output}"
         raise HostError(what, where=str(program), hint=_HINT)
     return match[1]
 

@@ -134,7 +134,7 @@ def _without_reused_numbers(home: Path, entry: JournalEntry) -> Iterator[Journal
     """The entry without numbers that may be others'; stable in the block.
 
     Namespace numbers are the cell's while its process 1 lives (after it, nothing is left in there),
-    uids while nobody else can lock them.
+    uids while no other process can lock them.
     """
     is_this_boot = entry.boot_id == boot_id()
     child = entry.child if is_this_boot else None

@@ -201,7 +201,7 @@ def _process_looks() -> tuple[_Look, ...]:
         _Look(
             what=("namespaces of every process since its start",),
             find=_closed,
-            needed=False,  # who made a user namespace sees into it: what hides is hardly the cell's
+            needed=False,  # a user namespace's maker sees into it: what hides is hardly the cell's
             nothing_to_look_by=_without_namespaces,
         ),
         _Look(

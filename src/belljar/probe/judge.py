@@ -1,4 +1,4 @@
-"""What the cell said and what the host saw → findings and a verdict.
+"""The cell's report and the host's observation → findings and a verdict.
 
 Pure; the only place where a probe is judged.
 
@@ -62,7 +62,7 @@ def judge_probe(
 ) -> Finding:
     """One probe.
 
-    What the host saw comes first, then what the cell said, then whether the host could have seen
+    What the host saw comes first, then the cell's report, then whether the host could have seen
     it.
     """
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
@@ -121,7 +121,7 @@ _BADNESS: Final = (Outcome.DENIED, Outcome.ABSENT, Outcome.ERROR, Outcome.REACHE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one attempt said; `detail` is escaped and bounded."""
+    """One attempt's report; `detail` is escaped and bounded."""
 
     outcome: Outcome
     detail: str = ""
@@ -129,7 +129,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What the program said. `problem`: why this is no whole answer; "" when it is."""
+    """The program's report. `problem`: why it is not whole, else ""."""
 
     by_name: Mapping[str, Answer]
     problem: str = ""
@@ -141,10 +141,10 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
     problems = (
         [] if lines[-1] == b"" and len(output) <= MAX_OUTPUT_BYTES else ["its output was cut off"]
     )
-    *said, last = lines[:-1] or [b""]
-    ended = _end_problem(last, count=len(said), nonce=nonce)
+    *reported, last = lines[:-1] or [b""]
+    ended = _end_problem(last, count=len(reported), nonce=nonce)
     by_name: dict[str, Answer] = {}
-    for line in said if not ended else [*said, last, lines[-1]]:
+    for line in reported if not ended else [*reported, last, lines[-1]]:
         problems += _take(line, asked, by_name)
     missing = [name for name in asked if name not in by_name]
     if missing:
@@ -164,7 +164,7 @@ def _take(line: bytes, asked: Collection[str], into: dict[str, Answer]) -> list[
             else []
         )
     if name not in asked:
-        return [f"nobody asked for {printable(name, max_chars=60)}"]
+        return [f"{printable(name, max_chars=60)} was not asked for"]
     known = into.get(name)
     into[name] = (
         answer
@@ -280,7 +280,7 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
     """Which of the probes are answered by the policy's own will, and why."""
     sink = (
-        {f"network.{name}": "the range's sink takes what nobody has" for name in _TCP}
+        {f"network.{name}": "the range's sink takes what no other host has" for name in _TCP}
         if sinks
         else {}
     )

@@ -20,7 +20,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 
 PARAMETERS: Final[Mapping[str, str]] = {
-    "nonce": "32 hexadecimal digits; said back in the last line",
+    "nonce": "32 hexadecimal digits; repeated in the last line",
     "token": "what an attempt writes to whatever it reaches, so that the host knows it by sight",
     "canary": "absolute path of a file on the host that everyone there may read and write",
     "socket": "absolute path of a stream socket on the host that everyone there may connect to",
@@ -158,7 +158,7 @@ class Finding:
     """One probe, judged.
 
     Attributes:
-        outcome: what the program said, None when it said nothing usable. detail: its words, escaped
+        outcome: as the program reported; None: nothing usable. detail: its words, escaped
             and bounded.
         seen: what decided, in words. seen_by: whose observation that was.
         known: why a `reached` is expected in this tier; "" otherwise.
@@ -174,12 +174,11 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        said = self.outcome.value if self.outcome else None
         known = {"known": self.known} if self.known else {}
         return {
             "name": self.name,
             "verdict": self.verdict.value,
-            "outcome": said,
+            "outcome": self.outcome.value if self.outcome else None,
             "detail": self.detail,
             "seen": self.seen,
             "seen_by": self.seen_by.value,

@@ -219,14 +219,14 @@ async def _attempt(
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
     with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:
-        told = "".join(f"{k}={v}\n" for k, v in {**parameters, **watched.parameters}.items())
+        text = "".join(f"{k}={v}\n" for k, v in {**parameters, **watched.parameters}.items())
         output: ProgramOutput | None = None
         problem = "it did not end in time"
         try:
             with anyio.move_on_after(timeout_s + _GRACE_S):
                 output = await cell.run_probe_program(
                     [_PROGRAM, *words],
-                    input=told.encode(),
+                    input=text.encode(),
                     timeout_s=timeout_s,
                     user=user,
                     alone=alone,
@@ -327,9 +327,9 @@ def host_parameters(*, whole: bool) -> Mapping[str, str]:
     gets nothing of the host's names.
     """
     stat = (line.split() for line in Path("/proc/stat").read_text().splitlines())
-    told = {"btime": next((words[1] for words in stat if words[:1] == ["btime"]), "")}
+    parameters = {"btime": next((words[1] for words in stat if words[:1] == ["btime"]), "")}
     if whole:
-        told |= {
+        parameters |= {
             "namespaces": " ".join(
                 f"{name}:{number}" for name, number in namespaces_of(os.getpid()).items()
             ),
@@ -337,7 +337,7 @@ def host_parameters(*, whole: bool) -> Mapping[str, str]:
             "boot_id": _line(Path("/proc/sys/kernel/random/boot_id")),
             "machine_id": _line(Path("/etc/machine-id")),
         }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in parameters.items() if value}
 
 
 def _line(path: Path) -> str:

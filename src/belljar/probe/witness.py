@@ -1,7 +1,7 @@
 """What the host lays out before a cell is probed, and looks at afterwards: things that only an
 escape could touch.
 
-Each is made for one run, under names nobody else knows, and gone when the block is left. What a
+Each is made for one run, under secret names, and gone when the block is left. What a
 killed owner leaves in the temporary directory, the next watch (or `belljar reap`) removes.
 """
 
@@ -19,7 +19,8 @@ import struct
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -81,7 +82,7 @@ def watch(
                 parameter, looks[witness] = layout.lay(witness, host_pid)
             except OSError as error:
                 blind = Sight(touched=None, what=f"the host could not watch: {error.strerror}")
-                parameter, looks[witness] = "", lambda blind=blind: blind
+                parameter, looks[witness] = "", partial(replace, blind)
             if parameter:
                 parameters[witness.value] = parameter
         yield Watch(parameters=parameters, nonce=nonce, looks=looks)
@@ -177,7 +178,7 @@ def _visits(received: list[bytes], token: bytes) -> Sight:
     if any(token in each for each in received):
         return Sight(touched=True, what="the host's listener was reached from the cell")
     if received:
-        # Another process of this host, perhaps: it is no proof of a breach, and no silence either.
+        # Another process of this host, perhaps: it is no proof of a breach, nor of its absence.
         heard = printable(received[0], max_chars=40) or "nothing"
         return Sight(
             touched=None, what=f"another process reached the host's listener and sent {heard}"
@@ -189,10 +190,10 @@ def _connections(listener: socket.socket) -> list[bytes]:
     received: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
         while len(received) < _MAX_VISITORS:
-            visitor, _ = listener.accept()
-            with visitor:
+            client, _ = listener.accept()
+            with client:
                 try:
-                    received.append(visitor.recv(4096, socket.MSG_DONTWAIT))
+                    received.append(client.recv(4096, socket.MSG_DONTWAIT))
                 except OSError:
                     received.append(b"")
     return received

@@ -33,7 +33,7 @@ def test_an_end_without_a_limit_says_what_is_known(status: int) -> None:
 def test_a_silent_runtime_is_named() -> None:
     """Which runtime, which version, how it ended, and that it said nothing; crun's known reason
     with it."""
-    how = "ended with status 1, and said nothing"
+    how = "ended with status 1, and printed nothing"
     told = explain_runtime(how, name="crun", version="1.8.1", where="cell c", silent=True)
     assert "crun 1.8.1" in told.what
     assert "status 1" in told.what

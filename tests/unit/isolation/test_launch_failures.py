@@ -65,12 +65,12 @@ def test_an_end_without_a_step() -> None:
         (
             "failed step 21 runtime exit 1",
             "",
-            "the OCI runtime ended with status 1, and said nothing",
+            "the OCI runtime ended with status 1, and printed nothing",
         ),
         (
             "failed step 21 runtime signal 9",
             "no room",
-            "the OCI runtime ended with signal 9, and said: no room",
+            "the OCI runtime ended with signal 9, and printed: no room",
         ),
     ],
 )

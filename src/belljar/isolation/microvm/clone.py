@@ -165,7 +165,7 @@ async def _resume(vmm: Vmm) -> None:
         await vmm.qmp.execute("cont")
     except CellError as exc:
         raise _not_restored(vmm, exc) from exc
-    # Nothing needs the monitor from here on: a compromised VMM has nobody to talk to on it
+    # Nothing needs the monitor from here on: a compromised VMM can't use it
     vmm.qmp.close()
     vmm.timings_ms["restore"] += elapsed_ms(began)
 

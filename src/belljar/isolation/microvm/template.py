@@ -172,7 +172,7 @@ def _claim_and_load(
     with ExitStack() as claim:
         try:
             claim.enter_context(claimed(job.directory))
-        except FileNotFoundError:  # or being taken out: whoever does holds the lock
+        except FileNotFoundError:  # or being removed, under the lock
             return None, ""
         template, why = _load(job, verify, rejection)
         if template is not None:

@@ -326,7 +326,7 @@ class Container(Sandbox):
             except BelljarError as failure:
                 return failure
         words = self.diagnosis()
-        quoted = f"; it said: {words}" if words else ""
+        quoted = f"; it printed: {words}" if words else ""
         if timeout.cancelled_caught:
             how = f"neither started the container nor ended within {waited_s:.0f} s{quoted}"
             return explain_runtime(how, name=runtime, version=version, where=where)
@@ -417,7 +417,7 @@ def explain_runtime(
 
 def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
     """How, and how near its limits were. Pure."""
-    who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
+    what = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
     how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
     used = (
         f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use"
@@ -428,4 +428,4 @@ def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused
     known = "; ".join(
         ("no limit is known to have been reached", *(word for word in (used, refused) if word))
     )
-    return f"{who} ended, or was killed (the last word was {how}; {known})"
+    return f"{what} ended, or was killed (it ended with {how}; {known})"

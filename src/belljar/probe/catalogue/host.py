@@ -63,14 +63,14 @@ FILES: Final = (
         "walk_up",
         tries="Goes up from the working directory and from the root, 64 times, and looks whether "
         "it stands above the root.",
-        why="chroot is left this way by whoever stands outside it; CVE-2024-21626 gave a "
+        why="A process outside of a chroot leaves it this way; CVE-2024-21626 gave a "
         "container a working directory of the host's.",
         breach="A directory above the root is reached.",
     ),
     _files(
         "host_socket",
         tries="Connects to a socket of the host by its path there.",
-        why="Services trust whoever reaches their socket; a mounted docker.sock is root of the "
+        why="Services trust all that reach their socket; a mounted docker.sock is root of the "
         "host.",
         breach="The host's listener hears a connection.",
         witness=Witness.SOCKET,
@@ -123,7 +123,7 @@ PROCESSES: Final = (
     _processes(
         "signal_host",
         tries="Sends a harmless signal to a process of the host.",
-        why="Whoever can signal the host's processes can end the supervisor that was to end him.",
+        why="A process that can signal the host's can end the supervisor that is to end it.",
         breach="The host's process has the signal pending.",
         witness=Witness.PID,
     ),

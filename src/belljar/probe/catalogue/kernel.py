@@ -88,14 +88,14 @@ _FILES: Final = (
         "log_write",
         tries="Opens /dev/kmsg for writing.",
         why="Lines of the cell's in the host's log: forged evidence, or escape sequences for "
-        "whoever reads it.",
+        "all that read it.",
         breach="It opens.",
     ),
     _kernel(
         "control_groups",
         tries="Opens limits and process lists of every mounted control group for writing.",
-        why="Whoever writes there lifts his own limits; with release_agent he is the host's root "
-        "(CVE-2022-0492, CVE-2021-4197).",
+        why="A process that writes there lifts its own limits; with release_agent it is the "
+        "host's root (CVE-2022-0492, CVE-2021-4197).",
         breach="One opens.",
     ),
 )

@@ -13,7 +13,7 @@ MOUNTS: Final = (
     _mounts(
         "memory",
         tries="Mounts a tmpfs on a directory of its own.",
-        why="Whoever may mount is unbounded in memory and can cover what others read; "
+        why="A process that may mount is unbounded in memory and can cover what others read; "
         "CAP_SYS_ADMIN is most of root.",
         breach="It is mounted.",
     ),
@@ -82,7 +82,7 @@ MOUNTS: Final = (
     ),
     _mounts(
         "served",
-        tries="Looks in its mount table for file systems that somebody outside serves: 9p, "
+        tries="Looks in its mount table for file systems that are served from outside: 9p, "
         "virtiofs, NFS, CIFS, FUSE.",
         why="The server is a program of the host that takes orders from the guest: "
         "CVE-2020-35517 in virtiofsd, CVE-2023-2861 in 9p.",
@@ -97,7 +97,7 @@ NAMESPACES: Final = (
     _namespaces(
         "shared",
         tries="Compares its namespaces with the host's, by number, where the kernel is the host's.",
-        why="One forgotten namespace is a missing wall: with the host's network came "
+        why="One forgotten namespace is a missing layer: with the host's network came "
         "CVE-2020-15257.",
         breach="A process of the cell is in a namespace of the host's.",
         witness=Witness.NAMESPACES,
@@ -121,7 +121,7 @@ NAMESPACES: Final = (
     _namespaces(
         "clone_user",
         tries="Makes a user namespace with clone.",
-        why="A filter on unshare alone leaves the other door open.",
+        why="A filter on unshare alone leaves the other way open.",
         breach="A process is born.",
     ),
     _namespaces(
@@ -141,7 +141,7 @@ NAMESPACES: Final = (
     _namespaces(
         "host_ids",
         tries="Looks whether id 0 inside is id 0 of the host, where the kernel is the host's.",
-        why="Without a private range root of the cell is root of the host once a wall falls: it "
+        why="Without a private range root of the cell is root of the host once a layer fails: it "
         "made CVE-2019-5736 and CVE-2024-21626 fatal.",
         breach="It is.",
         witness=Witness.NAMESPACES,
@@ -241,7 +241,9 @@ RESOURCES: Final = (
         tries="Gives itself a better priority.",
         why="CAP_SYS_NICE starves the neighbours and the supervisor.",
         breach="It has it.",
-        expected={"gvisor": "gVisor keeps the number to itself; the host's scheduler is not told."},
+        expected={
+            "gvisor": "gVisor keeps the number to itself; the host's scheduler does not get it."
+        },
         quick=False,
     ),
     _resources(

@@ -1,6 +1,6 @@
 """The network, where a packet that a route takes has left; and the channel to the host.
 
-Whoever gets at the channel can say what the record will believe.
+A process that gets at the channel can forge what is recorded.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ _BEYOND: Final = (
         "metadata",
         tries="Connects to 169.254.169.254: metadata of AWS, Google, Azure, Oracle, "
         "DigitalOcean, OpenStack.",
-        why="It gives the machine's credentials to who asks: Capital One, 2019; reachable from "
+        why="It gives the machine's credentials to any client: Capital One, 2019; reachable from "
         "pods in the 2026 intrusion.",
         breach=_LEFT,
     ),
@@ -157,7 +157,7 @@ _BEYOND: Final = (
         "metadata_tasks",
         tries="Connects to the credential addresses of ECS tasks, EKS pods, Tencent and Oracle's "
         "older cloud.",
-        why="Each gives a role's credentials to who asks.",
+        why="Each gives a role's credentials to any client.",
         breach=_LEFT,
     ),
     _network(
@@ -202,7 +202,7 @@ _BEYOND: Final = (
     _network(
         "dns_tls",
         tries="Connects to a public name server's port for DNS over TLS.",
-        why="Names in it are seen by nobody on the way.",
+        why="Names in it are hidden from all on the way.",
         breach=_LEFT,
     ),
 )
