@@ -323,7 +323,6 @@ async def test_a_runtime_that_works(vm_home: Path, kind: str, path: str) -> None
     )
     proof = await prove_runtime(runtime, home=vm_home)
     assert (proof.works, proof.reason, proof.no_port) == (True, "", "")
-    assert proof.version
     assert nothing_left(vm_home)
 
 

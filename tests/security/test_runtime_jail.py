@@ -409,7 +409,7 @@ def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
             ("/probe", "exit", "1"),
             "step 21, runtime, failed: the OCI runtime ended with status 1, and printed nothing",
         ),
-        (("/probe", "exit", "3", "sorry"), "status 3, and said: sorry"),
+        (("/probe", "exit", "3", "sorry"), "status 3, and printed: sorry"),
         (("/probe", "exit", "0"), "status 0, but it left no process behind"),
         (("/missing",), "No such file or directory: /missing"),
     ],

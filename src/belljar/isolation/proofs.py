@@ -50,33 +50,18 @@ _SOON_S: Final = 10.0
 """Don't wait twice for a hanging runtime."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeProof:
-    """A runtime's trial; `no_port`: why a port fails."""
-
-    works: bool
-    reason: str
-    hint: str
-    no_port: str
-    version: str
-    duration_ms: float
-
-
 def runtime_proof(home: Path) -> ProveRuntime:
     """A blocking function for host facts that tries a runtime."""
 
     def prove(fact: RuntimeFact) -> RuntimeTrial:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
         runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
-        proof = anyio.run(partial(prove_runtime, runtime, home=home))
-        return RuntimeTrial(
-            works=proof.works, reason=proof.reason, hint=proof.hint, no_port=proof.no_port
-        )
+        return anyio.run(partial(prove_runtime, runtime, home=home))
 
     return prove
 
 
-async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
+async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeTrial:
     """Start a container, have its guest agent answer, end it.
 
     In an empty network namespace; if that fails soon, without one. Raises `HostError`: couldn't be
@@ -88,14 +73,9 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
     no_port = ""
     if error is not None and time.monotonic() - started < _SOON_S:
         no_port, error = error.what, await _error_of(runtime, root, home, None)
-    return RuntimeProof(
-        works=error is None,
-        reason=error.what if error else "",
-        hint=error.hint if error else "",
-        no_port="" if error else no_port,
-        version=root.version,
-        duration_ms=(time.monotonic() - started) * 1000,
-    )
+    if error is not None:
+        return RuntimeTrial(works=False, reason=error.what, hint=error.hint)
+    return RuntimeTrial(works=True, no_port=no_port)
 
 
 async def _error_of(
@@ -185,33 +165,19 @@ KVM_DEADLINE_S: Final = 10.0
 _RAM_MIB: Final = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofResult:
-    """`reason`: why it doesn't boot, else empty."""
-
-    boots: bool
-    reason: str
-    duration_ms: float
-
-
 def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
     """A blocking function for host facts that boots under KVM."""
 
-    def prove() -> KvmProof:
-        result = anyio.run(partial(boots_under, "kvm", kernel, home=home))
-        return KvmProof(boots=result.boots, reason=result.reason)
-
-    return prove
+    return partial(anyio.run, partial(boots_under, "kvm", kernel, home=home))
 
 
 async def boots_under(
     accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
-) -> ProofResult:
+) -> KvmProof:
     """Boot kernel and agent under the accelerator; nothing of it is left.
 
     Raises `HostError`: QEMU, the kernel, the jail or the device is missing.
     """
-    started = time.monotonic()
     cell_id = new_cell_id()
     scratch = home / "tmp" / owned_name(what=f"proof-{cell_id}")
     try:
@@ -219,9 +185,7 @@ async def boots_under(
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-    return ProofResult(
-        boots=not reason, reason=reason, duration_ms=(time.monotonic() - started) * 1000
-    )
+    return KvmProof(boots=not reason, reason=reason)
 
 
 async def _try_accelerator(
@@ -237,7 +201,14 @@ async def _try_accelerator(
         lifetime_s=deadline_s + 20,
         address_space_bytes=vmm_address_space_bytes(shape),
     )
-    await anyio.to_thread.run_sync(_prepare, kernel, scratch)
+    initrd, disk = scratch / "initrd", scratch / "disk"
+
+    def prepare() -> None:
+        scratch.mkdir(parents=True, mode=0o711)
+        write_read_only(initrd, read_guest_parts(kernel).initramfs())
+        write_read_only(disk, empty_disk())
+
+    await anyio.to_thread.run_sync(prepare)
     root = await anyio.to_thread.run_sync(ensure_vmm_root, home, accel)
     spec = VmmSpec(
         cell_id=cell_id,
@@ -250,8 +221,8 @@ async def _try_accelerator(
         root=root,
         binds=(
             JailBind(source=kernel.vmlinuz, target=KERNEL_PATH),
-            JailBind(source=scratch / "initrd", target=INITRD_PATH),
-            JailBind(source=scratch / "disk", target=DISK_PATH),
+            JailBind(source=initrd, target=INITRD_PATH),
+            JailBind(source=disk, target=DISK_PATH),
         ),
         directories=(scratch,),
     )
@@ -274,9 +245,3 @@ async def _try_accelerator(
 def first_line(escaped: str) -> str:
     """Without the VMM's register dump."""
     return escaped.split("\\n")[0][:300]
-
-
-def _prepare(kernel: Kernel, scratch: Path) -> None:
-    scratch.mkdir(parents=True, mode=0o711)
-    write_read_only(scratch / "initrd", read_guest_parts(kernel).initramfs())
-    write_read_only(scratch / "disk", empty_disk())

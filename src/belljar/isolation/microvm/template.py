@@ -26,10 +26,9 @@ from typing import Any, Final, Literal, TypeAlias
 import anyio
 import anyio.to_thread
 
-from belljar.channel import GuestClient
 from belljar.channel.frames import config_payload
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.events import Event, Kind, Recorder
+from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image import Image, Kernel
 from belljar.isolation.microvm.guest_files import (
     GuestParts,
@@ -41,6 +40,7 @@ from belljar.isolation.microvm.guest_files import (
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
 from belljar.isolation.program_root import VmmRoot, ensure_vmm_root, file_stamp
+from belljar.isolation.sandbox import elapsed_ms
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import (
@@ -296,14 +296,8 @@ async def _build(job: _Job, recorder: Recorder) -> Template:
                 hint="free some space, or fix the store's owner",
             ) from exc
         raise
-    duration_ms = (time.monotonic() - started) * 1000
-    recorder.record(
-        Event(
-            kind=Kind.TEMPLATE_BUILT,
-            cell_id=cell_id,
-            data={"key": job.key, "duration_ms": round(duration_ms)},
-        )
-    )
+    data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
+    recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
     template, why = await anyio.to_thread.run_sync(_load, job, "stamp", None)
     if template is None:
         raise CellError(
@@ -328,13 +322,12 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
         JailBind(source=job.image.rootfs, target=DISK_PATH),
         JailBind(source=scratch / "memory", target=MEMORY_PATH, writable=True),
     )
-    limits = replace(plan.jail, lifetime_s=_BUILD_LIFETIME_S)
     spec = VmmSpec(
         cell_id=cell_id,
         kind="template",
         role=Role.TEMPLATE,
         shape=plan.vm,
-        limits=limits,
+        limits=replace(plan.jail, lifetime_s=_BUILD_LIFETIME_S),
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,
         root=job.root,
@@ -343,29 +336,25 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
     async with AsyncExitStack() as owner:
         vmm = await start_vmm(spec, home=job.home, owner=owner)
         try:
-            await _bring_guest_up(vmm.client, plan)
+            await vmm.client.wait_ready(timeout_s=BOOT_DEADLINE_S)
+            await vmm.client.hello()
+            payload = config_payload(
+                memory_max_bytes=plan.guest.memory_max_bytes,
+                disk_bytes=plan.guest.disk_bytes,
+                disk_inodes=plan.guest.disk_inodes,
+                processes=plan.guest.processes,
+                capabilities=plan.guest.capabilities,
+                debugger_calls=plan.guest.debugger_calls,
+                setuid_programs=plan.guest.setuid_programs,
+                hostname="localhost",
+                warm_paths=PRELOADED,
+            )
+            await vmm.client.configure(payload, timeout_s=_CONFIGURE_DEADLINE_S)
             await _wait_idle(vmm)
             state = await _save(vmm)
         except CellError as exc:
             raise _explained(vmm, exc, job) from exc
     return state
-
-
-async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
-    await guest.wait_ready(timeout_s=BOOT_DEADLINE_S)
-    await guest.hello()
-    payload = config_payload(
-        memory_max_bytes=plan.guest.memory_max_bytes,
-        disk_bytes=plan.guest.disk_bytes,
-        disk_inodes=plan.guest.disk_inodes,
-        processes=plan.guest.processes,
-        capabilities=plan.guest.capabilities,
-        debugger_calls=plan.guest.debugger_calls,
-        setuid_programs=plan.guest.setuid_programs,
-        hostname="localhost",
-        warm_paths=PRELOADED,
-    )
-    await guest.configure(payload, timeout_s=_CONFIGURE_DEADLINE_S)
 
 
 async def _wait_idle(vmm: Vmm) -> None:

@@ -308,22 +308,14 @@ class Qmp:
         timeout_s: float = 20.0,
     ) -> Any:  # noqa: ANN401 - JSON
         """Run a command; its answer. `fd` is sent along."""
-        message = (
-            json.dumps(
-                {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
-            ).encode()
-            + b"\n"
-        )
+        message = {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
         with anyio.move_on_after(timeout_s):
-            await self._send(message, fd)
+            await self._send(json.dumps(message).encode() + b"\n", fd)
             while True:
                 reply = await self._line()
                 if "error" in reply:
-                    raise CellError(
-                        f"the VMM refused {command}: "
-                        f"{printable(str(reply['error']), max_chars=300)}",
-                        where=self._where,
-                    )
+                    why = printable(str(reply["error"]), max_chars=300)
+                    raise CellError(f"the VMM refused {command}: {why}", where=self._where)
                 if "return" in reply:
                     return reply["return"]
                 self._events.append(reply)
@@ -335,17 +327,13 @@ class Qmp:
             while True:
                 event = self._events.popleft() if self._events else await self._line()
                 data = event.get("data")
-                status = (
-                    data.get("status")
-                    if event.get("event") == "MIGRATION" and isinstance(data, dict)
-                    else None
-                )
-                if status == "completed":
+                if event.get("event") != "MIGRATION" or not isinstance(data, dict):
+                    continue
+                if (status := data.get("status")) == "completed":
                     return
                 if status in ("failed", "cancelled"):
-                    raise CellError(
-                        f"the VMM could not move the device state: {status}", where=self._where
-                    )
+                    what = f"the VMM could not move the device state: {status}"
+                    raise CellError(what, where=self._where)
         raise self._late("did not finish moving the device state")
 
     def close(self) -> None:
@@ -381,19 +369,12 @@ class Qmp:
             self._buffer += chunk
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        return self._parsed(line)
-
-    def _parsed(self, line: bytes) -> dict[str, Any]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as exc:
-            raise CellError(
-                "the VMM's monitor sent something that is not JSON", where=self._where
-            ) from exc
+            raise CellError("the VMM's monitor sent no JSON", where=self._where) from exc
         if not isinstance(value, dict):
-            raise CellError(
-                "the VMM's monitor sent something that is not an object", where=self._where
-            )
+            raise CellError("the VMM's monitor sent no JSON object", where=self._where)
         return value
 
 

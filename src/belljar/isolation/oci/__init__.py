@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from belljar.isolation.oci.container import Container
     from belljar.isolation.oci.open import open_container
     from belljar.isolation.oci.trees import ensure_tree
-    from belljar.isolation.proofs import RuntimeProof, prove_runtime, runtime_proof
+    from belljar.isolation.proofs import prove_runtime, runtime_proof
 
 __all__ = [
     "Container",
-    "RuntimeProof",
     "ensure_tree",
     "open_container",
     "prove_runtime",
@@ -29,9 +28,7 @@ __getattr__ = lazy_names(
     {
         "Container": "belljar.isolation.oci.container",
         "open_container": "belljar.isolation.oci.open",
-        **dict.fromkeys(
-            ("RuntimeProof", "prove_runtime", "runtime_proof"), "belljar.isolation.proofs"
-        ),
+        **dict.fromkeys(("prove_runtime", "runtime_proof"), "belljar.isolation.proofs"),
         "ensure_tree": "belljar.isolation.oci.trees",
     },
 )

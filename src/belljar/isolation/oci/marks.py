@@ -173,18 +173,9 @@ def mark_from_within(agent: int, paths: Sequence[str]) -> Marked:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(_TIMEOUT_S)
-        argv = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _BOOT,
-            json.dumps(sys.path),
-            str(theirs.fileno()),
-            str(agent),
-        ]
+        arguments = (json.dumps(sys.path), str(theirs.fileno()), str(agent))
         with subprocess.Popen(
-            argv,
+            [sys.executable, "-I", "-S", "-c", _BOOT, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -214,9 +205,7 @@ def main() -> None:
     try:
         agent = int(sys.argv[3])
         with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(namespace.fileno(), _CLONE_NEWUSER) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            _checked(_libc.setns(namespace.fileno(), _CLONE_NEWUSER))
         root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         marked = mark_files("inotify", root, paths)
     except OSError as error:

@@ -170,16 +170,11 @@ def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
 async def _unpack(
     image: Image, root: Path, home: Path, cell_id: str, identity: HeldIdentity
 ) -> None:
-    program: tuple[str, ...] = (
-        "/usr/bin/unsquashfs",
-        "-no-progress",
-        "-quiet",
-        "-no-xattrs",
-        "-strict-errors",
-        "-processors",
-        "2",
+    program = (
+        *("/usr/bin/unsquashfs", "-no-progress", "-quiet", "-no-xattrs", "-strict-errors"),
+        *("-processors", "2", "-data-queue", "64", "-frag-queue", "64"),
+        *("-force", "-dest", "/out", "/image"),
     )
-    program += ("-data-queue", "64", "-frag-queue", "64", "-force", "-dest", "/out", "/image")
     mounts = (
         JailMount(kind="bind", source=image.rootfs, target="/image"),
         JailMount(kind="bind", source=root, target="/out", writable=True),
@@ -188,15 +183,13 @@ async def _unpack(
     if output is None:
         return
     if "No space left" in output:
-        hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
         raise HostError(
             "there is no room to unpack the image for containers",
             where=str(home / "trees"),
-            hint=hint,
+            hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
         )
-    what = f"the image {image.digest[:12]} could not be unpacked for containers: {output}"
     raise HostError(
-        what,
+        f"the image {image.digest[:12]} could not be unpacked for containers: {output}",
         where=str(image.rootfs),
         hint="`belljar doctor` says whether this host lacks something; else remove the image "
         "(`belljar image rm`) and build or import it again",
@@ -213,9 +206,8 @@ def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
             import ctypes
 
             if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-                raise OSError(
-                    ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(partial_tree)
-                )
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(partial_tree))
         finally:
             os.close(fd)
         partial_tree.rename(final)
@@ -224,11 +216,10 @@ def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
 
 
 def _no_room(exc: OSError, where: Path) -> HostError:
-    hint = "free some space, fix the store's owner, or set BELLJAR_HOME to another directory"
     return HostError(
         f"an image could not be unpacked: {exc.strerror}",
         where=str(exc.filename or where),
-        hint=hint,
+        hint="free some space, fix the store's owner, or set BELLJAR_HOME to another directory",
     )
 
 
@@ -249,7 +240,13 @@ async def _run(
         root=root.root,
         binds=(),
         identity=identity.jail,
-        limits=_limits(deadline_s),
+        limits=JailLimits(
+            memory_max_bytes=_MEMORY_BYTES,
+            cpu_quota_percent=None,
+            processes=64,
+            lifetime_s=deadline_s,
+            address_space_bytes=_MEMORY_BYTES,
+        ),
         cgroups=(),
         memory_by_rlimit=True,
         ids=identity.ids,
@@ -265,32 +262,14 @@ async def _run(
             jail.release_namespaces()
 
 
-def _limits(deadline_s: float) -> JailLimits:
-    return JailLimits(
-        memory_max_bytes=_MEMORY_BYTES,
-        cpu_quota_percent=None,
-        processes=64,
-        lifetime_s=deadline_s,
-        address_space_bytes=_MEMORY_BYTES,
-    )
-
-
 def _failure_of(jail: Jail, end: JailEnd | None, deadline_s: float) -> str | None:
     if end is not None and end.cause == "itself" and end.status == 0:
         return None
-    why = (
-        f"it took longer than {deadline_s:.0f} s"
-        if end is not None and end.cause == "lifetime"
-        else ""
-    )
-    how = (
-        ""
-        if end is None
-        else f"status {end.status}"
-        if end.signal is None
-        else f"signal {end.signal}"
-    )
-    return jail.diagnosis() or why or how or "it ended without a word"
+    how = "it ended without a status"
+    if end is not None:
+        how = f"status {end.status}" if end.signal is None else f"signal {end.signal}"
+        how = f"it took longer than {deadline_s:.0f} s" if end.cause == "lifetime" else how
+    return jail.diagnosis() or how
 
 
 async def remove_trees(home: Path, names: Iterable[str]) -> tuple[str, ...]:
