@@ -346,20 +346,8 @@ async def _after(
         return
     if network.error is not None:
         raise network.error
-    found = network.destruction
-    if found is not None and found.survivors:
-        raise ContainmentBreach(
-            f"the end of its network left: {', '.join(found.survivors)}",
-            where=f"range {network.id}",
-            hint="it was removed and recorded; do not count this sample as contained",
-        )
-    if found is not None and found.unproven:
-        raise HostError(
-            f"the end of its network could not be proven; not looked for: "
-            f"{'; '.join(found.unproven)}",
-            where=f"range {network.id}",
-            hint="do not count this sample as contained; `belljar reap` looks again",
-        )
+    if network.destruction is not None:
+        network.destruction.raise_if_unclean("the end of its network", where=f"range {network.id}")
 
 
 def _trusting(parts: Parts) -> Parts:

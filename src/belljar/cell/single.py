@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from belljar.cell.parts import MachineParts, Parts
-from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.image import image_health
 from belljar.isolation.hold import refuse_if_stopped
@@ -94,10 +93,7 @@ async def ready_cell(
         finally:
             with anyio.CancelScope(shield=True):
                 destruction = await cell.destroy()
-    if destruction.survivors:
-        raise breach(cell, destruction.survivors)
-    if destruction.unproven:
-        raise unproven(cell, destruction.unproven)
+    destruction.raise_if_unclean("destruction", where=f"cell {cell.id}")
 
 
 def open_live(
@@ -140,26 +136,6 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
         "risk": loaded.policy.risk.value,
         "image": parts.image.digest,
     }
-
-
-def breach(cell: Cell, survivors: tuple[str, ...]) -> ContainmentBreach:
-    """The error for a cell that left something behind."""
-    return ContainmentBreach(
-        f"destruction left: {', '.join(survivors)}",
-        where=f"cell {cell.id}",
-        hint="it was removed and recorded; do not count this sample as contained, and look at "
-        "the ledger before the next run",
-    )
-
-
-def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
-    """The error for a cell whose destruction could not be proven."""
-    return HostError(
-        f"its destruction could not be proven; not looked for: {'; '.join(missed)}",
-        where=f"cell {cell.id}",
-        hint="do not count this sample as contained; let this user see what is named, then "
-        "`belljar reap` looks again",
-    )
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:

@@ -14,8 +14,8 @@ import anyio.to_thread
 
 from belljar.errors import CellError, HostError
 from belljar.events import Kind
+from belljar.harness.controls import unarmed
 from belljar.ledger import Line, read_events
-from belljar.policy.guarding import Action, Place
 from belljar.signals.cases import Case, Outcome, Step
 from belljar.signals.observe import model_part
 from belljar.signals.values import Channel
@@ -121,19 +121,8 @@ def live_policy(loaded: LoadedPolicy) -> LoadedPolicy:
 
     if not hasattr(loaded.policy, "model_copy"):  # a preset
         loaded = parse_policy(loaded.text, source=loaded.source, base=loaded.base)
-    rules = loaded.policy.guard_rules
-    actions = {
-        place: Action.FLAG if rules.action(place) is Action.STOP else rules.action(place)
-        for place in Place
-    }
-    update = {
-        "network": Network.model_validate(NETWORK),
-        "guard": replace(rules, actions=actions),
-        "on": {},
-        "decoys": (),
-        "files": (),
-    }
-    return replace(loaded, policy=loaded.policy.model_copy(update=update))
+    update = {"network": Network.model_validate(NETWORK), "decoys": (), "files": ()}
+    return replace(loaded, policy=unarmed(loaded).policy.model_copy(update=update))
 
 
 async def carry_out(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.errors import ContainmentBreach, HostError
 from belljar.events import JsonValue
 from belljar.isolation import cgroup, kernel_objects
 from belljar.process import (
@@ -56,6 +57,23 @@ class Destruction:
     def clean(self) -> bool:
         """All looks were made and found nothing."""
         return not self.survivors and not self.unproven
+
+    def raise_if_unclean(self, what: str, *, where: str) -> None:
+        """Raises `ContainmentBreach`: something was left; `HostError`: unproven."""
+        if self.survivors:
+            raise ContainmentBreach(
+                f"{what} left: {', '.join(self.survivors)}",
+                where=where,
+                hint="it was removed and recorded; do not count this sample as contained, and look "
+                "at the ledger before the next run",
+            )
+        if self.unproven:
+            raise HostError(
+                f"{what} could not be proven; not looked for: {'; '.join(self.unproven)}",
+                where=where,
+                hint="do not count this sample as contained; let this user see what is named, then "
+                "`belljar reap` looks again",
+            )
 
     def to_data(self) -> dict[str, JsonValue]:
         """As `cell.destroyed` and `range.destroyed` record it."""

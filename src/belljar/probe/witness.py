@@ -135,10 +135,9 @@ class _Layout:
         family, kind = _SOCKETS[witness]
         listener = self._stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
         parameter = self._bind(witness, listener)
-        if kind == socket.SOCK_DGRAM:
-            return parameter, lambda: _visits(_datagrams(listener), self._token)
-        listener.listen(_MAX_VISITORS)
-        return parameter, lambda: _visits(_connections(listener), self._token)
+        if kind == socket.SOCK_STREAM:
+            listener.listen(_MAX_VISITORS)
+        return parameter, lambda: _visits(_received(listener, kind), self._token)
 
     def _bind(self, witness: Witness, listener: socket.socket) -> str:
         if witness is Witness.ABSTRACT:
@@ -186,24 +185,20 @@ def _visits(received: list[bytes], token: bytes) -> Sight:
     return Sight(touched=False, what="the host's listener heard nothing")
 
 
-def _connections(listener: socket.socket) -> list[bytes]:
+def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
+    """What clients sent, each once; bounded."""
     received: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
         while len(received) < _MAX_VISITORS:
+            if kind == socket.SOCK_DGRAM:
+                received.append(listener.recv(4096))
+                continue
             client, _ = listener.accept()
             with client:
                 try:
                     received.append(client.recv(4096, socket.MSG_DONTWAIT))
                 except OSError:
                     received.append(b"")
-    return received
-
-
-def _datagrams(listener: socket.socket) -> list[bytes]:
-    received: list[bytes] = []
-    with contextlib.suppress(BlockingIOError):
-        while len(received) < _MAX_VISITORS:
-            received.append(listener.recv(4096))
     return received
 
 

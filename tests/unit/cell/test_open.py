@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
-from tests.fakes.vm import CELL, staged
+from tests.fakes.vm import staged
 
 from belljar.cell import open_cell, prepare
 from belljar.cell.parts import MachineParts, refused
-from belljar.cell.single import breach, copy_in, planned, unproven
-from belljar.errors import ContainmentBreach, HostError, PolicyError
+from belljar.cell.single import copy_in, planned
+from belljar.errors import HostError, PolicyError
 from belljar.events import Kind, MemoryRecorder
 from belljar.ledger import Status, verify
 from belljar.ledger.schema import check_data
@@ -60,24 +60,6 @@ def test_what_is_planned_is_on_record_before_it_is_made() -> None:
         image.digest,
     )
     assert data["layers"] == [layer.name for layer in plan.layers]
-
-
-async def test_a_breach_names_cell_and_survivors() -> None:
-    """The error that stops everything says what was left, of which cell."""
-    async with staged() as stage:
-        error = breach(stage.cell, ("process 7", "mount /x"))
-    assert isinstance(error, ContainmentBreach)
-    assert "process 7, mount /x" in error.what
-    assert CELL in error.where
-
-
-async def test_a_destruction_without_proof_says_what_was_not_looked_for() -> None:
-    """Not a breach, for nothing was found; this host's, which lets us not see."""
-    async with staged() as stage:
-        error = unproven(stage.cell, ("mounts named after the cell: Permission denied",))
-    assert isinstance(error, HostError)
-    assert "mounts named after the cell: Permission denied" in error.what
-    assert CELL in error.where
 
 
 async def test_the_policys_files_are_copied_in(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.isolation import kernel_objects, survivors
 from belljar.isolation.identity import hold_identity, hold_uids
 from belljar.isolation.reap import list_cells, reap_now
-from belljar.isolation.survivors import destroy_remains, look, remove_survivors
+from belljar.isolation.survivors import Destruction, destroy_remains, look, remove_survivors
 from belljar.process import identify, kill, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
 
@@ -35,6 +36,26 @@ def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 def entry(**fields: object) -> JournalEntry:
     """A new cell's."""
     return own_entry(new_cell_id(), "cell", **fields)
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        ({"survivors": ("process 7", "mount /x")}, ContainmentBreach),
+        ({"unproven": ("mounts named after the cell: Permission denied",)}, HostError),
+    ],
+)
+def test_an_unclean_end_says_what_and_where(
+    found: dict[str, tuple[str, ...]], error: type[BelljarError]
+) -> None:
+    """A breach names what was left; what could not be looked for is none, for nothing was found."""
+    end = Destruction(**{"survivors": (), "looked_for": (), "duration_ms": 1.0, **found})  # type: ignore[arg-type]
+    assert not end.clean
+    with pytest.raises(error) as caught:
+        end.raise_if_unclean("destruction", where="cell c-0")
+    (words,) = found.values()
+    assert all(word in caught.value.what for word in words)
+    assert caught.value.where == "cell c-0"
 
 
 def test_nothing_is_found_of_nothing() -> None:
