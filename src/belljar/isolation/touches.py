@@ -293,8 +293,10 @@ class QueueThread:
             self._drained.set()
 
 
-class Reports:
-    """What one watch reports of a thread's accesses."""
+class ThreadWatch:
+    """A `FileWatch` fed by a `QueueThread`. Doesn't report the host's own reads."""
+
+    trust = Trust.HOST_OBSERVED
 
     def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
         self._own_reads, self._thread = own_reads, thread
@@ -302,6 +304,7 @@ class Reports:
         self._limit = AccessLimit()
         self._on_access: OnAccess | None = None
         self._on_end: OnEnd | None = None
+        self._has_lost = self._is_closed = False
         own_reads.listeners.append(self._on_host_read)
         own_reads.settlers.append(thread.settle)
 
@@ -332,45 +335,11 @@ class Reports:
         if self._on_end is not None:
             self._on_end(reason)
 
-    def close(self) -> None:
-        """Report all counts. The thread must have stopped."""
-        self._own_reads.listeners.remove(self._on_host_read)
-        self._own_reads.settlers.remove(self._thread.settle)
-        try:
-            self._report_held(everything=True)
-        except Exception as error:  # noqa: BLE001 - as in the thread
-            with suppress(Exception):
-                self.end(f"{type(error).__name__}: {error}")
-
-    def _report_held(self, *, everything: bool) -> None:
-        for held in self._limit.due(time.monotonic(), everything=everything):
-            if self._on_access is not None:
-                self._on_access(held)
-
-    def _on_host_read(self, path: str, phase: Phase) -> None:
-        self._host_reads.on_read(path, phase)
-        self._thread.wake()
-
-
-class ThreadWatch:
-    """A `FileWatch` fed by a `QueueThread`."""
-
-    trust = Trust.HOST_OBSERVED
-
-    def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
-        self.reports = Reports(own_reads, thread)
-        self._thread = thread
-        self._has_lost = self._is_closed = False
-
-    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
-        """As `FileWatch.begin`."""
-        self.reports.begin(on_access, on_end)
-
     def lost(self, reason: str) -> None:
         """Report lost accesses. Once."""
         if not self._has_lost:
             self._has_lost = True
-            self.reports.end(reason)
+            self.end(reason)
 
     async def aclose(self) -> None:
         """As `FileWatch.aclose`."""
@@ -383,10 +352,25 @@ class ThreadWatch:
     def _close(self) -> None:
         self._thread.drain()
         self._stop_reading()
-        self.reports.close()
+        self._own_reads.listeners.remove(self._on_host_read)
+        self._own_reads.settlers.remove(self._thread.settle)
+        try:
+            self._report_held(everything=True)
+        except Exception as error:  # noqa: BLE001 - as in the thread
+            with suppress(Exception):
+                self.end(f"{type(error).__name__}: {error}")
 
     def _stop_reading(self) -> None:
         raise NotImplementedError
+
+    def _report_held(self, *, everything: bool) -> None:
+        for held in self._limit.due(time.monotonic(), everything=everything):
+            if self._on_access is not None:
+                self._on_access(held)
+
+    def _on_host_read(self, path: str, phase: Phase) -> None:
+        self._host_reads.on_read(path, phase)
+        self._thread.wake()
 
 
 _MAX_TOUCHES: Final = 1 << 20

@@ -101,7 +101,7 @@ class Trace:
 
     def _read(self) -> int:
         watches, count = self._watches, 0
-        ended = [watch.reports.ended_host_reads for watch in watches]
+        ended = [watch.ended_host_reads for watch in watches]
         with suppress(BlockingIOError):
             if self._connection is None:
                 self._connection = self._accept()
@@ -113,7 +113,7 @@ class Trace:
                 count += 1
                 self._take(message, watches)
         for watch, reads in zip(watches, ended, strict=True):
-            watch.reports.settle(reads, read=count, is_empty=count < FULL_READ)
+            watch.settle(reads, read=count, is_empty=count < FULL_READ)
         return count
 
     def _accept(self) -> socket.socket:
@@ -144,7 +144,7 @@ class Trace:
         self._has_ended = True
         for watch in self._watches:
             with suppress(Exception):
-                watch.reports.end(reason)
+                watch.end(reason)
 
 
 class TraceWatch(ThreadWatch):
@@ -176,7 +176,7 @@ class TraceWatch(ThreadWatch):
             access = Access(
                 path=path, operation=point.operation, process=name, pid=point.pid or None
             )
-            self.reports.offer(access, may_be_hosts=point.process == _AGENT)
+            self.offer(access, may_be_hosts=point.process == _AGENT)
 
 
 async def watch_sandbox(

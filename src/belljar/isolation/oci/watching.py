@@ -107,7 +107,7 @@ class MarkWatch(ThreadWatch):
         self.missing: Mapping[str, str] = marked.missing
         self._marked = marked
         self._processes = processes
-        thread = QueueThread(lambda: marked.fd, self._read, lambda reason: self.reports.end(reason))
+        thread = QueueThread(lambda: marked.fd, self._read, self.end)
         super().__init__(own_reads, thread)
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
@@ -123,11 +123,11 @@ class MarkWatch(ThreadWatch):
         self._thread.stop()
 
     def _read(self) -> int:
-        ended = self.reports.ended_host_reads
+        ended = self.ended_host_reads
         seen = read_queue(self._marked.mechanism, self._marked.fd)
         for one in seen:
             self._take(one)
-        self.reports.settle(ended, read=len(seen), is_empty=len(seen) < FULL_READ)
+        self.settle(ended, read=len(seen), is_empty=len(seen) < FULL_READ)
         return len(seen)
 
     def _take(self, seen: Seen) -> None:
@@ -141,7 +141,7 @@ class MarkWatch(ThreadWatch):
             access = Access(
                 path=path, operation=operation, process=process.name, pid=process.inner_pid
             )
-            self.reports.offer(access, may_be_hosts=process.is_agent is None)
+            self.offer(access, may_be_hosts=process.is_agent is None)
 
 
 async def watch_container(
