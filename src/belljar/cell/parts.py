@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -97,7 +98,9 @@ def gather_parts(
             not run.
     """
     image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
-    kernel = _kernel(home)
+    kernel: Kernel | None = None
+    with suppress(HostError):
+        kernel = current_kernel(home)
     image_facts = ImageFacts(
         digest=image.digest,
         name=loaded.policy.image,
@@ -131,13 +134,6 @@ def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
 
         prove_runtime = runtime_proof(home)
     return find_facts(home, prove_kvm=prove_kvm, prove_runtime=prove_runtime)
-
-
-def _kernel(home: Path) -> Kernel | None:
-    try:
-        return current_kernel(home)
-    except HostError:
-        return None
 
 
 _describing: Final = threading.Lock()

@@ -306,12 +306,8 @@ async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
 
     Each is waited for once.
     """
-    names = (
-        list(waits)
-        if target is None or target.awaits is None
-        else [name for name in target.awaits if name in waits]
-    )
-    for name in names:
+    awaited = None if target is None else target.awaits
+    for name in [name for name in (waits if awaited is None else awaited) if name in waits]:
         await waits.pop(name)()
 
 

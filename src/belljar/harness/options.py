@@ -203,13 +203,12 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
             yield Setting(option="belljar_variable", value=name, source=_place(name, before))
     for option, taken in TAKEN.items():
         # The variables that Inspect's command line reads for an option, and the table's
-        found = [*TAKEN[option].variables]
+        names = [*taken.variables]
         for parameter in context.command.params:
             if parameter.name == option:
                 named = parameter.envvar
-                found += [named] if isinstance(named, str) else list(named or ())
-                found.append(f"{_PREFIX}_{option.upper()}")
-        names = found
+                names += [named] if isinstance(named, str) else list(named or ())
+                names.append(f"{_PREFIX}_{option.upper()}")
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
             yield Setting(option=option, value=context.params[option])
         elif context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:

@@ -30,7 +30,7 @@ from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.compose.values import is_idle
 from belljar.differences import sentences
-from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
+from belljar.errors import BelljarError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle
@@ -371,9 +371,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         One that timed out is never run again, whatever `timeout_retry` is: it may have had effects.
         `concurrency` throttles local subprocesses: there are none.
         """
-        await self._before_operation()
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        try:
+        async with self._operation(OSError):
             output = await self.cell.exec(
                 cmd,
                 input=input.encode() if isinstance(input, str) else input,
@@ -384,8 +383,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 max_output_bytes=limit_bytes,
                 keep="tail",
             )
-        except CellError as error:
-            raise await self._unavailable(error) from None
         if may_be_broken(output):
             await self.health.look("call")
         return to_result(
@@ -398,18 +395,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file atomically, with its parents."""
-        await self._before_operation()
-        try:
+        async with self._operation(IsADirectoryError):
             await self.cell.write_file(
                 file, contents.encode() if isinstance(contents, str) else contents
             )
-        except CellError as error:
-            raise await self._unavailable(error) from None
-        except IsADirectoryError:
-            raise
-        except OSError:
-            await self.health.look("call")
-            raise
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002
@@ -422,22 +411,15 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """Read a regular file as the default user."""
         from belljar.channel import FileTooLarge
 
-        await self._before_operation()
         try:
-            contents = await self.cell.read_file(
-                file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-            )
+            async with self._operation(FileNotFoundError, IsADirectoryError, FileTooLarge):
+                contents = await self.cell.read_file(
+                    file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+                )
         except FileTooLarge:
             raise OutputLimitExceededError(
                 limit_str=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, truncated_output=None
             ) from None
-        except CellError as error:
-            raise await self._unavailable(error) from None
-        except (FileNotFoundError, IsADirectoryError):
-            raise
-        except OSError:
-            await self.health.look("call")
-            raise
         return contents.decode("utf-8") if text else contents
 
     @override

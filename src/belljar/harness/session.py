@@ -266,6 +266,23 @@ class SampleCell:
         self._beginning = anyio.Lock()
         self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
 
+    @asynccontextmanager
+    async def _operation(self, *harmless: type[Exception]) -> AsyncIterator[None]:
+        """Prepare for a call of Inspect's; a broken cell is noticed by its errors.
+
+        `harmless`: errors that say nothing of the cell's health.
+        """
+        await self._before_operation()
+        try:
+            yield
+        except harmless:
+            raise
+        except CellError as error:
+            raise await self._unavailable(error) from None
+        except OSError:
+            await self.health.look("call")
+            raise
+
     async def _before_operation(self) -> None:
         await self._session.check_running()
         if not self._running and not is_preparing():
