@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from signal import SIGTERM
 from typing import Final
 
@@ -107,20 +107,14 @@ class CellStream(ByteStream):
         with self._receiving:
             self._check_open()
             if not self._held:
-                self._held = await self._next()
+                with self._death_reported():
+                    chunk = await self._running.receive_stdout()
+                if chunk is None:
+                    raise anyio.EndOfStream
+                self._held = chunk
             taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
             self.received.feed(taken)
             return taken
-
-    async def _next(self) -> bytes:
-        try:
-            chunk = await self._running.receive_stdout()
-        except CellError as error:
-            self._died(error)
-            raise
-        if chunk is None:
-            raise anyio.EndOfStream
-        return chunk
 
     async def send(self, item: bytes) -> None:
         """Send all of it; waits while the server doesn't read. Raises `anyio.BrokenResourceError`
@@ -132,23 +126,18 @@ class CellStream(ByteStream):
                 raise anyio.ClosedResourceError
             self.sent.feed(item)
             try:
-                await self._running.send_stdin(item)
+                with self._death_reported():
+                    await self._running.send_stdin(item)
             except BrokenPipeError as error:
                 raise anyio.BrokenResourceError from error
-            except CellError as error:
-                self._died(error)
-                raise
 
     async def send_eof(self) -> None:
         """End this side; what the server still sends can be received."""
         with self._sending:
             self._check_open()
             self._sent_eof = True
-            try:
+            with self._death_reported():
                 await self._running.close_stdin()
-            except CellError as error:
-                self._died(error)
-                raise
 
     async def aclose(self) -> None:
         """Close both sides; delivers what the server takes within 10 s."""
@@ -165,6 +154,14 @@ class CellStream(ByteStream):
         self._closed = True
         self.unread_bytes += len(self._held)
         self._held = b""
+
+    @contextmanager
+    def _death_reported(self) -> Iterator[None]:
+        try:
+            yield
+        except CellError as error:
+            self._died(error)
+            raise
 
     def _check_open(self) -> None:
         if self._closed:

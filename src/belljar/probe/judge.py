@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol
 
 from belljar.probe.model import Finding, Outcome, Probe, Side, Verdict, Witness, worst
@@ -42,7 +43,7 @@ def judge(
     ]
     named = {probe.witness for probe in probes}
     findings += [
-        _touched(f"host.{witness}", None, sights[witness])
+        _finding(f"host.{witness}", Verdict.BREACHED, None, sights[witness].what, Side.HOST)
         for witness in sights
         if witness not in named and sights[witness].touched is True
     ]
@@ -65,45 +66,33 @@ def judge_probe(
     What the host saw comes first, then the cell's report, then whether the host could have seen
     it.
     """
+    found = partial(_finding, probe.name)
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
     if sight is not None and sight.touched:
-        return _touched(probe.name, answer, sight)
+        return found(Verdict.BREACHED, answer, sight.what, Side.HOST)
     if answer is None:
-        return _finding(probe, Verdict.VOID, None, "no answer came", Side.HOST)
+        return found(Verdict.VOID, None, "no answer came", Side.HOST)
     if answer.outcome is Outcome.REACHED:
         known = probe.expected.get(tier, "")
         if known and (sight is None or sight.touched is False):
-            return _finding(
-                probe, Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
+            return found(
+                Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
             )
         saw = f"; {sight.what}" if sight is not None else ""
-        return _finding(probe, Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
+        return found(Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
     if answer.outcome is Outcome.ERROR:
-        return _finding(probe, Verdict.VOID, answer, "it could not be tried", Side.GUEST)
+        return found(Verdict.VOID, answer, "it could not be tried", Side.GUEST)
     if sight is None:
-        return _finding(
-            probe, Verdict.CONTAINED, answer, f"the cell says {answer.outcome}", Side.GUEST
-        )
+        return found(Verdict.CONTAINED, answer, f"the cell says {answer.outcome}", Side.GUEST)
     verdict = Verdict.VOID if sight.touched is None else Verdict.CONTAINED
-    return _finding(probe, verdict, answer, sight.what, Side.HOST)
-
-
-def _touched(name: str, answer: Answer | None, sight: Sight) -> Finding:
-    return Finding(
-        name=name,
-        verdict=Verdict.BREACHED,
-        outcome=answer.outcome if answer else None,
-        detail=answer.detail if answer else "",
-        seen=sight.what,
-        seen_by=Side.HOST,
-    )
+    return found(verdict, answer, sight.what, Side.HOST)
 
 
 def _finding(
-    probe: Probe, verdict: Verdict, answer: Answer | None, seen: str, by: Side, *, known: str = ""
+    name: str, verdict: Verdict, answer: Answer | None, seen: str, by: Side, *, known: str = ""
 ) -> Finding:
     return Finding(
-        name=probe.name,
+        name=name,
         verdict=verdict,
         outcome=answer.outcome if answer else None,
         detail=answer.detail if answer else "",
