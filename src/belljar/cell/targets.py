@@ -187,11 +187,7 @@ async def _wait_healthy(
     if not health:
         return
     argv = health_command(health)
-    retries, interval_s, timeout_s = (
-        int(health["retries"]),
-        float(health["interval"]),
-        float(health["timeout"]),
-    )
+    retries, timeout_s = int(health["retries"]), float(health["timeout"])
     until_s = anyio.current_time() + float(health.get("within") or math.inf)
     last, tries = "", 0
     while tries < retries and (tries == 0 or anyio.current_time() < until_s):
@@ -200,7 +196,7 @@ async def _wait_healthy(
         if output.success:
             return
         last, tries = _last_line(output), tries + 1
-        await anyio.sleep(interval_s)
+        await anyio.sleep(float(health["interval"]))
     tail = await _log_tail(cell, log)
     raise _failed(
         stand_in,

@@ -117,10 +117,9 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         tasks, previews = load_tasks(options, operator, read_selection(options))
         if session.stopped is not None:
             raise session.stopped
-        _show_preview(previews, session)
+        policies = _show_preview(previews, session)
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
-        policies = {each.policy: None for each in previews if each.policy is not None}
-        controlled = tuple(policies) if request.controls else ()
+        controlled = policies if request.controls else ()
         return _run_tasks(request, options, tasks, session, controlled=controlled)
 
 
@@ -145,8 +144,8 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     return previews
 
 
-def _show_preview(previews: Sequence[Preview], session: Session) -> None:
-    """Raises the first sample's error, or `HostError`."""
+def _show_preview(previews: Sequence[Preview], session: Session) -> Sequence[LoadedPolicy]:
+    """The samples' policies. Raises the first sample's error, or `HostError`."""
     refused = [each.error for each in previews if each.error is not None]
     if refused:
         first, *more = refused
@@ -168,6 +167,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
     )
     session.show_once(summary(whole))
     session.is_previewed = True
+    return list(policies)
 
 
 def _run_tasks(

@@ -200,8 +200,8 @@ FINDINGS: Final = "findings.json"
 
 def own_evidence(run: RunDirectory) -> Evidence:
     """The evidence of this process's run, before sealing."""
-    evidence = _evidence(run.path, check_ledger(run), logs=(), remote=True)
-    return _with_other_runs(evidence, run.path, run.recorder.key.fingerprint)
+    key = run.recorder.key.fingerprint
+    return _evidence(run.path, check_ledger(run), logs=(), remote=True, key=key)
 
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
@@ -250,8 +250,7 @@ def stored_evidence(
     if state is LedgerState.VERIFIED and not result.key_checked:
         state = LedgerState.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
-    evidence = _evidence(path, (state, problem), logs=logs, remote=False)
-    return _with_other_runs(evidence, path, expected_key)
+    return _evidence(path, (state, problem), logs=logs, remote=False, key=expected_key)
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
@@ -263,21 +262,23 @@ def _state(result: Verification) -> tuple[LedgerState, str]:
 
 
 def _evidence(
-    path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str], remote: bool
+    path: Path,
+    ledger: tuple[LedgerState, str],
+    *,
+    logs: Sequence[str],
+    remote: bool,
+    key: str | None,
 ) -> Evidence:
     record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
     ranges, upstreams = RangeGatherer(), UpstreamGatherer()
     for line in _readable(path):
         for each in (record, cells, ranges, upstreams, signals):
             each.take(line)
+    has_samples = any(cell.sample for cell in cells.found.values())
+    found = _logs(path, record, logs, has_samples=has_samples, remote=remote)
     return Evidence(
-        logs=_logs(
-            path,
-            record,
-            logs,
-            has_samples=any(cell.sample for cell in cells.found.values()),
-            remote=remote,
-        ),
+        logs=found,
+        begun_elsewhere=_begun_elsewhere(path, record, found, key),
         cells=cells.found,
         ranges=ranges.end(),
         upstreams=tuple(upstreams.found.values()),
@@ -288,19 +289,19 @@ def _evidence(
     )
 
 
-def _with_other_runs(evidence: Evidence, path: Path, key: str | None) -> Evidence:
-    """Add neighbouring runs' records of these samples; same key."""
-    if evidence.run.kind == EVALUATION:
-        return evidence
-    named = {each.judged_by for log in evidence.logs for each in log.transcripts} - {
-        evidence.run.run_id
-    }
+def _begun_elsewhere(
+    path: Path, record: RunRecord, logs: Sequence[LogRecord], key: str | None
+) -> dict[str, frozenset[str]]:
+    """These samples in neighbouring runs' records of the same key."""
+    if record.kind == EVALUATION:
+        return {}
+    named = {each.judged_by for log in logs for each in log.transcripts} - {record.run_id}
     begun: dict[str, frozenset[str]] = {}
     for run in path.parent.iterdir() if any(named) else ():
         if run.name in named and run.is_dir() and _is_signed(run, key):
             cells = gather_cells(_readable(run)).values()
             begun[run.name] = frozenset(cell.uuid for cell in cells if cell.uuid)
-    return replace(evidence, begun_elsewhere=begun)
+    return begun
 
 
 def _is_signed(path: Path, key: str | None) -> bool:

@@ -69,23 +69,13 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeTrial:
     """
     started = time.monotonic()
     root = await anyio.to_thread.run_sync(ensure_runtime_root, home, runtime)
-    error = await _error_of(runtime, root, home, _UNCONNECTED)
+    error = await _try_runtime(runtime, root, home, _UNCONNECTED)
     no_port = ""
     if error is not None and time.monotonic() - started < _SOON_S:
-        no_port, error = error.what, await _error_of(runtime, root, home, None)
+        no_port, error = error.what, await _try_runtime(runtime, root, home, None)
     if error is not None:
         return RuntimeTrial(works=False, reason=error.what, hint=error.hint)
     return RuntimeTrial(works=True, no_port=no_port)
-
-
-async def _error_of(
-    runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | None
-) -> CellError | None:
-    try:
-        await _try_runtime(runtime, root, home, port)
-    except CellError as exc:
-        return exc
-    return None
 
 
 _NOWHERE: Final = PortSettings(  # RFC 5737
@@ -114,7 +104,7 @@ _UNCONNECTED: Final = _Unconnected()
 
 async def _try_runtime(
     runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | None
-) -> None:
+) -> CellError | None:
     cell_id = new_cell_id()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
     resources = Resources()
@@ -139,9 +129,13 @@ async def _try_runtime(
         directory=home / "cells" / cell_id,
         port=port,
     )
-    async with AsyncExitStack() as owner:
-        container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
-        await container.client.ping()
+    try:
+        async with AsyncExitStack() as owner:
+            container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
+            await container.client.ping()
+    except CellError as exc:
+        return exc
+    return None
 
 
 def _empty_tree(home: Path) -> Tree:
