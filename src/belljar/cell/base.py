@@ -95,21 +95,22 @@ class CellBase:
 
     async def _redacted(self, data: bytes, operation: str) -> bytes:
         """Bytes from the cell as their caller gets them, by the policy's `guard`."""
-        if not self._redacts:
+        if self._redactor is None:
             return data
         return await anyio.to_thread.run_sync(self._let_out, data, operation)
 
     def _let_out(self, data: bytes, operation: str) -> bytes:
         """As `_redacted`, in the caller's thread."""
-        guard = self.guard
-        if guard is None or not self._redacts or not data:
+        redactor = self._redactor
+        if redactor is None or not data:
             return data
-        return guard.let_out(output_part(data, operation), cell_id=self.id).data
+        return redactor.let_out(output_part(data, operation), cell_id=self.id).data
 
     @property
-    def _redacts(self) -> bool:
+    def _redactor(self) -> GuardedRecorder | None:
         guard = self.guard
-        return guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
+        is_needed = guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
+        return guard if is_needed else None
 
     def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
         """Record something about the cell that is no operation of its own."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, runtime_checkable
@@ -161,9 +161,6 @@ class _RunValues:
         self.recorders: dict[str, KnowsValues] = {}
 
 
-_runs: Final[dict[Path, _RunValues]] = {}
-
-
 @contextmanager
 def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator[None]:
     """Have the cell's guard look for its own values, and the run's guards for each other's."""
@@ -174,16 +171,7 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
         yield
         return
 
-    @contextmanager
-    def shared() -> Iterator[None]:
-        _runs[run.path] = _RunValues()
-        try:
-            yield
-        finally:
-            del _runs[run.path]
-
-    run.enter_once("decoy values", shared)
-    values = _runs[run.path]
+    values = run.enter_once("decoy values", lambda: nullcontext(_RunValues()))
     theirs = [replace(value, id=f"{cell.id}/{value.id}", source=Source.FOREIGN) for value in own]
     with values.lock:
         recorder.know((*own, *values.foreign))

@@ -8,8 +8,8 @@ of a sample runs before everything it may reach is there.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
@@ -267,29 +267,11 @@ def _spec(
         network=plan,
         layout=layout,
         directory=directory,
-        spending=_spending_of(run),
+        # One count of real upstreams for all ranges of the run
+        spending=run.enter_once("spending", lambda: nullcontext(RunSpending())),
         guard=guard_config(recorder, plan),
         services=services,
     )
-
-
-_spending: Final[dict[Path, RunSpending]] = {}
-"""Of each run that is open in this process, by its directory."""
-
-
-def _spending_of(run: RunDirectory) -> RunSpending:
-    """What the run has spent on real upstreams: one count for all its ranges."""
-
-    @contextmanager
-    def counted() -> Iterator[None]:
-        _spending[run.path] = RunSpending()
-        try:
-            yield
-        finally:
-            del _spending[run.path]
-
-    run.enter_once("spending", counted)
-    return _spending[run.path]
 
 
 def guard_config(recorder: GuardedRecorder, plan: NetworkPlan) -> GuardConfig | None:

@@ -151,30 +151,23 @@ def _tested(recorder: Recorder, stopper: Stopper | None, home: Path) -> Iterator
         thread.join()
 
 
-class _Latest:
-    """The last test of this process: what it tells holds for all of its runs, however many they
-    are.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[Path, tuple[float, SwitchTest]] = {}
-
-    def of(self, home: Path) -> SwitchTest:
-        """One of the last half minute, or a new one; one at a time. Blocking."""
-        import anyio
-
-        from belljar.isolation.self_test import test_switch
-
-        with self._lock:
-            ended, found = self._found.get(home, (-math.inf, None))
-            if found is None or time.monotonic() - ended > TEST_EVERY_S / 2:
-                found = anyio.run(test_switch, home)
-                self._found[home] = (time.monotonic(), found)
-            return found
+_testing: Final = threading.Lock()
+_tests: Final[dict[Path, tuple[float, SwitchTest]]] = {}
+"""The last test of each store in this process, which holds for all of its runs."""
 
 
-_latest: Final = _Latest()
+def _latest_test(home: Path) -> SwitchTest:
+    """One of the last half minute, or a new one; one at a time. Blocking."""
+    import anyio
+
+    from belljar.isolation.self_test import test_switch
+
+    with _testing:
+        ended, found = _tests.get(home, (-math.inf, None))
+        if found is None or time.monotonic() - ended > TEST_EVERY_S / 2:
+            found = anyio.run(test_switch, home)
+            _tests[home] = (time.monotonic(), found)
+        return found
 
 
 def test_once(recorder: Recorder, stopper: Stopper | None, home: Path) -> None:
@@ -182,7 +175,7 @@ def test_once(recorder: Recorder, stopper: Stopper | None, home: Path) -> None:
     the run. Blocking."""
     from belljar.isolation.self_test import SELF_TEST
 
-    found = _latest.of(home)
+    found = _latest_test(home)
     data: dict[str, JsonValue] = {"ok": found.ok, "duration_ms": found.duration_ms}
     if found.reason:
         data["reason"] = printable(found.reason, max_chars=500)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from belljar.errors import HostError, LedgerError
 from belljar.events import Actor, Event, JsonValue, Kind
@@ -24,6 +24,7 @@ from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
 from belljar.package import __version__
 
+_T = TypeVar("_T")
 LIBRARIES: Final = (
     "cryptography",
     "dulwich",
@@ -127,14 +128,15 @@ class RunDirectory:
         self.is_sealed = False
         self._synced = set[str]()
         self._stack = ExitStack()
-        self._sharing, self._shared = threading.Lock(), set[str]()
+        self._sharing, self._shared = threading.Lock(), dict[str, Any]()
 
-    def enter_once(self, name: str, make: Callable[[], AbstractContextManager[object]]) -> None:
+    def enter_once(self, name: str, make: Callable[[], AbstractContextManager[_T]]) -> _T:
         """Enter a context shared by cells, once per `name`, until sealing. Thread-safe."""
         with self._sharing:
             if name not in self._shared:
-                self._stack.enter_context(make())
-                self._shared.add(name)
+                self._shared[name] = self._stack.enter_context(make())
+            shared: _T = self._shared[name]
+            return shared
 
     @property
     def inspect_log_dir(self) -> Path:

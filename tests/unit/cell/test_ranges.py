@@ -15,14 +15,11 @@ from belljar.cell.parts import ContainerParts
 from belljar.cell.ranges import (
     RangePort,
     RangeRouter,
-    _spending,
-    _spending_of,
     _trusting,
     _wait_for,
 )
 from belljar.cell.task_data import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
-from belljar.ledger import create_run
 from belljar.network.owner.range import Range as Network
 from belljar.plan import OciPlan, make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
@@ -151,15 +148,3 @@ async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]
     assert waited == healthy
     await _wait_for(waits, None)
     assert sorted(waited) == ["a", "b"]
-
-
-def test_the_ranges_of_a_run_share_one_count_of_what_they_spend(tmp_path: Path) -> None:
-    """Another run has another; that of a run that is sealed is forgotten."""
-    counts = []
-    for _ in range(2):
-        with create_run(tmp_path, "test", []) as run:
-            counts.append(_spending_of(run))
-            assert _spending_of(run) is counts[-1]
-            path = run.path
-        assert path not in _spending
-    assert counts[0] is not counts[1]
