@@ -65,7 +65,7 @@ class CellBase:
 
     @property
     def emulated(self) -> bool:
-        """True when no hardware virtualisation stands between guest and VMM."""
+        """True without hardware virtualisation between guest and VMM."""
         return self._live.emulated
 
     @property

@@ -268,7 +268,7 @@ class ExecOperations(CellBase):
         self._operation()
         request = ExecRequest(
             argv=list(argv),
-            # Root needs no word of the cell's own account files, which hostile root may have
+            # Root needs nothing of the cell's account files, which hostile root may have
             # rewritten: then a user with fewer rights would be probed.
             user="0:0" if (who := self._user(user)) in {"", "0", "root"} else who,
             cwd="/",

@@ -58,7 +58,7 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
     """
     for volume in data.own.volumes:
         writer = cells.get(volume.writer)
-        # The operator's own network stands in place of the services (`--override`)
+        # The operator's own network replaces the services (`--override`)
         if writer is None:
             continue
         try:

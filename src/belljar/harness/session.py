@@ -374,7 +374,7 @@ class SampleCell:
                 if outcome == "completed":  # an interrupted sample has no score to be doubted
                     for environment in (self, *self._beside):  # the probes end all that runs there
                         await environment.health.look("end")
-                # Every cell of the range is on record; the worst report stands for all.
+                # Every cell of the range is on record; the worst report counts.
                 cells = self.range.cells.values()
                 reports = [await self._probe(self.range, cell, "end") for cell in cells]
                 report = max(reports, key=lambda each: each.verdict.badness)

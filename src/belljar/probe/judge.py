@@ -203,7 +203,7 @@ _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 
 class Router(Protocol):
-    """What stands at the other end of a cell's port; a range's network is one."""
+    """The other end of a cell's port; a range's network is one."""
 
     @property
     def interface(self) -> str:

@@ -342,9 +342,7 @@ def _own_directory() -> Iterator[Path]:
 
 
 def _public_place() -> Path:
-    """The temporary directory if an escaped stranger could get there, to a socket too, else one
-    where he could.
-    """
+    """The temporary directory, or another if an escaped process could not get there."""
     chosen = Path(tempfile.gettempdir()).absolute()
     public = [
         place
