@@ -70,7 +70,7 @@ def test_the_plan_is_made_of_what_was_found(
     monkeypatch.setattr("belljar.cell.parts.current_kernel", lambda _home: some_kernel())
     monkeypatch.setattr("belljar.cell.parts.find_facts", facts)
     parts = gather_parts(resolve_policy("high"), tmp_path)
-    assert asked == ["default", (tmp_path, True, False)]
+    assert list(dict.fromkeys(asked)) == ["default", (tmp_path, True, False)]
     assert isinstance(parts, MachineParts)
     assert (parts.image, parts.kernel, parts.facts) == (some_image(), some_kernel(), capable_host())
     assert parts.plan.image is not None
