@@ -8,7 +8,9 @@ use an interpreter of the same version that the user can run.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib.metadata
 import json
 import os
@@ -28,7 +30,7 @@ from packaging.requirements import Requirement
 from tests.integration.conftest import Belljar
 from tests.integration.handed_groups import HandedGroups
 from tests.integration.processes import wait_for
-from tests.machine import public_folder
+from tests.machine import link_or_copy, public_folder
 
 import belljar
 from belljar.subids import NEEDED_IDS, parse_subordinate
@@ -294,14 +296,21 @@ def another_store(user: UsersBelljar) -> Iterator[Path]:
 
 def copy_package(target: Path) -> Path:
     """Belljar and what it needs to run, readable by all."""
-    target.mkdir(mode=0o755)
+    return Path(shutil.copytree(_package(), target, copy_function=link_or_copy))
+
+
+@functools.cache
+def _package() -> Path:
+    """The copy that others of this process are made of, compiled once."""
+    folder = Path(tempfile.mkdtemp(prefix="package-", dir=public_folder()))
+    atexit.register(shutil.rmtree, folder)
+    folder.chmod(0o755)
     source = Path(belljar.__file__).parent
-    shutil.copytree(source, target / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(
-        [sys.executable, "-m", "compileall", "-q", str(target / "belljar")], check=True
-    )  # once for all runs
-    copy_distributions(_project()["dependencies"], target)
-    return target
+    shutil.copytree(source, folder / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
+    compiler = [sys.executable, "-m", "compileall", "-q", str(folder / "belljar")]
+    subprocess.run(compiler, check=True)
+    copy_distributions(_project()["dependencies"], folder)
+    return folder
 
 
 def copy_inspect(target: Path) -> None:
@@ -321,9 +330,12 @@ def copy_distributions(requirements: Sequence[str], target: Path) -> None:
             if ".." in file.parts or copy.exists() or not found.is_file():
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found, copy)
-            times = found.stat()
-            os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))  # compiled files go by them
+            if found.stat().st_mode & 0o004:
+                link_or_copy(str(found), str(copy))
+            else:
+                shutil.copyfile(found, copy)
+                shutil.copystat(found, copy)  # compiled files go by its times
+                copy.chmod(0o644)
 
 
 def _closure(requirements: Sequence[str]) -> Iterator[importlib.metadata.Distribution]:

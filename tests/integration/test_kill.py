@@ -178,6 +178,7 @@ async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.thorough_in("trio")
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("phase", ["journalled", "running"])
 async def test_a_cell_that_is_made_meanwhile_is_refused(

@@ -115,6 +115,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, object]:
     return dict(json.loads(line))
 
 
+@pytest.mark.thorough_in("trio")
 async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
     """Two clones of one template share nothing that names or seeds a machine, have the host's
     clock, and leave nothing."""
@@ -220,6 +221,7 @@ async def test_whatever_comes_first(
         await operation(vm)
 
 
+@pytest.mark.thorough_in("trio")
 async def test_the_guest_is_neutral(vm_home: Path, made_of: Parts) -> None:
     """Neither the kernel's command line, nor its devices, nor its environment say whose guest it
     is."""
@@ -282,6 +284,7 @@ async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
         ] == []
 
 
+@pytest.mark.thorough_in("trio")
 async def test_a_planted_survivor_is_found_and_killed(vm_home: Path, made_of: Parts) -> None:
     """A process that carries the cell's id and outlives the kill makes the destruction unclean, and
     is ended by it."""
@@ -301,6 +304,7 @@ async def test_a_planted_survivor_is_found_and_killed(vm_home: Path, made_of: Pa
 
 
 @pytest.mark.root
+@pytest.mark.thorough_in("trio")
 async def test_a_survivor_in_the_control_group_is_found(vm_home: Path, made_of: Parts) -> None:
     """A process that only shares the cell's control group is found by that."""
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:

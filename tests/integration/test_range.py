@@ -138,6 +138,20 @@ def who(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Who]:
     wait_for(lambda: not user.processes(), "the end of the user's processes")
 
 
+@pytest.fixture(scope="module")
+def talks() -> dict[bool, dict[str, Any]]:
+    """What the scenario `talk` saw, by whether it was root's: one run for several tests."""
+    return {}
+
+
+@pytest.fixture
+def talked(who: Who, talks: dict[bool, dict[str, Any]]) -> dict[str, Any]:
+    """Of this one's run."""
+    if who.is_root not in talks:
+        talks[who.is_root] = who.run("talk")
+    return talks[who.is_root]
+
+
 def assert_gone(seen: dict[str, Any]) -> None:
     """A destruction that looked everywhere it must and found nothing."""
     assert seen["clean"], seen
@@ -151,11 +165,11 @@ def assert_gone(seen: dict[str, Any]) -> None:
     )
 
 
-def test_what_is_there_answers_and_what_is_not_refuses(who: Who) -> None:
+def test_what_is_there_answers_and_what_is_not_refuses(talked: dict[str, Any]) -> None:
     """Bytes go to the gateway and back by UDP and TCP, each to the address that was asked; all else
     is refused by RST or ICMP, counted and on record.
     """
-    seen = who.run("talk")
+    seen = talked
     assert_gone(seen)
     shop, resolver = seen["layout"]["names"][0]["address"], seen["layout"]["resolver"]
     refused = "ConnectionRefusedError 111"
@@ -187,11 +201,11 @@ def test_what_is_there_answers_and_what_is_not_refuses(who: Who) -> None:
     assert "BEGIN CERTIFICATE" in seen["certificate"]
 
 
-def test_a_port_is_neutral_and_fixed(who: Who) -> None:
+def test_a_port_is_neutral_and_fixed(talked: dict[str, Any]) -> None:
     """A cell sees a plain `eth0` with one address, an on-link gateway and a neighbour that nobody
     can replace; when the range goes, the device goes.
     """
-    seen = who.run("talk")
+    seen = talked
     addresses, routes, neighbours = seen["inside"]
     port, resolver = seen["layout"]["cells"][0], seen["layout"]["resolver"]
     device = next(item for item in addresses if item["ifname"] != "lo")
@@ -209,11 +223,11 @@ def test_a_port_is_neutral_and_fixed(who: Who) -> None:
     assert seen["device_gone"]
 
 
-def test_the_packet_record_holds_every_frame(who: Who) -> None:
+def test_the_packet_record_holds_every_frame(talked: dict[str, Any]) -> None:
     """One pcapng file of Ethernet frames with nanoseconds, whose flags say which way each went:
     as many as were counted, each whole, none lost.
     """
-    seen = who.run("talk")
+    seen = talked
     data = bytes.fromhex(seen["pcap"])
     frames = [frame for _, frame, _ in packets(data)]
     ways = {(frame[6:12].hex(":"), direction) for _, frame, direction in packets(data)}
@@ -228,12 +242,12 @@ def test_the_packet_record_holds_every_frame(who: Who) -> None:
     assert seen["files"] == ["packets.pcapng"]
 
 
-def test_rights_are_what_is_needed(who: Who) -> None:
+def test_rights_are_what_is_needed(who: Who, talked: dict[str, Any]) -> None:
     """A gateway has no capability; a supervisor has those over networks, and neither can gain any.
 
     Root's supervisor and gateway are nobody's uid, and not each other's.
     """
-    status = who.run("talk")["status"]
+    status = talked["status"]
     fields = {
         name: dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE))
         for name, text in status.items()
