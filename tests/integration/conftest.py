@@ -42,6 +42,12 @@ class Belljar:
             **extra,
         }
 
+    def argv(self, *args: str) -> list[str]:
+        """The command line."""
+        return (
+            quick_command(*args) if args[0] == "run" else [sys.executable, "-m", "belljar", *args]
+        )
+
     def __call__(
         self,
         *args: str,
@@ -50,11 +56,8 @@ class Belljar:
         **extra: str,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run to the end."""
-        argv = (
-            quick_command(*args) if args[0] == "run" else [sys.executable, "-m", "belljar", *args]
-        )
         return subprocess.run(
-            argv,
+            self.argv(*args),
             input=input,
             env=self.environment(**extra),
             capture_output=True,
@@ -64,10 +67,9 @@ class Belljar:
 
     def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
         """Start and leave running."""
-        argv = [sys.executable, "-m", "belljar", *args]
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            argv,
+            self.argv(*args),
             stdin=subprocess.DEVNULL,
             stdout=pipe,
             stderr=pipe,
