@@ -286,7 +286,7 @@ def test_a_store_that_can_not_be_written(host: Host) -> None:
     doctor = host.run("doctor", "--no-prove", mounts=mounts)
     assert doctor.returncode == 3
     assert b"read-only" in doctor.stdout
-    assert b"No cell can run here" in doctor.stdout
+    assert b"No tier can be used here" in doctor.stdout
 
 
 @pytest.mark.parametrize(
