@@ -36,14 +36,17 @@ _LAST_MODULE = pytest.StashKey[Path]()
 # The longest files first, so that no process ends long after the others. What isn't listed comes
 # after them, in its usual order.
 LONGEST_FIRST = (
-    "tests/integration/test_contract_as_user.py",
     "tests/contract/test_limits.py",
     "tests/integration/test_crash_points.py",
-    "tests/integration/test_inspect_run.py",
-    "tests/integration/test_range.py",
+    "tests/integration/test_contract_as_user.py",
+    "tests/integration/test_ordinary_user.py",
     "tests/integration/test_microvm.py",
     "tests/integration/test_image_build.py",
+    "tests/integration/test_inspect_run.py",
+    "tests/integration/test_range.py",
+    "tests/integration/test_ranges.py",
     "tests/integration/test_kill.py",
+    "tests/integration/test_tier_faults.py",
     "tests/contract",
     "tests/integration",
     "tests/security",
