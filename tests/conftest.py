@@ -263,7 +263,7 @@ def _ours(pid: str, base: bytes) -> bool:
     if b"%b=%b" % (_SESSION.encode(), base) in _environment(pid).split(b"\0"):
         return True
     while pid not in {"0", "1", str(os.getpid())}:
-        if base in _cmdline(pid):
+        if re.search(re.escape(base) + rb"[/\0]", _cmdline(pid)):
             return True
         pid = _parent(pid)
     return False

@@ -25,6 +25,10 @@ from belljar.network.gateway.context import (
 from belljar.network.gateway.main import watched_loop
 from belljar.network.gateway.serve import run
 
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # As in a range's fork server.
+
+from belljar.network.stand_ins.schemas import Schemas  # noqa: E402
+
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
     """A stand-in of a few lines: `smtp` greets and echoes lines, `http` and the range's catch-all
@@ -117,8 +121,6 @@ async def crash(_receive: Receive, _send: Send) -> None:
 
 async def spin(_receive: Receive, send: Send) -> None:
     """Compares a value with a schema that goes round in itself three times a level: years."""
-    from belljar.network.stand_ins.schemas import Schemas  # slow, and for this alone
-
     value: dict[str, Any] = {}
     for _ in range(60):
         value = {"a": value}
