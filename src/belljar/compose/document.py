@@ -357,6 +357,7 @@ _PATHS: Final = frozenset(
         ("services", "*", "build"),
         ("services", "*", "build", "context"),
         ("services", "*", "env_file"),
+        ("services", "*", "env_file", "path"),
         ("services", "*", "env_file", "*"),
         ("services", "*", "env_file", "*", "path"),
         ("services", "*", "volumes", "*", "source"),
@@ -382,9 +383,9 @@ def _moved(value: Any, home: str, place: tuple[str, ...] = ()) -> Any:  # noqa: 
     is_path = place in _PATHS or (place == _MOUNT and str(value).startswith("."))
     if not is_path or not isinstance(value, str):
         return value
-    if value.startswith(("/", "~", "\\")) or "://" in value:
-        return value
     source, colon, rest = value.partition(":") if place == _MOUNT else (value, "", "")
+    if source.startswith(("/", "~", "\\")) or "://" in source:
+        return value
     joined = f"{home}/{source}"
     return f"./{joined if '$' in joined else posixpath.normpath(joined)}{colon}{rest}"
 

@@ -165,7 +165,7 @@ def _answer(
 
         deadline = Timer(timeout_s, disconnect)
         deadline.start()
-        what = f"it did not answer within {format_duration(timeout_s)}"
+        what = f"it took longer than {format_duration(timeout_s)}"
         try:
             connection.request("GET", path)
             yield connection.getresponse()

@@ -71,12 +71,22 @@ def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> N
 
 def test_only_the_source_of_an_included_mount_is_moved(task: Path) -> None:
     """Its target is a path of the cell, whatever it looks like."""
-    mounts = '["./data:/../data/:ro", "/app"]'
+    mounts = '["./data:/../data/:ro", "./data://app", "/app"]'
     text = f"services: {{db: {{image: db, volumes: {mounts}}}}}"
     (task.parent / "shared" / "compose.yaml").write_text(text)
     document = read(task, "include: ../shared/compose.yaml")
-    moved = ["./../shared/data:/../data/:ro", "/app"]
+    moved = ["./../shared/data:/../data/:ro", "./../shared/data://app", "/app"]
     assert document["services"]["db"]["volumes"] == moved
+
+
+def test_an_included_file_of_variables_without_a_list(task: Path) -> None:
+    """It is the included file's too."""
+    text = "services: {db: {image: db, env_file: {path: db.env, required: false}}}"
+    (task.parent / "shared" / "compose.yaml").write_text(text)
+    document = read(task, "include: ../shared/compose.yaml\nservices: {default: {image: i}}")
+    found = read_compose(document, files_named_by(document))
+    assert found.network is not None
+    assert found.network["stand_ins"]["db"]["env"] == {"A": "1"}
 
 
 def test_a_service_of_another_file_is_extended(task: Path) -> None:
