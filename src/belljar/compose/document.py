@@ -429,20 +429,26 @@ def _extended(
     return merged(_extended(base, services, (*by, name)), own)
 
 
-def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Merged as by Compose: mappings are merged, lists appended, single values replaced."""
+def merged(
+    base: Mapping[str, Any], own: Mapping[str, Any], *, by_name: bool = False
+) -> dict[str, Any]:
+    """Merged as by Compose: mappings are merged, lists appended, single values replaced.
+
+    `by_name`: the keys are an author's names, as of variables.
+    """
     whole = {**base, **own}
     for key in [key for key in own if key in base]:
         ours, theirs = own[key], base[key]
         if ours is None or theirs is None or key in _REPLACED:
             whole[key] = theirs if ours is None else ours
             continue
-        if key in _MERGED_AS_MAPPINGS and not (isinstance(ours, list) and isinstance(theirs, list)):
+        has_names = not by_name and key in _MERGED_AS_MAPPINGS
+        if has_names and not (isinstance(ours, list) and isinstance(theirs, list)):
             ours, theirs = _as_mapping(key, ours), _as_mapping(key, theirs)
-        elif key == "env_file":
+        elif key == "env_file" and not by_name:
             ours, theirs = each(ours), each(theirs)
         if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            whole[key] = merged(theirs, ours)
+            whole[key] = merged(theirs, ours, by_name=has_names)
         elif isinstance(ours, list) and isinstance(theirs, list):
             whole[key] = [*(item for item in theirs if item not in ours), *ours]
         else:

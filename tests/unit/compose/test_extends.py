@@ -45,6 +45,13 @@ def test_mappings_are_merged_and_lists_appended() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["env_file", "labels", "depends_on"])
+def test_a_variable_with_the_name_of_a_key_is_a_variable(name: str) -> None:
+    """Its values are merged as those of other variables."""
+    base, own = {"environment": {name: "a", "B": "b"}}, {"environment": {name: "c"}}
+    assert made(base, own) == {"environment": {name: "c", "B": "b"}}
+
+
 def test_a_chain_is_followed() -> None:
     """The base of a base counts too, whoever stands first in the file."""
     services = {
