@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import binascii
-import importlib
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
@@ -320,18 +319,17 @@ _NATIONAL: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
-def _extra(module: str, package: str, cls: str) -> Any:  # noqa: ANN401 - a module
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        raise HostError(
-            f"the guard's class `{cls}` needs {package}",
-            hint="pip install 'belljar-sandbox[guard]'",
-        ) from None
+def _missing(package: str, cls: str) -> HostError:
+    return HostError(
+        f"the guard's class `{cls}` needs {package}", hint="pip install 'belljar-sandbox[guard]'"
+    )
 
 
 def _national() -> Iterator[Detector]:
-    get_cc_module = _extra("stdnum", "python-stdnum", "national_id").get_cc_module
+    try:
+        from stdnum import get_cc_module
+    except ModuleNotFoundError:
+        raise _missing("python-stdnum", "national_id") from None
     for name, shape in _NATIONAL:
         country, _, module = name.partition(".")
         number = get_cc_module(country.strip("_"), module)
@@ -355,7 +353,10 @@ _DOCUMENTED_IDS: Final = frozenset({b"078-05-1120", b"219-09-9999", b"123-45-678
 
 
 def _phones() -> Iterator[Detector]:
-    phonenumbers = _extra("phonenumbers", "phonenumbers", "phone")
+    try:
+        import phonenumbers
+    except ModuleNotFoundError:
+        raise _missing("phonenumbers", "phone") from None
 
     def check(text: bytes) -> bool:
         try:
