@@ -250,6 +250,24 @@ class Misuse(click.UsageError):
         self.hint = hint
 
 
+class CommandGroup(click.Group):
+    """A group that answers an unknown command with the ones it has."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Adds a hint for unknown names."""
+        is_known = not args or args[0] in self.commands or args[0].startswith("-")
+        if not is_known and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.commands, 1)
+            names = ", ".join(f"`{name}`" for name in sorted(self.commands))
+            hint = f"did you mean `{near[0]}`?" if near else f"use one of {names}"
+            raise Misuse(f"there is no command `{args[0]}`", hint=hint, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
 @contextmanager
 def reading(path: object, param: str) -> Iterator[None]:
     """An `OSError` in the block is a usage error: `path`, named by `param`, can't be read."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.console import (
+    CommandGroup,
     Misuse,
     json_option,
     parsed_by,
@@ -32,7 +33,7 @@ _KEEP_SETUID = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def image() -> None:
     """Build, import, name, list, inspect and remove images.
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
-from belljar.cli.console import Misuse, json_option, key_option, print_json, reading, run_argument
+from belljar.cli.console import (
+    CommandGroup,
+    Misuse,
+    json_option,
+    key_option,
+    print_json,
+    reading,
+    run_argument,
+)
 from belljar.errors import LedgerError
 from belljar.units import parse_duration, printable
 
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def ledger() -> None:
     """Verify, show or export the record of a run.
 
@@ -132,6 +140,9 @@ def show(
     as_json: bool,
 ) -> None:
     """Print the events of RUN. Does not verify them.
+
+    The mark before each event's kind is its source: `g` was reported by the cell's guest, `·`
+    observed by the host.
 
     With --output each body follows its event, at most 64 KiB of it, line by line and escaped; with
     --json it is the body's `content_base64`. `belljar ledger verify` checks that it is unchanged.

@@ -108,7 +108,8 @@ class _LazyGroup(click.Group):
                 click.echo(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        is_known = not args or args[0] in COMMANDS or args[0].startswith("-")
+        if not is_known and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, 1)

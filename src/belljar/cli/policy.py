@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.cli.console import (
+    CommandGroup,
     Misuse,
     json_option,
     policy_argument,
@@ -41,7 +42,7 @@ _OUTCOMES: Final = {
 }
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def policy() -> None:
     """Check a policy; print the schema or a preset.
 
@@ -378,7 +379,9 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
         # What a compose file is refused for stands above, each key for itself.
         if error and not any(fact.kind is Kind.REFUSED for fact in first.differences):
             place = f"{printable(error.where)}: " if error.where else ""
-            yield f"  {place}{printable(error.what, max_chars=1000)}"
+            first_line, *problems = error.what.splitlines() or [""]
+            yield f"  {place}{printable(first_line, max_chars=1000)}"
+            yield from (f"  {printable(line, max_chars=1000)}" for line in problems)
         if error and error.hint:
             yield f"  hint: {printable(error.hint)}"
         yield ""

@@ -207,7 +207,7 @@ def _connect(cell_id: str, command: str) -> socket.socket:
     except OSError as error:
         raise HostError(
             f"no cell {printable(cell_id)} of yours is running here",
-            where=f"belljar {command}",
+            where=command,
             hint="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
         ) from error
 
@@ -314,7 +314,7 @@ async def _forward(
     except OSError as error:
         raise HostError(
             f"can't listen on port {port} of {host}: {error.strerror}",
-            where="belljar forward",
+            where="forward",
             hint="write 0 for a free port",
         ) from error
     clients = anyio.CapacityLimiter(MAX_CLIENTS)

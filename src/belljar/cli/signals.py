@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import json_option, print_json, reading, run_async
+from belljar.cli.console import CommandGroup, json_option, print_json, reading, run_async
 from belljar.dataclass import dataclass
 from belljar.units import printable
 
@@ -37,7 +37,7 @@ _POLICY = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def guard() -> None:
     """Try the egress guard: scan files, or test it with cases.
 
@@ -231,7 +231,7 @@ class Found:
     value: str
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def decoy() -> None:
     """Tell whose decoy a value is."""
 

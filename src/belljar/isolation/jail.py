@@ -238,10 +238,11 @@ class Jail:
         return self.ended
 
     def diagnosis(self) -> str:
-        """Standard error of launcher and program, escaped, bounded."""
+        """Standard error of launcher and program, escaped, bounded, on one line."""
         room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
         self._diagnosed += _drain(self._diagnosis, room) if room > 0 else b""
-        return printable(self._diagnosed.strip(), max_chars=2000)
+        lines = (line.strip() for line in self._diagnosed.splitlines())
+        return printable(b"; ".join(line for line in lines if line), max_chars=2000)
 
     async def end(self) -> None:
         """Kill everything and wait, at most six seconds. Idempotent."""

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 NETWORK_EXTRA_HINT: Final = (
     "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
 )
+_KVM_STATES: Final = {
+    KvmState.PROVEN: "works",
+    KvmState.UNPROVEN: "is not tested",
+    KvmState.REFUTED: "does not work",
+    KvmState.ABSENT: "is not available",
+}
 KVM_HINTS: Final = {
     KvmState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
     KvmState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor --prove-again` tests "
@@ -109,8 +115,8 @@ OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
     **{
         ObstacleCode(f"kvm_{state.value}"): (
             (
-                f"risk `critical` demands hardware virtualisation, which is {state.value} here: "
-                "{reason}"
+                "risk `critical` demands hardware virtualisation, which "
+                f"{_KVM_STATES[state]} here: {{reason}}"
             ),
             f"{hint}; or lower `risk` if the risk is lower",
         )
@@ -248,8 +254,8 @@ def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> Iterator
     """What the author should know of a microVM here."""
     if emulated:
         yield (
-            f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the "
-            f"VM is not a security boundary by QEMU's own policy; the jail around it is"
+            f"emulated: KVM {_KVM_STATES[facts.kvm.state]} ({facts.kvm.reason}). Under emulation "
+            f"the VM is not a security boundary by QEMU's own policy; the jail around it is"
         )
     if facts.cgroup.reason:
         why = printable(facts.cgroup.reason)

@@ -155,3 +155,14 @@ def test_hostile_words_of_a_task_are_escaped(
     run(["check", "compose.yaml"])
     shown = capsys.readouterr()
     assert not set("\x1b\x07\u202e") & set(shown.out + shown.err)
+
+
+def test_each_problem_of_a_policy_has_a_line_of_its_own(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its position in the file."""
+    (directory / "policy.yaml").write_text("belljar: 1\nrisk: lw\nimge: x\n")
+    assert run(["check", "policy.yaml"]) == 4
+    lines = capsys.readouterr().out.splitlines()
+    places = ("policy.yaml:2:7:", "policy.yaml:3:1:")
+    assert [line.split()[0] for line in lines if line.startswith("    ")] == list(places)

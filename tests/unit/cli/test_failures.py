@@ -238,6 +238,18 @@ def test_options_of_run_are_suggested_from_both_parsers(
     assert f"`{meant}`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("image list", "`ls`"), ("image imprt", "`import`"), ("ledger zzz", "`show`, `verify`")],
+)
+def test_an_unknown_command_of_a_group_is_answered_with_those_it_has(
+    typed: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The nearest name, or all names."""
+    assert run(typed.split()) == 2
+    assert hint in capsys.readouterr().err.splitlines()[1]
+
+
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     """With the words of a command it is that command's."""
     for words, option in (
