@@ -286,7 +286,7 @@ class Store:
         import difflib
 
         what = f"image `{printable(ref)}` isn't in the store"
-        hint = f"run `{command_for(ref)}`"
+        hint = f"run `{command_for(ref)}` to get it, or `belljar image ls` to list what is there"
         if (reference := _parsed(ref)) is not None and reference.digest:
             tagged = replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)
             if _name_in(names, tagged) is not None:
