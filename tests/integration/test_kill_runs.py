@@ -91,7 +91,8 @@ def test_an_operator_ends_a_run_with_its_idle_cells(belljar: Belljar, arguments:
 
     def has_begun() -> bool:
         assert running.poll() is None, running.communicate()
-        kinds = [event["kind"] for run in belljar.runs()[-1:] for event in belljar.events(run)]
+        begun = [run for run in belljar.runs()[-1:] if (run / "ledger.jsonl").exists()]
+        kinds = [event["kind"] for run in begun for event in belljar.events(run)]
         return kinds.count("cell.started") >= 3 and kinds.count("exec.started") >= 2
 
     wait_for(has_begun, "two samples and a cell that stands ready")

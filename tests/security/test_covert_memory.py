@@ -95,9 +95,12 @@ async def _give(pair: Pair) -> dict[str, Given]:
     """All deeds in the first; both are asked before and after."""
     sides, questions = (pair.one, pair.other), {void.name: void.ask for void in VOIDS}
     before = [await side.run(questions) for side in sides]
-    had = [_count(pair, side) for side in sides]
+    had = [await _settled(pair, side, streams=1) for side in sides]
     await pair.one.run({void.name: void.give for void in VOIDS})
-    has = [_count(pair, side) for side in sides]
+    has = [
+        await _settled(pair, side, streams=streams)
+        for side, streams in zip(sides, (2, 1), strict=True)
+    ]
     after = [await side.run(questions) for side in sides]
     return {
         name: Given(
@@ -108,6 +111,16 @@ async def _give(pair: Pair) -> dict[str, Given]:
         )
         for name in questions
     }
+
+
+async def _settled(pair: Pair, side: Side, *, streams: int) -> dict[str, int]:
+    """The count once so many streams of each kind are on record, each at its end: the gateway may
+    record that after the client has left."""
+    names = [void.name for void in VOIDS if void.event[0] == "network.stream"]
+    with anyio.fail_after(60):
+        while not all((counted := _count(pair, side))[name] >= streams for name in names):  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    return counted
 
 
 def _count(pair: Pair, side: Side) -> dict[str, int]:
