@@ -19,7 +19,7 @@ from belljar.host import HostFacts
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.image.store import find_images
 from belljar.isolation.reap import reap, reaped_event
-from belljar.isolation.trials import find_facts
+from belljar.isolation.trials import find_facts, kvm_proof, runtime_proof
 from belljar.ledger import RunDirectory, create_run
 from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
@@ -124,16 +124,11 @@ def gather_parts(
 
 
 def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
-    prove_kvm, prove_runtime = None, None
-    if kernel is not None:
-        from belljar.isolation.proofs import kvm_proof
-
-        prove_kvm = kvm_proof(kernel, home)
-    if runtimes:
-        from belljar.isolation.oci import runtime_proof
-
-        prove_runtime = runtime_proof(home)
-    return find_facts(home, prove_kvm=prove_kvm, prove_runtime=prove_runtime)
+    return find_facts(
+        home,
+        prove_kvm=None if kernel is None else kvm_proof(kernel, home),
+        prove_runtime=runtime_proof(home) if runtimes else None,
+    )
 
 
 _describing: Final = threading.Lock()

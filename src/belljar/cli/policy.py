@@ -28,7 +28,7 @@ from belljar.units import format_duration, format_size, printable
 if TYPE_CHECKING:
     from belljar.harness.operator import OperatorOptions
     from belljar.harness.preview import Outlook
-    from belljar.host import HostFacts, RuntimeFact, RuntimeTrial
+    from belljar.host import HostFacts, KvmProof
     from belljar.plan import ImageFacts, Plan
     from belljar.policy import Policy
     from belljar.policy.load import Examined
@@ -213,29 +213,23 @@ def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = Fa
 
     `again`: tried anew. `doubt`: a runtime that failed is tried anew, however recently that was.
     """
-    from belljar.host import KvmProof
-    from belljar.isolation.trials import find_facts
+    from belljar.isolation.trials import find_facts, kvm_proof, runtime_proof
 
     if not prove:
         return find_facts(home)
 
-    # Imported late: known facts need no proof, whose modules take a fifth of a command's time.
     def prove_kvm() -> KvmProof:
         from belljar.image.kernel import current_kernel
 
         # The kernel first: without one there is nothing to try, and the error says so.
-        kernel = current_kernel(home)
-        from belljar.isolation.proofs import kvm_proof
-
-        return kvm_proof(kernel, home)()
-
-    def prove_runtime(fact: RuntimeFact) -> RuntimeTrial:
-        from belljar.isolation.proofs import runtime_proof
-
-        return runtime_proof(home)(fact)
+        return kvm_proof(current_kernel(home), home)()
 
     return find_facts(
-        home, prove_kvm=prove_kvm, prove_runtime=prove_runtime, prove_again=again, doubt=doubt
+        home,
+        prove_kvm=prove_kvm,
+        prove_runtime=runtime_proof(home),
+        prove_again=again,
+        doubt=doubt,
     )
 
 

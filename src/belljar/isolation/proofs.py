@@ -21,8 +21,8 @@ import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.host import ProveRuntime, RuntimeFact, RuntimeTrial
-from belljar.host.runtimes import KvmProof, ProveKvm
+from belljar.host import RuntimeTrial
+from belljar.host.runtimes import KvmProof
 from belljar.image import Kernel
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
@@ -38,7 +38,7 @@ from belljar.plan.jail import (
     vmm_memory_max_bytes,
     vmm_processes,
 )
-from belljar.plan.oci import OciRuntime, RuntimeKind, oci_shape
+from belljar.plan.oci import OciRuntime, oci_shape
 from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape
 from belljar.policy import Resources, Tier
 from belljar.store.journal import new_cell_id
@@ -48,17 +48,6 @@ _LIFETIME_S: Final = 40.0
 _OPEN_FILES: Final = 1024
 _SOON_S: Final = 10.0
 """Don't wait twice for a hanging runtime."""
-
-
-def runtime_proof(home: Path) -> ProveRuntime:
-    """A blocking function for host facts that tries a runtime."""
-
-    def prove(fact: RuntimeFact) -> RuntimeTrial:
-        kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
-        runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
-        return anyio.run(partial(prove_runtime, runtime, home=home))
-
-    return prove
 
 
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeTrial:
@@ -157,12 +146,6 @@ def _empty_tree(home: Path) -> Tree:
 
 KVM_DEADLINE_S: Final = 10.0
 _RAM_MIB: Final = 256
-
-
-def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
-    """A blocking function for host facts that boots under KVM."""
-
-    return partial(anyio.run, partial(boots_under, "kvm", kernel, home=home))
 
 
 async def boots_under(

@@ -1,6 +1,6 @@
 """Host trials of milliseconds, and host facts with them.
 
-`isolation.proofs` has the longer ones.
+`isolation.proofs` has the longer ones, and both engines: it is imported when one is made.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,16 @@ from belljar.host.tools import own_program
 from belljar.store.scratch import orphans, owned_name
 
 if TYPE_CHECKING:
-    from belljar.host import HostFacts, ProveKvm, ProveRuntime
+    from belljar.host import (
+        HostFacts,
+        KvmProof,
+        ProveKvm,
+        ProveRuntime,
+        RuntimeFact,
+        RuntimeTrial,
+    )
+    from belljar.image import Kernel
+    from belljar.plan.oci import RuntimeKind
 
 _TIMEOUT_S: Final = 5.0
 _TRIAL: Final = "facts-"
@@ -42,6 +52,35 @@ def find_facts(
         prove_again=prove_again,
         doubt=doubt,
     )
+
+
+def runtime_proof(home: Path) -> ProveRuntime:
+    """A blocking function for host facts that tries a runtime."""
+
+    def prove(fact: RuntimeFact) -> RuntimeTrial:
+        import anyio
+
+        from belljar.isolation.proofs import prove_runtime
+        from belljar.plan.oci import OciRuntime
+
+        kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
+        runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
+        return anyio.run(partial(prove_runtime, runtime, home=home))
+
+    return prove
+
+
+def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
+    """A blocking function for host facts that boots under KVM."""
+
+    def prove() -> KvmProof:
+        import anyio
+
+        from belljar.isolation.proofs import boots_under
+
+        return anyio.run(partial(boots_under, "kvm", kernel, home=home))
+
+    return prove
 
 
 def try_group(parent: Path, limit_file: str) -> bool:

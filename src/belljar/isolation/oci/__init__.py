@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from belljar.isolation.oci.container import Container
     from belljar.isolation.oci.open import open_container
     from belljar.isolation.oci.trees import ensure_tree
-    from belljar.isolation.proofs import prove_runtime, runtime_proof
+    from belljar.isolation.proofs import prove_runtime
 
 __all__ = [
     "Container",
     "ensure_tree",
     "open_container",
     "prove_runtime",
-    "runtime_proof",
 ]
 
 __getattr__ = lazy_names(
@@ -28,7 +27,7 @@ __getattr__ = lazy_names(
     {
         "Container": "belljar.isolation.oci.container",
         "open_container": "belljar.isolation.oci.open",
-        **dict.fromkeys(("prove_runtime", "runtime_proof"), "belljar.isolation.proofs"),
+        "prove_runtime": "belljar.isolation.proofs",
         "ensure_tree": "belljar.isolation.oci.trees",
     },
 )
