@@ -118,9 +118,11 @@ async def _settled(pair: Pair, side: Side, *, streams: int) -> dict[str, int]:
     record that after the client has left."""
     names = [void.name for void in VOIDS if void.event[0] == "network.stream"]
     with anyio.fail_after(60):
-        while not all((counted := _count(pair, side))[name] >= streams for name in names):  # noqa: ASYNC110
+        while True:
+            counted = _count(pair, side)
+            if all(counted[name] >= streams for name in names):
+                return counted
             await anyio.sleep(0.05)
-    return counted
 
 
 def _count(pair: Pair, side: Side) -> dict[str, int]:
