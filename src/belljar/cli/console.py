@@ -251,19 +251,23 @@ class Misuse(click.UsageError):
 
 
 class CommandGroup(click.Group):
-    """A group that answers an unknown command with the ones it has."""
+    """A group that answers an unknown command with a hint."""
+
+    def hint_at_commands(self, names: Sequence[str]) -> str:
+        """The hint where no command has a similar name."""
+        return f"use one of {', '.join(f'`{name}`' for name in names)}"
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Adds a hint for unknown names."""
-        is_known = not args or args[0] in self.commands or args[0].startswith("-")
+        names = self.list_commands(ctx)
+        is_known = not args or args[0] in names or args[0].startswith("-")
         if not is_known and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], self.commands, 1)
-            names = ", ".join(f"`{name}`" for name in sorted(self.commands))
-            hint = f"did you mean `{near[0]}`?" if near else f"use one of {names}"
+            near = get_close_matches(args[0], names, 1)
+            hint = f"did you mean `{near[0]}`?" if near else self.hint_at_commands(names)
             raise Misuse(f"there is no command `{args[0]}`", hint=hint, ctx=ctx)
         return super().resolve_command(ctx, args)
 

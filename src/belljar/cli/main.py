@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -70,7 +71,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 THREADS_END_WITHIN_S: Final = 0.05
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(console.CommandGroup):
     """Commands are imported when run, not when listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -102,20 +103,17 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Adds `help`, and hints for unknown names."""
+        """Adds `help`."""
         if args[:1] == ["help"]:
             if len(args) == 1:
                 click.echo(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
-        is_known = not args or args[0] in COMMANDS or args[0].startswith("-")
-        if not is_known and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], COMMANDS, 1)
-            hint = f"did you mean `{near[0]}`?" if near else "`belljar --help` lists the commands"
-            raise console.Misuse(f"there is no command `{args[0]}`", hint=hint)
         return super().resolve_command(ctx, args)
+
+    def hint_at_commands(self, names: Sequence[str]) -> str:  # noqa: ARG002 - too many to name
+        """See `CommandGroup`."""
+        return "`belljar --help` lists the commands"
 
     def format_commands(
         self,

@@ -26,7 +26,7 @@ from belljar.isolation.identity import HeldIdentity, tree_identity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
-from belljar.store.home import make_store_dir, need_space
+from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, in_use, locked, retire_unclaimed
 from belljar.store.scratch import MAKING, is_owned, owned_name
@@ -186,7 +186,7 @@ async def _unpack(
         raise HostError(
             "there is no room to unpack the image for containers",
             where=str(home / "trees"),
-            hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+            hint=HINT_SPACE,
         )
     raise HostError(
         f"the image {image.digest[:12]} could not be unpacked for containers: {output}",
