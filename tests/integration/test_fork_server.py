@@ -24,7 +24,7 @@ from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 
-_GATEWAY = "tests.integration.plain_gateway:serve"
+_GATEWAY = "tests.integration.range_programs.gateways:serve"
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from belljar.process import ProcessId, identify, is_alive
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 _SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_DRIVER = ("-X", "faulthandler", "-m", "tests.integration.range_driver")
+_DRIVER = ("-X", "faulthandler", "-m", "tests.integration.range_programs")
 # The kernel takes a namespace away a moment after its last owner let go: until then a packet is
 # refused, or nobody answers.
 CUT_OFF = ("OSError 101", "ConnectionRefusedError 111", "TimeoutError None")
@@ -101,18 +101,10 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
     try:
         libraries = copy_package(base / "lib")
         copy_distributions(["h11", "hypercorn", "cryptography"], libraries)
-        (libraries / "tests/integration").mkdir(parents=True)
-        drivers = (
-            "range_driver.py",
-            "range_blows.py",
-            "range_ends.py",
-            "range_floods.py",
-            "range_groups.py",
-            "range_reading.py",
-            "range_record.py",
+        shutil.copytree(
+            REPOSITORY / "tests/integration/range_programs",
+            libraries / "tests/integration/range_programs",
         )
-        for name in (*drivers, "plain_gateway.py"):
-            shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
         (libraries / "tests/fakes").mkdir()
         shutil.copy(REPOSITORY / "tests/fakes/pcapng.py", libraries / "tests/fakes")
         (base / "home").mkdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.integration import test_range as ranges
 from tests.integration.handed_groups import handed_groups
-from tests.integration.range_groups import controllers
+from tests.integration.range_programs.groups import controllers
 from tests.integration.test_range import Who, installed, who
 
 from belljar.isolation.reap import reap_now

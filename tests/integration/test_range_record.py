@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.integration import test_range as ranges
-from tests.integration.range_record import RECORD_BYTES, SECRETS
+from tests.integration.range_programs.record import RECORD_BYTES, SECRETS
 from tests.integration.test_range import Who, installed, who
 
 __all__ = ["installed", "who"]

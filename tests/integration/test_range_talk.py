@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.as_user import REPOSITORY
-from tests.integration.range_talk import ANSWER_BYTES
+from tests.integration.range_programs.talk import ANSWER_BYTES
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -23,7 +23,7 @@ def test_what_arrived_is_told_and_a_lie_is_not(tmp_path: Path) -> None:
         "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    words = [sys.executable, "-m", "tests.integration.range_talk", str(tmp_path)]
+    words = [sys.executable, "-m", "tests.integration.range_programs.talk", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, check=False, env=env, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     seen = json.loads(done.stdout)

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.fakes.real_world import Authority, WebServer, web_server
-from tests.integration.range_driver import TIMEOUT_S, Cell, Scene, cell, within
+from tests.integration.range_programs.scene import TIMEOUT_S, Cell, Scene, cell, within
 
 from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
@@ -371,7 +371,7 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
 
     async def run() -> None:
         async with scene.open(
-            serve=f"tests.integration.asking_gateway:{gateway}", reach=world.reach()
+            serve=f"tests.integration.range_programs.gateways:{gateway}", reach=world.reach()
         ) as made:
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
             assert made.error is not None
@@ -393,13 +393,15 @@ def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> Non
     scene = scene_of(tmp_path)
 
     async def run() -> None:
-        async with scene.open(serve="tests.integration.asking_gateway:turn", reach=world.reach()):
+        async with scene.open(
+            serve="tests.integration.range_programs.gateways:turn", reach=world.reach()
+        ):
             await anyio.to_thread.run_sync(within, lambda: bool(scene.data("network.attempt")))
 
     anyio.run(run)
     (told,) = scene.data("network.attempt")
     assert told["tried"] == {
-        "write": "written",
+        "write": "1",
         "connect": "EPERM",
         "disconnect": "EPERM",
         "fast open": "EPERM",

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.pcapng import OUT, block, packets
-from tests.integration.range_driver import POUR, Scene, cell
-from tests.integration.range_groups import controllers
+from tests.integration.range_programs.groups import controllers
+from tests.integration.range_programs.ordinary import POUR
+from tests.integration.range_programs.scene import Scene, cell
 
 from belljar.events import MemoryRecorder
 from belljar.network import ipc

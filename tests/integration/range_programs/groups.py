@@ -1,4 +1,4 @@
-"""Scenarios of `range_driver` in which a gateway uses more than its range may."""
+"""Scenarios in which a gateway uses more than its range may."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_driver import TIMEOUT_S, Scene, cell, processes, within
+from tests.integration.range_programs.scene import TIMEOUT_S, Scene, cell, processes, within
 
 from belljar.host.cgroups import CONTROLLERS
 from belljar.isolation.cgroup import processes_in, usable
 from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds
 
-BURN = "tests.integration.plain_gateway:burn"
-HOARD = "tests.integration.plain_gateway:hoard"
+BURN = "tests.integration.range_programs.gateways:burn"
+HOARD = "tests.integration.range_programs.gateways:hoard"
 ASK = (
     "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x',"
     " (sys.argv[1], 53))"

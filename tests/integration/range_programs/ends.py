@@ -1,4 +1,4 @@
-"""Scenarios of `range_driver` in which a range ends: what its cells are in the midst of, and
+"""Scenarios in which a range ends: what its cells are in the midst of, and
 gateways that don't tell."""
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any
 from unittest import mock
 
 import anyio
-from tests.integration.range_driver import TIMEOUT_S, Cell, Scene, cell, enter_user, processes
+from tests.integration.range_programs.scene import (
+    TIMEOUT_S,
+    Cell,
+    Scene,
+    cell,
+    enter_user,
+    processes,
+)
 
 from belljar.errors import ProtocolViolation
 from belljar.network.owner.processes import SERVE
@@ -177,7 +184,7 @@ async def unasked(home: Path) -> dict[str, Any]:
     """A gateway that says its last word before it is asked for."""
     scene = Scene(home)
     with contextlib.suppress(ProtocolViolation):  # before the range is up
-        async with scene.open(serve="tests.integration.plain_gateway:end_unasked"):
+        async with scene.open(serve="tests.integration.range_programs.gateways:end_unasked"):
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     return {"deaths": [[type(error).__name__, error.what] for error in scene.deaths]}
 
@@ -186,6 +193,8 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "in_progress": in_progress,
     "end_full_record": full_record,
     "end_stopped_gateway": lambda home: unreported(home, SERVE, stop=True),
-    "end_short": lambda home: unreported(home, "tests.integration.plain_gateway:end_short"),
+    "end_short": lambda home: unreported(
+        home, "tests.integration.range_programs.gateways:end_short"
+    ),
     "end_unasked": unasked,
 }

@@ -1,4 +1,4 @@
-"""Scenarios of `range_driver` in which more passes than a packet record may keep, with the real
+"""Scenarios in which more passes than a packet record may keep, with the real
 gateway."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.integration.range_driver import Scene, cell
+from tests.integration.range_programs.scene import Scene, cell
 
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan

@@ -1,4 +1,4 @@
-"""Scenarios of `range_driver` in which a cell sends as much as it can: at a range's end, while its
+"""Scenarios in which a cell sends as much as it can: at a range's end, while its
 supervisor or its owner is late, and all the time."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_blows import Stuck, flush, small_pairs
-from tests.integration.range_driver import SHOP, TIMEOUT_S, Scene, cell, processes, within
+from tests.integration.range_programs.blows import Stuck, flush, small_pairs
+from tests.integration.range_programs.scene import SHOP, TIMEOUT_S, Scene, cell, processes, within
 
 from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan

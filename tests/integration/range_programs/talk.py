@@ -1,7 +1,7 @@
 """Two cells of a real range that talk by HTTP, while one lies with frames of its own making; prints
 what is read of it afterwards, as JSON.
 
-`python -m tests.integration.range_talk HOME`, as root.
+`python -m tests.integration.range_programs.talk HOME`, as root.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_driver import Cell, Scene, cell, within
+from tests.integration.range_programs.scene import Cell, Scene, cell, within
 
 from belljar.network.capture.traffic_analysis import seen_exchanges
 from belljar.network.owner.making import PACKETS

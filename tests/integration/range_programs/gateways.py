@@ -1,11 +1,13 @@
-"""The smallest gateway: answers every datagram and every connection with what it got, and puts it
-on record first. For tests of what is around a gateway."""
+"""Gateways for tests of what is around one. `serve` answers every datagram and every connection with
+what it got, and puts it on record first; the others were taken over and break rules."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import errno
+import fcntl
+import hashlib
 import json
 import mmap
 import os
@@ -15,7 +17,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds, GatewayConfig, Listeners
@@ -67,21 +69,44 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     os._exit(0)
 
 
-def lie(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Says that it serves, and then what no gateway may say."""
+def say(
+    events: socket.socket, number: int, kind: str, data: object, body: bytes | None = None
+) -> None:
+    """One event or request of a gateway, as `belljar.network.ipc` reads it."""
+    bodies: list[dict[str, Any]] = []
+    if body is not None:
+        digest, size = hashlib.sha256(body).hexdigest(), len(body)
+        ref = {"name": "question", "kept_bytes": size, "total_bytes": size, "sha256": digest}
+        bodies = [ref]
+    events.send(json.dumps({"id": number, "kind": kind, "data": data, "bodies": bodies}).encode())
+    if body:
+        events.send(body)
+
+
+def ready(events: socket.socket) -> None:
+    """Says that it serves, and waits for the answer."""
     events.setblocking(True)
-    ready = {"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}
-    events.send(json.dumps(ready).encode())
+    say(events, 1, READY, {"certificate": ""})
     events.recv(1 << 16)
-    events.send(json.dumps({"id": 2, "kind": "cell.destroyed", "data": {}, "bodies": []}).encode())
+
+
+def wait_for_the_end(events: socket.socket) -> NoReturn:
+    """Reads until the owner is gone."""
     while events.recv(1 << 16):
         pass
     os._exit(1)
 
 
+def lie(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Says that it serves, and then what no gateway may say."""
+    ready(events)
+    say(events, 2, "cell.destroyed", {})
+    wait_for_the_end(events)
+
+
 def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """Serves nobody, and uses all the processor time that it gets."""
-    _ready(events)
+    ready(events)
     while True:
         pass
 
@@ -89,7 +114,7 @@ def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
 def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Serves nobody, and uses all the memory that it gets, from the first datagram for its resolver
     on."""
-    _ready(events)
+    ready(events)
     listeners.dns_udp.setblocking(True)
     listeners.dns_udp.recv(1)
     held = []
@@ -97,51 +122,30 @@ def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
         held.append(b"x" * (1 << 20))
 
 
-def _ready(events: socket.socket) -> None:
-    events.setblocking(True)
-    events.send(
-        json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode()
-    )
-    events.recv(1 << 16)
-
-
 def end_short(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """Ends when it is told to, without a last word."""
-    _ready(events)
+    ready(events)
     events.recv(1 << 16)
     os._exit(0)
 
 
 def end_unasked(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """Says its last word at once."""
-    _ready(events)
-    last = {"id": 2, "kind": ENDED, "data": {"unreported": 0}, "bodies": []}
-    events.send(json.dumps(last).encode())
-    while events.recv(1 << 16):
-        pass
-    os._exit(1)
+    ready(events)
+    say(events, 2, ENDED, {"unreported": 0})
+    wait_for_the_end(events)
 
 
 def flood(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Says that it serves, and from the first connection on as much as the protocol allows, for as
     long as somebody records it."""
-    events.setblocking(True)
-    events.send(
-        json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode()
-    )
-    events.recv(1 << 16)
+    ready(events)
     listeners.tcp[80].setblocking(True)
     listeners.tcp[80].accept()
     kept = 1 << 16
     for number in range(2, 1 << 30):
-        ref = {"name": "b", "kept_bytes": kept, "total_bytes": kept, "sha256": f"{number:064x}"}
         data = {"stand_in": "shop", "what": "x" * 40_000, "list": ["y" * 10_000]}
-        events.send(
-            json.dumps(
-                {"id": number, "kind": "network.attempt", "data": data, "bodies": [ref]}
-            ).encode()
-        )
-        events.send(number.to_bytes(8, "big") * (kept // 8))
+        say(events, number, "network.attempt", data, number.to_bytes(8, "big") * (kept // 8))
         if not events.recv(1 << 16):
             break
     os._exit(1)
@@ -150,11 +154,7 @@ def flood(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Tries everything that it must not be able to do, when the first connection comes, and puts on
     record how each try ended."""
-    events.setblocking(True)
-    events.send(
-        json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode()
-    )
-    events.recv(1 << 16)
+    ready(events)
     listeners.tcp[80].setblocking(True)
     connection, _ = listeners.tcp[80].accept()
     data = {
@@ -162,16 +162,69 @@ def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
         "what": "everything",
         "tried": {name: tried(action) for name, action in TRIES.items()},
     }
-    events.send(
-        json.dumps({"id": 2, "kind": "network.attempt", "data": data, "bodies": []}).encode()
-    )
+    say(events, 2, "network.attempt", data)
     events.recv(1 << 16)
     connection.close()
     events.recv(1 << 16)  # the range's end
-    events.send(
-        json.dumps({"id": 3, "kind": ENDED, "data": {"unreported": 0}, "bodies": []}).encode()
-    )
+    say(events, 3, ENDED, {"unreported": 0})
     os._exit(0)
+
+
+def _ask(events: socket.socket, body: bytes) -> None:
+    """Says that it serves, and asks."""
+    ready(events)
+    say(events, 2, "ask", {"what": "dial"}, body)
+
+
+def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """For a host that the plan does not have."""
+    _ask(
+        events,
+        b'{"host":"elsewhere.example","port":443,"stand_in":"upstream:elsewhere.example"}',
+    )
+    wait_for_the_end(events)
+
+
+def ask_nonsense(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """For nothing that has a meaning."""
+    _ask(events, b'{"host":["good.example"],"port":443,"stand_in":"upstream:good.example"}')
+    wait_for_the_end(events)
+
+
+def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Is handed a connection, and tries to make another of it."""
+    _ask(events, b'{"host":"good.example","port":443,"stand_in":"upstream:good.example"}')
+    _, fds, _, _ = socket.recv_fds(events, 1 << 16, 1)
+    end = socket.socket(fileno=fds[0])
+    elsewhere = ("127.0.0.1", 9)
+
+    def shut_and_reopen() -> object:
+        end.shutdown(socket.SHUT_RDWR)
+        return end.sendto(b"x", socket.MSG_FASTOPEN, elsewhere)
+
+    tries: dict[str, Callable[[], object]] = {
+        "write": lambda: end.send(b"x"),
+        "connect": lambda: end.connect(elsewhere),
+        "disconnect": lambda: _connect_nowhere(end),
+        "fast open": lambda: end.sendto(b"x", socket.MSG_FASTOPEN, elsewhere),
+        "fast open after shutdown": shut_and_reopen,
+        "listen": lambda: end.listen(1),
+        "bind": lambda: end.bind(("127.0.0.1", 0)),
+        "socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+        "interfaces": lambda: fcntl.ioctl(end.fileno(), 0x8912, bytes(16)),
+    }
+    ended = {name: tried(action) for name, action in tries.items()}
+    say(events, 3, "network.attempt", {"stand_in": "", "what": "everything", "tried": ended})
+    for _ in ("its record", "the range's end"):
+        events.recv(1 << 16)
+    say(events, 4, ENDED, {"unreported": 0})
+    os._exit(0)
+
+
+def _connect_nowhere(end: socket.socket) -> None:
+    """connect(AF_UNSPEC), which would part it from its peer (connect(2))."""
+    if libc.connect(end.fileno(), bytes(16), 16) < 0:
+        raise OSError(ctypes.get_errno(), "")
 
 
 def tried(action: Callable[[], object]) -> str:

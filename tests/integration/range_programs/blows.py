@@ -1,4 +1,4 @@
-"""Scenarios of `range_driver` in which a range is struck: changed by hand, killed, stopped, or left
+"""Scenarios in which a range is struck: changed by hand, killed, stopped, or left
 without an owner who listens."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from unittest import mock
 
 import anyio
-from tests.integration.range_driver import POUR, TIMEOUT_S, Cell, Scene, cell, processes, within
+from tests.integration.range_programs.ordinary import POUR
+from tests.integration.range_programs.scene import TIMEOUT_S, Cell, Scene, cell, processes, within
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder

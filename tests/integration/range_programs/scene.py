@@ -1,0 +1,209 @@
+"""A range for the scenarios in this folder: what it recorded, its failures, and its cells, which are
+plain processes in network namespaces that talk with this host's own tools."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError
+from belljar.events import MemoryRecorder
+from belljar.network.owner.making import RangeSpec
+from belljar.network.owner.range import Range, open_range
+from belljar.plan.addresses import lay_out
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+from belljar.process import ProcessId
+
+PLAIN = "tests.integration.range_programs.gateways:serve"
+PROBING = "tests.integration.range_programs.gateways:probe"
+SHOP = StandInPlan(
+    id="shop",
+    kind="http",
+    names=("shop.example",),
+    ports=(PortPlan(number=80, protocol="http"), PortPlan(number=8080, protocol="http")),
+)
+TIMEOUT_S = 30.0
+CLIENT = r"""
+import json, socket, sys
+def talk(kind, address, port):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM)
+    s.settimeout(10)
+    try:
+        s.connect((address, port))
+        s.send(b"hello\n")
+        return s.recv(100).decode()
+    except OSError as exc:
+        return type(exc).__name__ + " " + str(exc.errno)
+print(json.dumps([talk(*asked) for asked in json.loads(sys.argv[1])]))
+"""
+
+
+class Cell:
+    """A process in a network namespace of its own, and what can be run beside it."""
+
+    def __init__(self, made: Range) -> None:
+        nested = [] if made.user_namespace is None else ["--user", "--map-root-user"]
+        words = ["unshare", *nested, "--net", "sh", "-c", "echo up; exec sleep 600"]
+        fds = [] if made.user_namespace is None else [made.user_namespace]
+        self._process = subprocess.Popen(
+            [*enter_user(fds), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=fds,
+            env={"PATH": os.environ["PATH"]},
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"up\n"
+        self.pid = self._process.pid
+        self.namespace = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
+        self.fds = [os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)] if nested else []
+
+    def run(self, *argv: str) -> str:
+        """What a command prints that runs in the cell's network."""
+        net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
+        done = subprocess.run(
+            [*enter_user(self.fds), *net, *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            pass_fds=[*self.fds, self.namespace],
+        )
+        return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
+
+    @contextlib.contextmanager
+    def going_on(self, *argv: str) -> Iterator[None]:
+        """A command that runs in the cell's network until the block is left."""
+        net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
+        words = [*enter_user(self.fds), *net, *argv]
+        with subprocess.Popen(
+            words, stderr=subprocess.DEVNULL, pass_fds=[*self.fds, self.namespace]
+        ) as process:
+            try:
+                yield
+            finally:
+                process.kill()
+
+    def queue(self) -> dict[str, Any]:
+        """What waits at the cell's end of its port, and what was thrown away there."""
+        return dict(json.loads(self.run("tc", "-s", "-j", "qdisc", "show", "dev", "eth0"))[0])
+
+    def talk(self, *asked: tuple[str, str, int]) -> list[str]:
+        """(udp or tcp, address, port) each: what came back, or the error."""
+        return list(json.loads(self.run(sys.executable, "-I", "-c", CLIENT, json.dumps(asked))))
+
+    def end(self) -> None:
+        """Kill it."""
+        for fd in (self.namespace, *self.fds):
+            os.close(fd)
+        self._process.kill()
+        self._process.communicate()
+
+
+def enter_user(fds: list[int]) -> list[str]:
+    """What stands before a command that is to run in the user namespace of this descriptor, if
+    there is one."""
+    return [
+        word
+        for fd in fds
+        for word in ("nsenter", f"--user=/proc/self/fd/{fd}", "--preserve-credentials")
+    ]
+
+
+class Scene:
+    """A range, what it recorded, and its death."""
+
+    def __init__(self, home: Path, **changes: Any) -> None:  # noqa: ANN401 - fields of the plan
+        self.network = replace(NetworkPlan(stand_ins=(SHOP,)), **changes)
+        self.layout = lay_out(
+            self.network, ["agent", "other"], random_bytes=os.urandom(16), avoid=[]
+        )
+        self.recorder = MemoryRecorder()
+        self.home = home
+        self.directory = Path(tempfile.mkdtemp(dir=home))
+        self.deaths: list[BelljarError] = []
+        self.died = threading.Event()
+
+    def on_failure(self, error: BelljarError) -> None:
+        """Remember it."""
+        self.deaths.append(error)
+        self.died.set()
+
+    @contextlib.asynccontextmanager
+    async def open(self, **options: Any) -> AsyncIterator[Range]:  # noqa: ANN401 - RangeSpec's, and answer
+        """The range."""
+        answer = options.pop("answer", None)
+        options = {"serve": PLAIN, **options}
+        async with open_range(
+            RangeSpec(
+                network=self.network, layout=self.layout, directory=self.directory, **options
+            ),
+            recorder=self.recorder,
+            home=self.home,
+            on_failure=self.on_failure,
+            handle_request=answer,
+        ) as made:
+            yield made
+
+    def data(self, kind: str) -> list[dict[str, Any]]:
+        """The data of events of a kind."""
+        return [dict(event.data) for event in self.recorder.events if event.kind == kind]
+
+    def address(self, name: str = "shop.example") -> str:
+        """Of a name."""
+        return next(item.address for item in self.layout.names if item.pattern == name)
+
+    def summary(self, made: Range) -> dict[str, Any]:
+        """What every scenario tells."""
+        destruction = made.destruction
+        return {
+            "range": made.id,
+            "clean": destruction is not None and destruction.clean,
+            "survivors": [] if destruction is None else list(destruction.survivors),
+            "unproven": [] if destruction is None else list(destruction.unproven),
+            "deaths": [[type(error).__name__, error.what] for error in self.deaths],
+            "kinds": [str(event.kind) for event in self.recorder.events],
+            "journal": sorted(path.name for path in (self.home / "journal").glob("*")),
+            "timings_ms": made.timings_ms,
+        }
+
+
+def processes(made: Range) -> tuple[ProcessId, ProcessId]:
+    """Supervisor and gateway."""
+    entry = made._entry
+    assert entry is not None
+    supervisor, gateway = entry.processes
+    return supervisor, gateway
+
+
+def status_of(process: ProcessId) -> str:
+    """As /proc has it."""
+    return Path(f"/proc/{process.pid}/status").read_text()
+
+
+@contextlib.contextmanager
+def cell(made: Range) -> Iterator[Cell]:
+    """A cell, ended with the block."""
+    living = Cell(made)
+    try:
+        yield living
+    finally:
+        living.end()
+
+
+def within(true: Callable[[], bool]) -> bool:
+    """Whether it becomes true in time."""
+    give_up = time.monotonic() + TIMEOUT_S
+    while not (done := true()) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return done
