@@ -8,6 +8,7 @@ reports it as failed and goes on in another process.
 
 from __future__ import annotations
 
+import gc
 import os
 import pwd
 import re
@@ -31,6 +32,9 @@ from tests.machine import (
     templates_of,
     turn,
 )
+
+# A grammar that jsonschema's formats would load for seconds and nothing uses (`fork_server.py`).
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 _LAST_MODULE = pytest.StashKey[Path]()
 # The longest files first, so that no process ends long after the others. What isn't listed comes
@@ -125,6 +129,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("root"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no collection of garbage needs to look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -114,6 +114,7 @@ async def converse(running: RunningCommand) -> int:
 
     async def follow_size() -> None:
         with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
+            await running.resize(*_terminal_size())  # It may have changed since the start.
             async for _ in changes:
                 await running.resize(*_terminal_size())
 

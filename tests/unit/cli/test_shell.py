@@ -35,7 +35,7 @@ async def shell(guest, op):
     await guest.output(op, 1, b"ready ")
     while (keys := await guest.stdin(op)) not in (b"\\x04", b""):
         await guest.output(op, 1, b"<" + keys + b">")
-        while keys == b"size" and not op.sizes:
+        while keys == b"size" and (33, 101) not in op.sizes:
             await op.news.wait()
         await guest.output(op, 1, b"%d,%d" % op.sizes.pop() if op.sizes else b"")
     if op.killed:
@@ -53,7 +53,7 @@ def read_until(terminal: int, wanted: bytes) -> bytes:
     """What the terminal shows, up to these words."""
     seen = b""
     while wanted not in seen:
-        if not select.select([terminal], [], [], 10)[0]:
+        if not select.select([terminal], [], [], 60)[0]:
             pytest.fail(f"{wanted!r} never came, but {seen!r}")
         seen += os.read(terminal, 4096)
     return seen
