@@ -34,6 +34,7 @@ NETWORK_MODULES: Final = (
     "h2",
     "hypercorn",
     "jsonschema",
+    "multipart",
     "referencing",
     "wsproto",
 )

@@ -36,6 +36,7 @@ LIBRARIES: Final = (
     "idna",
     "inspect-ai",
     "jsonschema",
+    "multipart",
     "pydantic",
     "pydantic-core",
     "referencing",
