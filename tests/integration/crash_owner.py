@@ -60,6 +60,8 @@ class Wire:
 
     def _enter(self, frame: FrameType, _event: str, _arg: object) -> Callable[..., Any] | None:
         code = frame.f_code
+        if self._site is not None and code.co_name != self._site[3]:
+            return None  # No line of this function is the site.
         if code.co_filename not in self._wanted:
             self._wanted[code.co_filename] = _own_name(code.co_filename)
         return self._line if code.co_flags & _OPTIMIZED and self._wanted[code.co_filename] else None
