@@ -213,7 +213,7 @@ def test_a_daemon_that_hangs_is_given_up(
     take."""
     with silent_socket(tmp_path / "d.sock") as host:
         monkeypatch.setenv("DOCKER_HOST", host)
-        with pytest.raises(HostError, match="longer than|in time"):
+        with pytest.raises(HostError, match=r"longer than|in time"):
             import_image(home, "docker-daemon:small", limits=HASTY)
     assert Store(home).list() == ()
 

@@ -34,7 +34,7 @@ NETWORK_MODULES: Final = (
     "h2",
     "hypercorn",
     "jsonschema",
-    "multipart",
+    "python_multipart",
     "referencing",
     "wsproto",
 )

@@ -222,10 +222,15 @@ def uncut(data: bytes) -> Iterator[Decoded]:
     }
     for (size, gap), pattern in _CUT.items():
         step, marked = size + gap, marked_by_gap[gap]
+        if marked.bit_count() < _CUT_TIMES:
+            continue
         # 1 where `_CUT_TIMES` marked bytes follow each other in steps.
         two = marked & marked >> 8 * step
         four = two & two >> 16 * step
-        repeated = (four & four >> 8 * step * (_CUT_TIMES - 4)).to_bytes(len(data), "little")
+        many = four & four >> 8 * step * (_CUT_TIMES - 4)
+        if not many:
+            continue
+        repeated = many.to_bytes(len(data), "little")
         at = repeated.find(1, size)
         while at >= 0:
             found = pattern.match(data, at - size)

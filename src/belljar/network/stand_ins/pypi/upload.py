@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from multipart import (  # type: ignore[import-untyped]
-    MultipartError,
-    MultipartSegment,
-    ParserLimitReached,
-    PushMultipartParser,
-    parse_options_header,
-)
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from belljar.capture import Capture
 from belljar.events import JsonValue
@@ -22,6 +17,7 @@ from belljar.network.stand_ins.web import Answer, CutOffError, Incoming, Request
 MAX_PARTS: Final = 2000
 MAX_FILES: Final = 8
 MAX_HEADER_BYTES: Final = 16 << 10  # one line
+MAX_BOUNDARY_BYTES: Final = 70  # RFC 2046
 # All fields together. What goes beyond is dropped, and `Form.cut` says so.
 MAX_FIELD_BYTES: Final = 1 << 20
 
@@ -41,59 +37,99 @@ class Form:
 
     fields: dict[str, str] = field(default_factory=dict)
     files: list[FormFile] = field(default_factory=list)
+    complete: bool = False
     cut: bool = False
 
 
 class FormReader:
     """Feed it the body of a multipart/form-data request; `form` grows within the bounds above.
 
-    Raises `multipart.MultipartError` for a body that is not what its content type says; `form`
-    keeps what was read. RFC 7578.
+    Raises `FormParserError` for a body that is not what its content type says; `form` keeps what
+    was read. RFC 7578.
     """
 
     def __init__(self, content_type: str, *, kept_bytes: int) -> None:
-        kind, options = parse_options_header(content_type)
-        boundary = options.get("boundary", "")
-        if kind != "multipart/form-data" or not 1 <= len(boundary) <= 70:
-            raise MultipartError("the content type is not multipart/form-data with a boundary")
+        kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
+        boundary = options.get(b"boundary", b"")
+        if kind != b"multipart/form-data" or not 1 <= len(boundary) <= MAX_BOUNDARY_BYTES:
+            raise FormParserError("the content type is not multipart/form-data with a boundary")
         self.form = Form()
         self._kept_bytes = kept_bytes
-        self._parser = PushMultipartParser(
-            boundary, max_header_size=MAX_HEADER_BYTES, max_segment_count=MAX_PARTS
+        self._parts = self._field_bytes = 0
+        self._header_name, self._header_value = bytearray(), bytearray()
+        self._disposition = b""
+        self._file: FormFile | None = None
+        self._field_name = ""
+        self._field_value = bytearray()
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_header_field": lambda data, start, end: self._header_name.extend(
+                    data[start:end]
+                ),
+                "on_header_value": lambda data, start, end: self._header_value.extend(
+                    data[start:end]
+                ),
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._begin_content,
+                "on_part_data": self._take_content,
+                "on_part_end": self._end_part,
+                "on_end": self._end,
+            },
+            max_header_size=MAX_HEADER_BYTES,
         )
-        self._field_bytes = 0
-        self._part: FormFile | tuple[str, bytearray] = ("", bytearray())
 
     def feed(self, data: bytes) -> None:
         """The next piece; what follows the last boundary is passed over."""
-        for event in self._parser.parse(data):
-            if isinstance(event, MultipartSegment):
-                self._begin(event)
-            elif isinstance(self._part, FormFile):
-                if event is not None:
-                    self._part.content.feed(bytes(event))
-            elif event is None:  # The part's end.
-                name, value = self._part
-                self.form.fields.setdefault(name, value.decode("utf-8", "replace"))
-            else:
-                room = MAX_FIELD_BYTES - self._field_bytes
-                self.form.cut |= len(event) > room
-                self._part[1].extend(event[:room])
-                self._field_bytes += min(room, len(event))
+        self._parser.write(data)
 
-    def close(self) -> None:
-        """The body has ended."""
-        self._parser.close()
+    def _begin_part(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise FormParserError(f"more than {MAX_PARTS} parts")
+        self._disposition, self._file = b"", None
+        self._field_value.clear()
 
-    def _begin(self, segment: MultipartSegment) -> None:
-        if segment.filename is None:
-            self._part = (segment.name, bytearray())
+    def _end_header(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = bytes(self._header_value)
+        self._header_name.clear()
+        self._header_value.clear()
+
+    def _begin_content(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name", b"").decode("utf-8", "replace")
+        filename = options.get(b"filename")
+        if filename is None:
+            self._field_name = name
             return
         if len(self.form.files) >= MAX_FILES:
-            raise ParserLimitReached(f"more than {MAX_FILES} files")
-        content = Capture(max_kept_bytes=self._kept_bytes)
-        self._part = FormFile(field_name=segment.name, filename=segment.filename, content=content)
-        self.form.files.append(self._part)
+            raise FormParserError(f"more than {MAX_FILES} files")
+        self._file = FormFile(
+            field_name=name,
+            filename=filename.decode("utf-8", "replace"),
+            content=Capture(max_kept_bytes=self._kept_bytes),
+        )
+        self.form.files.append(self._file)
+
+    def _take_content(self, data: bytes, start: int, end: int) -> None:
+        if self._file is not None:
+            self._file.content.feed(data[start:end])
+            return
+        room = MAX_FIELD_BYTES - self._field_bytes
+        self.form.cut |= end - start > room
+        taken = min(end - start, room)
+        self._field_value += data[start : start + taken]
+        self._field_bytes += taken
+
+    def _end_part(self) -> None:
+        if self._file is None:
+            value = self._field_value.decode("utf-8", "replace")
+            self.form.fields.setdefault(self._field_name, value)
+
+    def _end(self) -> None:
+        self.form.complete = True
 
 
 _ABOUT: Final = ("filetype", "pyversion", "metadata_version", "sha256_digest")
@@ -110,11 +146,13 @@ async def take_upload(
         form = reader.form
         async for piece in incoming.pieces():
             reader.feed(piece)
-        reader.close()
         missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
-        refused = f"the form has no {missing}" if missing else ""
-    except MultipartError as error:
-        refused = str(error.args[0])
+        if not form.complete:
+            refused = "the form ends too early"
+        elif missing:
+            refused = f"the form has no {missing}"
+    except FormParserError as error:
+        refused = word(str(error))
     except CutOffError:
         await _record(context, request, form, "it broke off")
         return None
