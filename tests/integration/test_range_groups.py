@@ -60,6 +60,17 @@ def test_a_plan_that_counts_on_groups_is_held_to_it(who: Who) -> None:
     assert who.run("no_groups") == {"error": "HostError", "journal": []}
 
 
+def test_a_gateway_that_writes_without_end_ends_its_range(tmp_path: Path) -> None:
+    """To its standard error: its owner goes on watching, and little of it is in the error."""
+    (tmp_path / "store").mkdir()
+    seen = Who(None, tmp_path / "store").run("shouted")
+    assert seen["told"]
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert len(what) < 10_000
+    assert seen["clean"]
+
+
 def test_groups_of_a_range_whose_owner_was_killed_are_reaped(tmp_path: Path) -> None:
     """As a cell's: the journal names them before they are made."""
     if "memory" not in controllers():

@@ -111,6 +111,15 @@ def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
         pass
 
 
+def shout(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Serves nobody, and writes to its standard error without end, from the first datagram on."""
+    ready(events)
+    listeners.dns_udp.setblocking(True)
+    listeners.dns_udp.recv(1)
+    while True:
+        os.write(2, bytes(1 << 16))
+
+
 def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Serves nobody, and uses all the memory that it gets, from the first datagram for its resolver
     on."""

@@ -18,6 +18,7 @@ from belljar.plan.network import NetworkBounds
 
 BURN = "tests.integration.range_programs.gateways:burn"
 HOARD = "tests.integration.range_programs.gateways:hoard"
+SHOUT = "tests.integration.range_programs.gateways:shout"
 ASK = (
     "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x',"
     " (sys.argv[1], 53))"
@@ -79,6 +80,17 @@ async def hoarded(home: Path) -> dict[str, Any]:
     }
 
 
+async def shouted(home: Path) -> dict[str, Any]:
+    """Its gateway writes to its standard error without end."""
+    scene = Scene(home)
+    async with scene.open(serve=SHOUT, timeout_s=5.0) as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            agent.run(sys.executable, "-I", "-c", ASK, scene.layout.resolver)
+            told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
+    return {**scene.summary(made), "told": told}
+
+
 async def no_groups(home: Path) -> dict[str, Any]:
     """Controllers that the plan counts on and this host has not."""
     scene = Scene(home)
@@ -108,6 +120,7 @@ def _stat(group: Path) -> dict[str, int]:
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "grouped": grouped,
     "hoarded": hoarded,
+    "shouted": shouted,
     "no_groups": no_groups,
     "held_groups": held_groups,
 }

@@ -427,9 +427,10 @@ class Watch:
             self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _drain_stderr(self) -> None:
+        # A pipe's content at most: a gateway that writes without end must not hold this thread.
         with suppress(BlockingIOError):
-            while piece := os.read(self._processes.stderr, 4096):
-                self._stderr = (self._stderr + piece)[:_MAX_DIAGNOSIS_BYTES]
+            piece = os.read(self._processes.stderr, 1 << 16)
+            self._stderr = (self._stderr + piece)[:_MAX_DIAGNOSIS_BYTES]
 
 
 def _checked_flow(flow: Mapping[str, Any]) -> Mapping[str, Any]:
