@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +21,8 @@ MAX_HEADER_BYTES: Final = 16 << 10  # one line
 MAX_BOUNDARY_BYTES: Final = 70  # RFC 2046
 # All fields together. What goes beyond is dropped, and `Form.cut` says so.
 MAX_FIELD_BYTES: Final = 1 << 20
+# It warns of malformed forms, which are on record; standard error is for the gateway's own faults.
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())
 
 
 @dataclass(kw_only=True)
