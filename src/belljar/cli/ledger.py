@@ -372,7 +372,7 @@ def _print_verification(result: Verification, path: Path, origin: str) -> None:
     unknown = "compared with no known key: a forgery signed with another key would pass; give --key"
     if result.key and not result.problem:
         click.echo(f"  that is {origin}" if origin else f"  {unknown}")
-    if result.problem and origin == "this host's key" and "expected" in result.problem.what:
+    if result.key_mismatch and origin == "this host's key":
         click.echo(
             "  hint: if it was made elsewhere, get that host's fingerprint by a way you trust "
             "and pass it with --key"

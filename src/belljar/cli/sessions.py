@@ -175,11 +175,11 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
 
     _check_cell_id(cell_id)
-    rows, cols = _terminal_size()
-    opening = Opening(
-        argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm")
-    )
     with _connect(cell_id, "attach") as stream, _raw_terminal(), _size_signals() as sizes:
+        rows, cols = _terminal_size()
+        opening = Opening(
+            argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm")
+        )
         stream.settimeout(None)
         stream.sendall(frame(FrameKind.OPEN, opening.payload()))
         status = relay(stream, FrameReader(), sizes)

@@ -124,7 +124,7 @@ _EMPTY: Final[Mapping[str, Any]] = {
     "files": (),
 }
 """A policy's content fields, when unset."""
-_WALLS: Final = ("risk", "tier", "resources", "host_tools")
+_ISOLATION_FIELDS: Final = ("risk", "tier", "resources", "host_tools")
 _FEWER_RIGHTS: Final = "the policy grants fewer rights inside the cell than the task asks for"
 TASK: Final = "task"
 """The whole of a task's sandbox."""
@@ -343,7 +343,7 @@ def _changed(key: str, detail: str) -> Difference:
 
 
 def _replaced_isolation(operator: Policy, task: Policy) -> Iterator[Difference]:
-    for name in _WALLS:
+    for name in _ISOLATION_FIELDS:
         asks, holds = getattr(task, name), getattr(operator, name)
         if name in task.model_fields_set and asks != holds:
             what = f"{holds}, not {asks}" if name == "risk" else "the policy's own"

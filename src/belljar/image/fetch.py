@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,7 +22,7 @@ from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.origin import Origin, origin_of_archive, origin_of_layout, origin_of_service
-from belljar.image.tools import give_tree, limited, plain_env, run_tool, tool
+from belljar.image.tools import ToolError, give_tree, limited, plain_env, run_tool, tool
 from belljar.store.home import HINT_SPACE
 from belljar.store.scratch import owned_dir, remove_tree
 from belljar.units import format_duration, format_size, printable
@@ -267,11 +268,13 @@ def _refused(
     error: HostError, ref: str, transport: str, limits: ImportLimits
 ) -> HostError | PolicyError:
     # The last error of skopeo, without the log format around it.
-    fatal = _FATAL.findall(error.what.replace('\\\\"', "'").replace('\\"', "'"))
+    output = error.output if isinstance(error, ToolError) else ""
+    fatal = _FATAL.findall(output.replace('\\\\"', "'").replace('\\"', "'"))
     text = fatal[-1] if fatal else error.what
-    if "SIGXFSZ" in text or "file too large" in text:
+    was_cut = isinstance(error, ToolError) and error.killed_by == signal.SIGXFSZ
+    if was_cut or "file too large" in output:
         return _too_large(ref, limits)
-    if "no space left on device" in text.lower():
+    if "no space left on device" in output.lower():
         return HostError(
             "no space is left to fetch the image", where=printable(ref), hint=HINT_SPACE
         )

@@ -203,7 +203,16 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
         process.wait()
 
 
-def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
+class ToolError(HostError):
+    """A tool failed; `killed_by`: a signal, or 0; `output`: its last words, escaped."""
+
+    def __init__(self, what: str, *, where: str, output: str, killed_by: int) -> None:
+        super().__init__(what, where=where)
+        self.output = output
+        self.killed_by = killed_by
+
+
+def failed(argv: Sequence[str], status: int, complaint: bytes) -> ToolError:
     """A failed tool's error, with its last output escaped."""
     name = _name(argv)
     how = (
@@ -212,7 +221,8 @@ def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
         else f"failed with status {status}"
     )
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
-    return HostError(f"{name} {how}: {words}" if words else f"{name} {how}", where=name)
+    what = f"{name} {how}: {words}" if words else f"{name} {how}"
+    return ToolError(what, where=name, output=words, killed_by=max(0, -status))
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,10 +17,11 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies
 from belljar.host.model import CgroupVersion
-from belljar.isolation.trials import sweep_trials, try_group
 from belljar.plan.jail import GroupLimits
 from belljar.process import raise_if_blind
+from belljar.store.scratch import orphans, owned_name
 
+_TRIAL: Final = "facts-"
 _CPU_PERIOD_US: Final = 100_000
 _REMOVE_TIMEOUT_S: Final = 0.5
 _SOCKETS_SHARE: Final = 8
@@ -281,3 +283,24 @@ def remove_group(directory: Path) -> bool:
                 return False
             time.sleep(0.002)
     return True
+
+
+def try_group(parent: Path, limit_file: str) -> bool:
+    """Whether a group can be made: read-only mounts refuse even root."""
+    sweep_trials(parent)
+    trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
+    try:
+        trial.mkdir()
+    except OSError:
+        return False
+    try:
+        return os.access(trial / limit_file, os.W_OK)
+    finally:
+        trial.rmdir()
+
+
+def sweep_trials(parent: Path) -> None:
+    """Remove dead processes' trial groups."""
+    for path in orphans(parent, prefix=_TRIAL):
+        with contextlib.suppress(OSError):
+            path.rmdir()

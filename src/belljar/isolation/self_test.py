@@ -83,7 +83,7 @@ async def test_switch(home: Path) -> SwitchTest:
     if (destruction := sandbox.destruction) is None:
         raise RuntimeError("its owner has destroyed it")
     if not failure and not destruction.clean:
-        problems = ", ".join((*destruction.survivors, *destruction.unproven))
+        problems = ", ".join((*destruction.survivors, *map(str, destruction.unproven)))
         failure = f"its end is not proven: {problems}"
     return SwitchTest(ok=not failure, duration_ms=duration_ms, reason=failure)
 

@@ -39,6 +39,17 @@ _READ_BYTES: Final = 1 << 16
 _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
 
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """What was not looked for, and why."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
     """How a cell ended: what was looked for, found, and not checked and why.
@@ -50,8 +61,8 @@ class Destruction:
     survivors: tuple[str, ...]
     looked_for: tuple[str, ...]
     duration_ms: float
-    not_checked: tuple[str, ...] = ()
-    unproven: tuple[str, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+    unproven: tuple[NotChecked, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -69,7 +80,7 @@ class Destruction:
             )
         if self.unproven:
             raise HostError(
-                f"{what} could not be proven; not looked for: {'; '.join(self.unproven)}",
+                f"{what} could not be proven; not looked for: {'; '.join(map(str, self.unproven))}",
                 where=where,
                 hint="do not count this sample as contained; let this user see what is named, then "
                 "`belljar reap` looks again",
@@ -81,14 +92,14 @@ class Destruction:
             "clean": self.clean,
             "survivors": list(self.survivors),
             "checked": list(self.looked_for),
-            "not_checked": list(self.not_checked),
+            "not_checked": [str(each) for each in self.not_checked],
             "duration_ms": round(self.duration_ms, 1),
         }
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:
     """A cell's and its companion's as one; unproven adds up."""
-    missed = {what.partition(":")[0] for what in besides.unproven}
+    missed = {each.what for each in besides.unproven}
     return Destruction(
         survivors=(*besides.survivors, *cell.survivors),
         looked_for=tuple(what for what in cell.looked_for if what not in missed),
@@ -116,8 +127,8 @@ class Findings:
 
     survivors: tuple[Survivor, ...]
     looked_for: tuple[str, ...]
-    not_checked: tuple[str, ...]
-    unproven: tuple[str, ...]
+    not_checked: tuple[NotChecked, ...]
+    unproven: tuple[NotChecked, ...]
 
     @property
     def remaining(self) -> tuple[str, ...]:
@@ -140,11 +151,11 @@ def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
     """What is left; no loop device may be over `store`."""
     survivors: dict[object, Survivor] = {}
     looked_for: list[str] = []
-    not_checked: list[str] = []
-    unproven: list[str] = []
+    not_checked: list[NotChecked] = []
+    unproven: list[NotChecked] = []
     for each in (*_process_looks(), *_file_looks(), *_object_looks(store)):
         if why := each.nothing_to_look_by(entry):
-            not_checked.extend(f"{what}: {why}" for what in each.what)
+            not_checked.extend(NotChecked(what, why) for what in each.what)
             continue
         try:
             for found in each.find(entry):
@@ -152,7 +163,7 @@ def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
         except OSError as exc:
             where = f"{exc.filename}: " if exc.filename else ""
             reason = printable(f"{where}{exc.strerror or exc}", max_chars=200)
-            missed = [f"{what}: {reason}" for what in each.what]
+            missed = [NotChecked(what, reason) for what in each.what]
             not_checked.extend(missed)
             unproven.extend(missed if each.needed else ())
         else:

@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 import subprocess
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from belljar.host.tools import own_program
-from belljar.store.scratch import orphans, owned_name
 
 if TYPE_CHECKING:
     from belljar.host import (
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
     from belljar.plan.oci import RuntimeKind
 
 _TIMEOUT_S: Final = 5.0
-_TRIAL: Final = "facts-"
 
 
 def find_facts(
@@ -42,6 +37,7 @@ def find_facts(
 ) -> HostFacts:
     """`gather_facts` with groups and namespaces tried."""
     from belljar.host import gather_facts
+    from belljar.isolation.cgroup import try_group
 
     return gather_facts(
         home,
@@ -81,27 +77,6 @@ def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
         return anyio.run(partial(boots_under, "kvm", kernel, home=home))
 
     return prove
-
-
-def try_group(parent: Path, limit_file: str) -> bool:
-    """Whether a group can be made: read-only mounts refuse even root."""
-    sweep_trials(parent)
-    trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
-    try:
-        trial.mkdir()
-    except OSError:
-        return False
-    try:
-        return os.access(trial / limit_file, os.W_OK)
-    finally:
-        trial.rmdir()
-
-
-def sweep_trials(parent: Path) -> None:
-    """Remove dead processes' trial groups."""
-    for path in orphans(parent, prefix=_TRIAL):
-        with contextlib.suppress(OSError):
-            path.rmdir()
 
 
 def try_namespaces() -> str:

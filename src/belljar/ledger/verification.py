@@ -76,6 +76,7 @@ class Checker:
     run_dir: Path
     expected_key: str | None
     expected_run: str | None
+    key_mismatch: bool = False
     tree: MerkleTree = field(default_factory=MerkleTree)
     prev: str = NO_LINE
     mono_ns: int = 0
@@ -250,6 +251,7 @@ class Checker:
 
     def _check_signer(self, checkpoint: Checkpoint, where: str) -> None:
         if self.expected_key is not None and checkpoint.key != self.expected_key:
+            self.key_mismatch = True
             raise LedgerError(
                 f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected",
                 where=where,
@@ -310,7 +312,8 @@ class Problem:
 class Verification:
     """The result; counts are of what was read before a problem.
 
-    `key` signed; `key_checked`: it was the expected one. Checkpoints cover `signed_events`.
+    `key` signed; `key_checked`: it was the expected one; `key_mismatch`: another than that
+    signed. Checkpoints cover `signed_events`.
     """
 
     status: Status
@@ -319,6 +322,7 @@ class Verification:
     run_id: str | None
     key: str | None
     key_checked: bool
+    key_mismatch: bool
     events: int
     signed_events: int
     checkpoints: int
@@ -358,6 +362,7 @@ def verify(
         run_id=last.run_id if last else None,
         key=last.key if last else None,
         key_checked=last is not None and checker.expected_key is not None,
+        key_mismatch=checker.key_mismatch,
         events=checker.tree.size,
         signed_events=checker.signed,
         checkpoints=checker.checkpoints,

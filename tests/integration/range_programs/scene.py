@@ -170,7 +170,7 @@ class Scene:
             "range": made.id,
             "clean": destruction is not None and destruction.clean,
             "survivors": [] if destruction is None else list(destruction.survivors),
-            "unproven": [] if destruction is None else list(destruction.unproven),
+            "unproven": [] if destruction is None else list(map(str, destruction.unproven)),
             "deaths": [[type(error).__name__, error.what] for error in self.deaths],
             "kinds": [str(event.kind) for event in self.recorder.events],
             "journal": sorted(path.name for path in (self.home / "journal").glob("*")),

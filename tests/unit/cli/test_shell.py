@@ -35,7 +35,7 @@ async def shell(guest, op):
     await guest.output(op, 1, b"ready ")
     while (keys := await guest.stdin(op)) not in (b"\\x04", b""):
         await guest.output(op, 1, b"<" + keys + b">")
-        while keys == b"size" and (33, 101) not in op.sizes:
+        while (keys == b"size" and (33, 101) not in op.sizes) or (keys == b"now" and not op.sizes):
             await op.news.wait()
         await guest.output(op, 1, b"%d,%d" % op.sizes.pop() if op.sizes else b"")
     if op.killed:
@@ -114,6 +114,16 @@ def test_keys_go_in_raw_and_the_terminal_is_given_back(
     assert str(made).encode() in said
     assert verify(made).status is Status.VERIFIED
     assert [event.kind for event in read_events(made)] == [Kind.RUN_STARTED, Kind.RUN_FINISHED]
+
+
+def test_the_size_is_told_once_it_is_followed(
+    terminal: tuple[int, int], shell: subprocess.Popen[bytes]
+) -> None:
+    """Of a change before that, no signal tells any more."""
+    keyboard, _ = terminal
+    read_until(keyboard, b"ready ")
+    os.write(keyboard, b"now")
+    read_until(keyboard, b"24,80")
 
 
 def test_a_termination_gives_the_terminal_back(

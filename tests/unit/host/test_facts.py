@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from belljar.host import HostFacts
 from belljar.host.facts import gather_facts, parse_meminfo, parse_os_release, parse_routes
 from belljar.host.tools import own_program
-from belljar.isolation.trials import find_facts, try_group
+from belljar.isolation.cgroup import try_group
+from belljar.isolation.trials import find_facts
 
 facts_of = partial(gather_facts, try_group=try_group, try_namespaces=lambda: "")
 

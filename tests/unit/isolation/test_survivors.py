@@ -16,7 +16,13 @@ from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.isolation import kernel_objects, survivors
 from belljar.isolation.identity import hold_identity, hold_uids
 from belljar.isolation.reap import list_cells, reap_now
-from belljar.isolation.survivors import Destruction, destroy_remains, look, remove_survivors
+from belljar.isolation.survivors import (
+    Destruction,
+    NotChecked,
+    destroy_remains,
+    look,
+    remove_survivors,
+)
 from belljar.process import identify, kill, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
 
@@ -42,11 +48,11 @@ def entry(**fields: object) -> JournalEntry:
     ("found", "error"),
     [
         ({"survivors": ("process 7", "mount /x")}, ContainmentBreach),
-        ({"unproven": ("mounts named after the cell: Permission denied",)}, HostError),
+        ({"unproven": (NotChecked("mounts", "Permission denied"),)}, HostError),
     ],
 )
 def test_an_unclean_end_says_what_and_where(
-    found: dict[str, tuple[str, ...]], error: type[BelljarError]
+    found: dict[str, tuple[object, ...]], error: type[BelljarError]
 ) -> None:
     """A breach names what was left; what could not be looked for is none, for nothing was found."""
     end = Destruction(**{"survivors": (), "looked_for": (), "duration_ms": 1.0, **found})  # type: ignore[arg-type]
@@ -54,7 +60,7 @@ def test_an_unclean_end_says_what_and_where(
     with pytest.raises(error) as caught:
         end.raise_if_unclean("destruction", where="cell c-0")
     (words,) = found.values()
-    assert all(word in caught.value.what for word in words)
+    assert all(str(word) in caught.value.what for word in words)
     assert caught.value.where == "cell c-0"
 
 
@@ -76,7 +82,7 @@ def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
     said; the others prove it."""
     destruction = destroy_remains(entry(), time.monotonic())
     assert destruction.clean
-    missed = {what.partition(": ")[0] for what in destruction.not_checked}
+    missed = {each.what for each in destruction.not_checked}
     assert {
         "processes in the cell's namespaces",
         "processes with the cell's uid",
@@ -104,7 +110,7 @@ def test_a_look_that_was_refused_is_not_claimed(
     monkeypatch.setattr(kernel_objects, name, refuse)
     destruction = destroy_remains(entry(host_uid=4_000_000_000), time.monotonic())
     assert what not in destruction.looked_for
-    assert f"{what}: Operation not permitted" in destruction.not_checked
+    assert NotChecked(what, "Operation not permitted") in destruction.not_checked
     assert destruction.clean
 
 
@@ -128,7 +134,7 @@ def test_a_group_is_not_missed_where_none_are_mounted(tmp_path: Path) -> None:
     """That its directory isn't there says nothing when its parent is no control group now."""
     mine = entry()
     found = look(replace(mine, cgroups=(tmp_path / mine.cell_id,)))
-    assert [what.partition(":")[0] for what in found.unproven] == [
+    assert [each.what for each in found.unproven] == [
         "control groups",
         "processes and threads in the cell's control groups",
     ]
@@ -145,7 +151,7 @@ def test_files_behind_a_closed_door_are_not_gone(
     mine = entry()
     mine = replace(mine, directories=(tmp_path / mine.cell_id,))
     monkeypatch.setattr(Path, "lstat", closed)
-    assert [what.partition(":")[0] for what in look(mine).unproven] == ["files"]
+    assert [each.what for each in look(mine).unproven] == ["files"]
 
 
 def test_reaping_goes_on_until_everything_could_be_seen(

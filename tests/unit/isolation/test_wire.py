@@ -23,7 +23,7 @@ from belljar.isolation.microvm.guest_files import read_guest_parts
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.microvm.wire import WayCounters, parse_counters
 from belljar.isolation.sandbox import Sandbox
-from belljar.isolation.survivors import Destruction, together
+from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.store.journal import JournalEntry, new_cell_id, own_entry
 
 NUMBERS = st.integers(min_value=0, max_value=(1 << 64) - 1)
@@ -49,7 +49,7 @@ def test_what_are_no_counters(answer: bytes) -> None:
 
 def destruction(
     survivors: tuple[str, ...] = (),
-    unproven: tuple[str, ...] = (),
+    unproven: tuple[NotChecked, ...] = (),
     looked: tuple[str, ...] = ("a", "b"),
 ) -> Destruction:
     """One that took a millisecond."""
@@ -65,7 +65,7 @@ def destruction(
 def test_two_destructions_as_one() -> None:
     """Clean only if both are; nothing counts as looked for that could not be looked for in
     either."""
-    clean = destruction()
+    clean, hidden = destruction(), NotChecked("a", "hidden")
     assert together(clean, clean).clean
     assert together(clean, clean).looked_for == ("a", "b")
     assert together(clean, clean).duration_ms == 2.0
@@ -75,13 +75,13 @@ def test_two_destructions_as_one() -> None:
     ):
         assert (survivor.clean, survivor.survivors) == (False, ("p",))
     for unproven in (
-        together(clean, destruction(unproven=("a: hidden",))),
-        together(destruction(unproven=("a: hidden",), looked=("b",)), clean),
+        together(clean, destruction(unproven=(hidden,))),
+        together(destruction(unproven=(hidden,), looked=("b",)), clean),
     ):
         assert (unproven.clean, unproven.looked_for, unproven.not_checked) == (
             False,
             ("b",),
-            ("a: hidden",),
+            (hidden,),
         )
 
 

@@ -337,7 +337,7 @@ class Qmp:
         raise self._late("did not finish moving the device state")
 
     def close(self) -> None:
-        """Let go of the monitor."""
+        """Disconnect from the monitor."""
         self._socket.close()
 
     def _late(self, what: str) -> CellError:

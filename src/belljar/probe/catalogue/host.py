@@ -152,7 +152,7 @@ PROCESSES: Final = (
         "foreign",
         tries="Compares the pid namespace of every process it sees with its own.",
         why="A process of another namespace in sight means that this one is above it: the cell's "
-        "walls are inside out.",
+        "layers are inside out.",
         breach="One differs.",
         quick=False,
     ),
