@@ -4,7 +4,6 @@ waits for all of it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
@@ -34,6 +33,7 @@ async def test_its_end_waits_for_what_was_spawned() -> None:
     """A task is told that the end has come, and ends by itself; after that nothing is taken on, and
     the thread is gone."""
     said: list[str] = []
+    workers: list[threading.Thread] = []
 
     def begin(thread: LoopThread) -> None:
         async def work() -> None:
@@ -41,6 +41,7 @@ async def test_its_end_waits_for_what_was_spawned() -> None:
             await thread.closing.wait()
             said.append("ended")
 
+        workers.append(threading.current_thread())
         thread.at_end(lambda: said.append("ending"))
         thread.spawn(work)
 
@@ -49,31 +50,41 @@ async def test_its_end_waits_for_what_was_spawned() -> None:
     assert sorted(said) == ["begun", "ended", "ending"]
     assert not thread.post(lambda: said.append("late"))
     assert "late" not in said
-    assert not thread._thread.is_alive()
+    assert not workers[0].is_alive()
 
 
 def test_it_is_closed_when_its_owner_fails() -> None:
     """However the block is left."""
-    with pytest.raises(RuntimeError, match="the owner failed"), open_loop_thread() as thread:
-        raise RuntimeError("the owner failed")
-    assert not thread._thread.is_alive()
+    workers: list[threading.Thread] = []
+
+    def fail() -> None:
+        with open_loop_thread() as thread:
+            thread.post(lambda: workers.append(threading.current_thread()))
+            raise RuntimeError("the owner failed")
+
+    with pytest.raises(RuntimeError, match="the owner failed"):
+        fail()
+    assert not workers[0].is_alive()
 
 
 def test_an_interrupt_does_not_cut_the_end_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the owner waits for the end is raised when everything is gone."""
-    thread = LoopThread()
-    join: Callable[[], None] = thread._thread.join
+    workers: list[threading.Thread] = []
     interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
+    join = threading.Thread.join
 
-    def interrupted() -> None:
+    def interrupted(worker: threading.Thread) -> None:
         if interrupts:
             raise interrupts.pop()
-        join()
+        join(worker)
 
-    monkeypatch.setattr(thread._thread, "join", interrupted)
+    thread = LoopThread()
+    thread.post(lambda: workers.append(threading.current_thread()))
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
     with pytest.raises(KeyboardInterrupt):
         thread.close()
-    assert not thread._thread.is_alive()
+    assert not interrupts
+    assert not workers[0].is_alive()
 
 
 async def test_a_promise_is_heard_whenever_it_was_kept() -> None:

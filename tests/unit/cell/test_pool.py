@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +41,28 @@ class Stand:
         self.breaches: list[ContainmentBreach] = []
         self.ahead: list[FakeCell] = []
         supply = Supply(
-            open=self.open,
+            open=lambda *, ahead: self.open(ahead=ahead),
             warm_up=lambda opened: cells.probe(opened.cell, run=self.run, phase="warm-up"),
             recorder=self.run.recorder,
             size=size,
+            refuse=lambda: self.refuse(),
             admit=admit,
             on_breach=self.breaches.append,
         )
         self.pool = Pool(supply, thread)
+        # As `open_range`, and the owner's refusal; a test may replace them
+        self.open: Callable[..., AbstractAsyncContextManager[Any]] = self.open_fake
+        self.refuse: Callable[[], None] = lambda: None
 
     @asynccontextmanager
-    async def _open(self, *, ahead: bool) -> AsyncIterator[Any]:
+    async def open_fake(self, *, ahead: bool) -> AsyncIterator[Any]:
+        """A fake cell's range."""
         async with self.cells.open_range(
             self.policy, run=self.run, home=None, ahead=ahead
         ) as opened:
             if ahead:
                 self.ahead.append(opened.cell)
             yield opened
-
-    def open(self, *, ahead: bool) -> AbstractAsyncContextManager[Any]:
-        """As `open_range`."""
-        return self._open(ahead=ahead)
 
     def cell(self) -> AbstractAsyncContextManager[Any]:
         """What a taker gets."""
@@ -132,7 +132,7 @@ async def test_a_hold_that_comes_while_a_cell_is_waited_for_counts() -> None:
             raise error
 
     async with stand() as it:
-        it.pool._supply = replace(it.pool._supply, refuse=refuse)
+        it.refuse = refuse
         await it.filled()
         with pytest.raises(HostError, match="held"):
             async with it.cell():
@@ -206,7 +206,7 @@ async def test_only_one_waits_for_the_cell_in_the_making() -> None:
             async with it.cell() as cell:
                 first.append(cell)
 
-        object.__setattr__(it.pool._supply, "open", slow)
+        it.open = slow
         it.pool.refill()
         await result_of(begun)
         async with anyio.create_task_group() as tasks:
@@ -253,7 +253,7 @@ async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
                 had.append(cell)
 
         had: list[Any] = []
-        object.__setattr__(it.pool._supply, "open", open_)
+        it.open = open_
         it.pool.refill()
         await result_of(begun[0])
         async with anyio.create_task_group() as tasks:
@@ -282,10 +282,10 @@ async def test_a_cell_that_died_is_not_given_out() -> None:
         async with it.cell() as cell:
             assert cell is not it.ahead[0]
         await it.filled()
-        (pooled,) = it.pool._ready
         it.ahead[-1].die()
-        await result_of(pooled.ended)
-        assert it.pool.counts.dead == 2
+        with anyio.fail_after(30):
+            while it.pool.counts.dead < 2:
+                await it.heard()
         assert it.ahead[0].destroyed
         assert it.taken() == []
     assert it.ahead[0].reason == Discard.DEAD
@@ -357,7 +357,7 @@ async def test_a_cell_that_can_not_be_made_ahead_fails_nothing() -> None:
                 raise HostError("no room")
             return real(ahead=ahead)
 
-        object.__setattr__(it.pool._supply, "open", open_)
+        it.open = open_
         await it.filled()
         with pytest.raises(HostError, match="no room"):
             async with it.cell():
@@ -472,7 +472,7 @@ async def test_a_request_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> No
             async with real(ahead=ahead) as opened:
                 yield opened
 
-        object.__setattr__(it.pool._supply, "open", slow)
+        it.open = slow
         it.pool.refill()
         await result_of(begun)
         it.ahead[0].dead = True

@@ -145,17 +145,17 @@ def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
     ]
 
 
-def test_a_poisoned_run_keeps_its_first_error(home: Path) -> None:
+def test_a_poisoned_run_keeps_its_first_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the ledger failed, leaving does not hide that error behind another, and seals
     nothing."""
     run = create_run(home, "exec", [])
 
     def work() -> None:
-        with run:
-            run.recorder._poison = LedgerError("first")
+        with run, monkeypatch.context() as full_disk:
+            full_disk.setattr("belljar.ledger.writer.os.write", lambda _fd, _content: 10)
             run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}))
 
-    with pytest.raises(LedgerError, match="first"):
+    with pytest.raises(LedgerError, match="the event can't be recorded"):
         work()
     assert not (run.path / "manifest.json").exists()
     assert verify(run.path).status is Status.UNFINISHED

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,13 +78,14 @@ def test_bodies_are_stored_once_and_before_the_line(
 ) -> None:
     """Equal bytes make one file; when the line that names a body is written, the body is there."""
     seen: list[int] = []
-    append = writer._append
+    write = os.write
 
-    def watch(line: bytes) -> None:
-        seen.append(len([path for path in (run_dir / "bodies").rglob("*") if path.is_file()]))
-        append(line)
+    def watch(fd: int, content: bytes) -> int:
+        if bytes(content).startswith(b'{"actor"'):  # a line, not a body or a checkpoint
+            seen.append(len([path for path in (run_dir / "bodies").rglob("*") if path.is_file()]))
+        return write(fd, content)
 
-    monkeypatch.setattr(writer, "_append", watch)
+    monkeypatch.setattr("belljar.ledger.writer.os.write", watch)
     for _ in range(2):
         writer.record(
             Event(
@@ -117,20 +119,36 @@ def test_a_steady_stream_is_signed_all_along(writer: LedgerWriter, run_dir: Path
         writer.record(hit("x"))
 
 
-def test_an_end_that_comes_while_a_checkpoint_begins_is_heard(writer: LedgerWriter) -> None:
+def test_an_end_that_comes_while_a_checkpoint_begins_is_heard(
+    run_dir: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread forgets that it was woken just after `end` woke it for the last time: it ends all
     the same, and so does `end`, which waits for it."""
 
     class EndsInBetween(threading.Event):
+        set_by_end = False
+
+        def set(self) -> None:
+            super().set()
+            self.set_by_end |= threading.current_thread() is ender
+
         def clear(self) -> None:
-            writer._stop.set()
-            self.set()
+            ender.start()
+            wait_until(lambda: self.set_by_end, what="the last wakeup")
             super().clear()
 
-    waking, writer._wake = writer._wake, EndsInBetween()
-    waking.set()
-    writer._thread.join(timeout=60)
-    assert not writer._thread.is_alive()
+    fake = SimpleNamespace(Lock=threading.Lock, Thread=threading.Thread, Event=EndsInBetween)
+    monkeypatch.setattr("belljar.ledger.writer.threading", fake)
+    writer, has_ended = LedgerWriter(run_dir, key), threading.Event()
+
+    def end() -> None:
+        writer.end()
+        has_ended.set()
+
+    ender = threading.Thread(target=end, daemon=True)
+    with writer:
+        writer.record(hit("x"))
+        assert has_ended.wait(timeout=60)
 
 
 def test_threads_may_record_together(writer: LedgerWriter, run_dir: Path) -> None:
@@ -240,10 +258,14 @@ def test_a_checkpoint_that_fails_poisons(
         raise OSError(errno.EIO, "I/O error")
 
     monkeypatch.setattr("belljar.ledger.writer.os.fsync", refuse)
-    writer.record(hit("x"))
-    wait_until(lambda: writer._poison is not None, what="the poison")
+
+    def record_for_a_minute() -> None:
+        for _ in range(6000):
+            writer.record(hit("x"))
+            time.sleep(0.01)
+
     with pytest.raises(LedgerError, match="checkpoint"):
-        writer.record(hit("y"))
+        record_for_a_minute()
 
 
 @pytest.mark.parametrize("written", [True, False])
