@@ -155,7 +155,7 @@ async def test_death_is_an_error_not_a_result(tier: str, vm_home: Path, tmp_path
 
         async def kill() -> None:
             await cell.ping()
-            pid = cell._live.host_pid
+            pid = cell.host_pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 

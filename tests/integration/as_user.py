@@ -80,7 +80,7 @@ class UsersBelljar(Belljar):
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 300, **extra: str
     ) -> subprocess.CompletedProcess[bytes]:
         """Run any program to the end."""
-        process = self._start(argv, subprocess.PIPE, extra)
+        process = self.start_program(argv, subprocess.PIPE, extra)
         with process:
             try:
                 out, err = process.communicate(stdin, timeout=timeout_s)
@@ -91,17 +91,17 @@ class UsersBelljar(Belljar):
 
     def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
         """Start `belljar` and leave it running."""
-        return self._start(self.argv(*args), subprocess.DEVNULL, extra)
+        return self.start_program(self.argv(*args), subprocess.DEVNULL, extra)
 
     def start_on(self, argv: Sequence[str], terminal: int) -> subprocess.Popen[bytes]:
         """Start any program on a terminal."""
-        return self._start(argv, terminal, {}, terminal)
+        return self.start_program(argv, terminal, {}, terminal)
 
     def start_into(self, argv: Sequence[str], output: int, **extra: str) -> subprocess.Popen[bytes]:
         """Start any program whose words go to a file."""
-        return self._start(argv, subprocess.DEVNULL, extra, output)
+        return self.start_program(argv, subprocess.DEVNULL, extra, output)
 
-    def _start(
+    def start_program(
         self,
         argv: Sequence[str],
         stdin: int,

@@ -6,18 +6,20 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.processes import wait_for
+from tests.integration.remains import below
 
 from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.network import ipc
-from belljar.network.owner import processes
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import ForkServer, shared_fork_server, started_fork_server
 from belljar.network.owner.range import open_range
@@ -44,8 +46,14 @@ def given() -> Iterator[list[int]]:
 
 def children(fork_server: ForkServer) -> set[int]:
     """Its, that live."""
-    pid = fork_server._process.pid
+    pid = pid_of(fork_server)
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def pid_of(fork_server: ForkServer) -> int:
+    """Of one that lives."""
+    assert fork_server.process is not None
+    return fork_server.process.pid
 
 
 def test_a_failure_meanwhile_leaves_no_child(fork_server: ForkServer, given: list[int]) -> None:
@@ -105,7 +113,7 @@ def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_one_that_is_killed_while_it_imports(tmp_path: Path) -> None:
     """That is no lack of this host's; whoever comes next gets another."""
     with started_fork_server(tmp_path, _GATEWAY) as ahead:
-        ahead._process.kill()
+        os.kill(pid_of(ahead), signal.SIGKILL)
         with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
             ahead.wait_ready()
         with shared_fork_server(tmp_path, _GATEWAY) as another:
@@ -113,11 +121,21 @@ def test_one_that_is_killed_while_it_imports(tmp_path: Path) -> None:
             assert another.is_alive()
 
 
-def test_one_that_nobody_waited_for_ends_at_once(tmp_path: Path) -> None:
+def test_one_that_nobody_waited_for_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not left to import what nobody will use."""
-    with started_fork_server(tmp_path, _GATEWAY) as ahead:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Kept(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Popen's
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Kept)
+    with started_fork_server(tmp_path, _GATEWAY):
         pass
-    assert ahead._process.returncode == -signal.SIGKILL
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 class Full(MemoryRecorder):
@@ -133,6 +151,7 @@ class Full(MemoryRecorder):
 @pytest.mark.anyio
 async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path) -> None:
     """It is ended all the same with the last range."""
+    before = set(below(os.getpid()))
     network = NetworkPlan()
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
     with pytest.raises(LedgerError):
@@ -142,4 +161,4 @@ async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path)
             home=tmp_path,
         ):
             pass
-    assert not [home for _, home, _ in processes._running if home == tmp_path]
+    assert set(below(os.getpid())) == before

@@ -23,6 +23,7 @@ from belljar.isolation.reap import reap
 from belljar.ledger import Line, Status, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
 from belljar.process import identify
+from belljar.store.journal import Journal, JournalEntry
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = ("container", "gvisor", "microvm")
@@ -58,13 +59,17 @@ def kinds(lines: list[Line], cell: str) -> list[Kind]:
     return [line.kind for line in lines if line.cell == cell]
 
 
-async def standing(pool: Pool) -> Cell:
-    """The one that stands ready, once there is one."""
+async def standing(pool: Pool, home: Path, *taken: Cell) -> JournalEntry:
+    """The one that stands ready, once there is one, as the journal has it."""
     pool.refill()
     assert await pool.filled() == 1
-    (pooled,) = pool._ready
-    assert pooled.range is not None
-    return pooled.range.cell
+    ids = {cell.id for cell in taken}
+    (entry,) = (
+        entry
+        for entry in Journal(home).entries()
+        if entry.kind == "cell" and entry.cell_id not in ids
+    )
+    return entry
 
 
 @pytest.mark.anyio
@@ -80,15 +85,15 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
                 clock = await first.exec(["date", "+%s.%N"])
                 assert before_s - 1 < float(clock.stdout) < time.time() + 1
                 await first.exec(["touch", "/tmp/mine"])
-                dead = await standing(pool)
-                assert dead.host_pid is not None
-                await anyio.to_thread.run_sync(kill_tree, dead.host_pid)
+                dead = await standing(pool, home, first)
+                assert dead.child is not None
+                await anyio.to_thread.run_sync(kill_tree, dead.child.pid)
                 async with pool.cell() as second:
-                    assert second.id not in {first.id, dead.id}
+                    assert second.id not in {first.id, dead.cell_id}
                     assert (await second.exec(["test", "-e", "/tmp/mine"])).returncode == 1
             assert first.destruction is not None
             assert first.destruction.clean
-            unused = await standing(pool)
+            unused = await standing(pool, home)
     assert verify(run.path).ok(strict=True)
     lines = list(read_events(run.path))
     said = kinds(lines, first.id)
@@ -105,10 +110,10 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
     reasons = {
         line.cell: line.data["reason"] for line in lines if line.kind is Kind.CELL_DESTROYING
     }
-    assert (reasons[dead.id], reasons[unused.id]) == (Discard.DEAD, Discard.UNUSED)
+    assert (reasons[dead.cell_id], reasons[unused.cell_id]) == (Discard.DEAD, Discard.UNUSED)
     taken = [line.cell for line in lines if line.kind is Kind.CELL_TAKEN]
     assert len(taken) == len(set(taken))
-    assert not {dead.id, unused.id} & set(taken)
+    assert not {dead.cell_id, unused.cell_id} & set(taken)
     proofs = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
     assert proofs == [True] * len({line.cell for line in lines if line.kind is Kind.CELL_PLANNED})
 

@@ -19,7 +19,7 @@ from tests.integration.as_user import REPOSITORY, subordinate_uids
 from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
 
-from belljar.isolation.identity import _RANGES_START
+from belljar.isolation.identity import RANGES_START
 from belljar.process import ProcessId, identify, is_alive, kill, namespaces_of
 
 pytestmark = [pytest.mark.root]
@@ -73,7 +73,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
                 (*argv, tier, mode, loops[tier]), env=environment, **pipes
             ),
             belljar,
-            ids=(_RANGES_START, _RANGES_START + 1),
+            ids=(RANGES_START, RANGES_START + 1),
         )
         assert belljar.leftovers() == []
         return

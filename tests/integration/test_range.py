@@ -56,7 +56,9 @@ class Who:
     def start(self, scenario: str) -> subprocess.Popen[bytes]:
         """Start it."""
         if self.user is not None:
-            return self.user._start(self.argv(scenario), subprocess.DEVNULL, {"PATH": _SEARCH})
+            return self.user.start_program(
+                self.argv(scenario), subprocess.DEVNULL, {"PATH": _SEARCH}
+            )
         env = {
             "PATH": _SEARCH,
             "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}",

@@ -27,7 +27,7 @@ _HEAD = "belljar: 1\nrisk: low\nuser: root\nnetwork:\n  stand_ins:\n"
 _SITE = (
     "    site: {kind: http, names: [shop.example], ports: [80], routes: [{path: /, body: hello}]}\n"
 )
-_FETCH = ("curl", "-s", "http://shop.example/")
+FETCH = ("curl", "-s", "http://shop.example/")
 _HALF = (
     "import socket, time\n"
     "half = socket.create_connection(('shop.example', 80))\n"
@@ -66,7 +66,7 @@ def refused(
     *,
     code: int,
     mounts: tuple[str, ...] = (),
-    command: tuple[str, ...] = _FETCH,
+    command: tuple[str, ...] = FETCH,
     **extra: str,
 ) -> str:
     """What `exec` says when it can't: once, with a hint, on record; and nothing is left."""
@@ -128,7 +128,7 @@ def test_neither_tun_nor_ip_is_needed(tier: str, host: Host, policy: Callable[..
         "--tier",
         tier,
         "--",
-        *_FETCH,
+        *FETCH,
         mounts=[*hidden[:1], "mount -t tmpfs none /dev/net"],
     )
     assert (ran.returncode, ran.stdout) == (0, b"hello"), ran.stderr
@@ -145,7 +145,7 @@ def test_ports_that_the_host_has_taken_are_no_matter(
             with contextlib.suppress(OSError):  # taken already: as good
                 taken.bind(("0.0.0.0", port))  # noqa: S104 - so that a range would meet it
                 taken.listen()
-        ran = host.run("exec", policy(), "--", *_FETCH)
+        ran = host.run("exec", policy(), "--", *FETCH)
     assert (ran.returncode, ran.stdout) == (0, b"hello"), ran.stderr
 
 
@@ -221,7 +221,7 @@ def test_network_namespaces_are_forbidden(host: Host, policy: Callable[..., str]
         "exec",
         policy(),
         "--",
-        *_FETCH,
+        *FETCH,
     ]
     environment = host.belljar.environment(TMPDIR=str(host.scratch))
     ran = subprocess.run(argv, env=environment, capture_output=True, timeout=120, check=False)

@@ -42,7 +42,7 @@ def test_a_disk_that_is_full_at_the_start(
 ) -> None:
     """Whatever file of the run the disk has no room for, it is said which, and what helps."""
     small_runs(f"size=4m,nr_inodes={inodes}")
-    ran = host.run("exec", policy(), "--", *faults._FETCH)
+    ran = host.run("exec", policy(), "--", *faults.FETCH)
     said = ran.stderr.decode()
     assert ran.returncode in (3, 5), said
     assert "Traceback" not in said

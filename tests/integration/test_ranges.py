@@ -139,7 +139,7 @@ def within(pid: int, *argv: str) -> str:
 
 async def until_dead(cell: Cell) -> BelljarError:
     """What its operations raise from now on."""
-    await anyio.to_thread.run_sync(wait_for, lambda: cell._dead is not None, "the cell's end")
+    await anyio.to_thread.run_sync(wait_for, lambda: " dead" in repr(cell), "the cell's end")
     with pytest.raises(BelljarError) as caught:
         await cell.exec(["true"])
     return caught.value

@@ -65,11 +65,9 @@ class Side:
 
     @property
     def pids(self) -> tuple[int, int]:
-        """Of its keeper and its gateway."""
-        entry = self.network._entry
-        assert entry is not None
-        keeper, gateway = entry.processes
-        return keeper.pid, gateway.pid
+        """Of its supervisor and its gateway."""
+        supervisor, gateway = self.network.pids
+        return supervisor, gateway
 
     def address(self, pattern: str = "board.example") -> str:
         """Where a name is in this range."""

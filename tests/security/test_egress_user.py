@@ -69,7 +69,7 @@ def world(request: pytest.FixtureRequest, user: UsersBelljar) -> World:
 
     def start() -> subprocess.Popen[bytes]:
         argv = [user.python, "-m", "tests.security.egress.play"]
-        return user._start(argv, subprocess.PIPE, {"PATH": _SEARCH})
+        return user.start_program(argv, subprocess.PIPE, {"PATH": _SEARCH})
 
     folder = user.home.parent / f"policies-{request.param}"
     folder.mkdir()

@@ -33,7 +33,8 @@ from belljar.subids import NEEDED_IDS
 
 _HOMES = 1 << 16
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
-_RANGES_START: Final = 0x8000_0000
+RANGES_START: Final = 0x8000_0000
+"""First host id of root's cells with a range."""
 _RANGE_STEP: Final = 0x2_0000
 RANGE_SLOTS: Final = 1 << 12
 """Cells with a range on one host, all stores together."""
@@ -94,7 +95,7 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
         raise ValueError("root's cells are below no user namespace")
     slot, fd = _take_slot(locks, RANGE_SLOTS)
     try:
-        stage = _RANGES_START + slot * _RANGE_STEP
+        stage = RANGES_START + slot * _RANGE_STEP
         workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
         jail = JailIdentity(
             host_uid=stage, host_gid=stage, privileged=True, uids=workload, gids=workload
@@ -170,7 +171,7 @@ def _range_of(home: Path) -> int:
 
 def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
     """Directory and slot of a cell's lock."""
-    slot, past = divmod(first - _RANGES_START, _RANGE_STEP)
+    slot, past = divmod(first - RANGES_START, _RANGE_STEP)
     if past == 0 and 0 <= slot < RANGE_SLOTS:
         return locks, slot
     slot = first - _range_of(home)

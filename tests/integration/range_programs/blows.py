@@ -10,15 +10,24 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import anyio
 from tests.integration.range_programs.ordinary import POUR
-from tests.integration.range_programs.scene import TIMEOUT_S, Cell, Scene, cell, processes, within
+from tests.integration.range_programs.scene import (
+    TIMEOUT_S,
+    Cell,
+    Scene,
+    cell,
+    enter_user,
+    fork_server_of,
+    processes,
+    within,
+)
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
@@ -52,19 +61,30 @@ async def death(home: Path, strike: Callable[[Range], object], **options: Any) -
     }
 
 
+@contextmanager
+def network_of(made: Range) -> Iterator[Callable[..., str]]:
+    """Runs commands in the range's network by hand, from outside, also when its processes have
+    ended; what a command prints."""
+    users = [] if made.user_namespace is None else [made.user_namespace]
+    network = os.open(f"/proc/{made.pids[0]}/ns/net", os.O_RDONLY)
+
+    def run(*argv: str) -> str:
+        words = [*enter_user(users), "nsenter", f"--net=/proc/self/fd/{network}", *argv]
+        fds = [*users, network]
+        return subprocess.run(
+            words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True
+        ).stdout
+
+    try:
+        yield run
+    finally:
+        os.close(network)
+
+
 def flush(made: Range, *argv: str) -> str:
-    """Change the range's network by hand, from outside; what the command prints."""
-    fds = [
-        made._pins[name]
-        for name in ("user", "net")
-        if name == "net" or made.user_namespace is not None
-    ]
-    names = ["--user", "--net"][-len(fds) :]
-    enter = [f"{name}=/proc/self/fd/{fd}" for name, fd in zip(names, fds, strict=True)]
-    words = ["nsenter", *enter, *(["--preserve-credentials"] if len(fds) > 1 else []), *argv]
-    return subprocess.run(
-        words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True
-    ).stdout
+    """Change the range's network by hand; what the command prints."""
+    with network_of(made) as run:
+        return run(*argv)
 
 
 CHANGES = {
@@ -163,13 +183,13 @@ async def deaf(home: Path) -> dict[str, Any]:
     scene.recorder = recorder = Stuck()
     with small_pairs():
         async with scene.open(check_every_s=0.05, timeout_s=3.0) as made:
-            with cell(made) as agent:
+            supervisor, _ = processes(made)
+            with cell(made) as agent, network_of(made) as network:
                 await made.attach("agent", agent.pid)
                 agent.talk(("tcp", scene.address(), 81))
                 stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, TIMEOUT_S)
-                supervisor, _ = processes(made)
                 ended = within(lambda: not is_alive(supervisor))
-                links = json.loads(flush(made, "ip", "-j", "link"))
+                links = json.loads(network("ip", "-j", "link"))
                 recorder.freed.set()
                 told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     up = [link["ifname"] for link in links if "UP" in link["flags"]]
@@ -207,10 +227,7 @@ def kill(which: int) -> Callable[[Range], None]:
 
 def kill_fork_server(made: Range) -> None:
     """SIGKILL to the fork server."""
-    entry = made._entry
-    assert entry is not None
-    assert entry.supervisor is not None
-    os.kill(entry.supervisor.pid, signal.SIGKILL)
+    os.kill(fork_server_of(made), signal.SIGKILL)
 
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {

@@ -15,6 +15,7 @@ from belljar.host.cgroups import CONTROLLERS
 from belljar.isolation.cgroup import processes_in, usable
 from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds
+from belljar.store.journal import Journal
 
 BURN = "tests.integration.range_programs.gateways:burn"
 HOARD = "tests.integration.range_programs.gateways:hoard"
@@ -30,17 +31,18 @@ def controllers() -> tuple[str, ...]:
     return usable(CONTROLLERS)
 
 
-def groups_of(made: Range) -> tuple[Path, ...]:
+def groups_of(home: Path, made: Range) -> tuple[Path, ...]:
     """As the journal has them."""
-    assert made._entry is not None
-    return made._entry.cgroups
+    entry = Journal(home).read(made.id)
+    assert entry is not None
+    return entry.cgroups
 
 
 async def grouped(home: Path) -> dict[str, Any]:
     """Its gateway burns processor time that its group has not."""
     scene = Scene(home, controllers=controllers(), bounds=NetworkBounds(group_cpu_percent=20))
     async with scene.open(serve=BURN) as made:
-        groups = groups_of(made)
+        groups = groups_of(home, made)
         members = [sorted(processes_in(group)) for group in groups]
         ours = sorted(process.pid for process in processes(made))
         (cpu,) = [
@@ -64,7 +66,7 @@ async def hoarded(home: Path) -> dict[str, Any]:
     bounds = NetworkBounds(group_memory_bytes=96 << 20, gateway_memory_bytes=1 << 30)
     scene = Scene(home, controllers=controllers(), bounds=bounds)
     async with scene.open(serve=HOARD) as made:
-        groups = groups_of(made)
+        groups = groups_of(home, made)
         with cell(made) as agent:
             # Only now: one that hoards sooner may end its range before it is up, which `open`
             # raises.
@@ -107,7 +109,7 @@ async def held_groups(home: Path) -> dict[str, Any]:
     """Says which groups there are, and waits to be killed."""
     scene = Scene(home, controllers=controllers())
     async with scene.open() as made:
-        print(*groups_of(made), flush=True)
+        print(*groups_of(home, made), flush=True)
         await anyio.sleep(600)
     return {}
 

@@ -19,6 +19,7 @@ from tests.integration.range_programs.scene import (
     Cell,
     Scene,
     cell,
+    fork_server_of,
     processes,
     status_of,
     within,
@@ -105,13 +106,8 @@ async def hold(home: Path) -> dict[str, Any]:
     async with first.open() as one, second.open() as two:
         with cell(one) as agent:
             await one.attach("agent", agent.pid)
-            entry = one._entry
-            assert entry is not None
-            assert entry.supervisor is not None
-            pids = [process.pid for made in (one, two) for process in processes(made)]
-            print(
-                json.dumps({"pids": [*pids, entry.supervisor.pid], "cell": agent.pid}), flush=True
-            )
+            pids = [*one.pids, *two.pids, fork_server_of(one)]
+            print(json.dumps({"pids": pids, "cell": agent.pid}), flush=True)
             await anyio.sleep_forever()
     return {}
 
@@ -121,11 +117,13 @@ async def many(home: Path) -> dict[str, Any]:
     scenes = [Scene(home) for _ in range(20)]
     opened: list[Range] = []
     said: dict[int, list[str]] = {}
+    fork_servers: set[int] = set()
 
     async def one(index: int, everyone: anyio.Event) -> None:
         scene = scenes[index]
         async with scene.open() as made:
             opened.append(made)
+            fork_servers.add(fork_server_of(made))
             if len(opened) == len(scenes):
                 everyone.set()
             await everyone.wait()
@@ -139,9 +137,6 @@ async def many(home: Path) -> dict[str, Any]:
     async with anyio.create_task_group() as tasks:
         for index in range(len(scenes)):
             tasks.start_soon(one, index, everyone)
-    fork_servers = {
-        made._entry.supervisor.pid for made in opened if made._entry and made._entry.supervisor
-    }
     return {
         "said": [said[index] for index in sorted(said)],
         "clean": all(made.destruction is not None and made.destruction.clean for made in opened),

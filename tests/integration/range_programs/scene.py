@@ -22,7 +22,7 @@ from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.range import Range, open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
-from belljar.process import ProcessId
+from belljar.process import ProcessId, identify
 
 PLAIN = "tests.integration.range_programs.gateways:serve"
 PROBING = "tests.integration.range_programs.gateways:probe"
@@ -180,10 +180,16 @@ class Scene:
 
 def processes(made: Range) -> tuple[ProcessId, ProcessId]:
     """Supervisor and gateway."""
-    entry = made._entry
-    assert entry is not None
-    supervisor, gateway = entry.processes
+    supervisor, gateway = map(identify, made.pids)
+    assert supervisor is not None
+    assert gateway is not None
     return supervisor, gateway
+
+
+def fork_server_of(made: Range) -> int:
+    """Pid of the parent of its processes."""
+    status = status_of(processes(made)[0])
+    return int(status.partition("\nPPid:")[2].split()[0])
 
 
 def status_of(process: ProcessId) -> str:

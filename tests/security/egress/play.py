@@ -147,10 +147,8 @@ class Opened:
     @property
     def pids(self) -> tuple[int, int]:
         """Of its supervisor and its gateway."""
-        entry = self.network._entry
-        assert entry is not None
-        supervisor, gateway = entry.processes
-        return supervisor.pid, gateway.pid
+        supervisor, gateway = self.network.pids
+        return supervisor, gateway
 
     @property
     def cells(self) -> tuple[Cell, ...]:

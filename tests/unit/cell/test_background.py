@@ -57,7 +57,7 @@ async def test_a_cell_is_destroyed_though_its_commands_can_not_be_recorded(
 
     async with staged({b"chatty": chatty}) as stage:
         await stage.cell.start(["chatty"])
-        monkeypatch.setattr(stage.cell._recorder, "record", full)
+        monkeypatch.setattr(stage.recorder, "record", full)
         with pytest.raises(LedgerError):
             await stage.cell.destroy()
         assert stage.cell.destruction is not None

@@ -15,7 +15,7 @@ from tests.fakes.vm import CONSOLE, staged
 
 from belljar.channel import FileTooLarge
 from belljar.errors import CellError, ProtocolViolation
-from belljar.events import Event, Kind, MemoryRecorder
+from belljar.events import Event, Kind
 from belljar.units import format_size
 
 pytestmark = pytest.mark.anyio
@@ -51,15 +51,16 @@ async def test_a_command() -> None:
         }
 
 
-async def test_the_start_is_on_record_before_the_guest_hears_of_it() -> None:
+async def test_the_start_is_on_record_before_the_guest_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where the record can't be written, nothing runs."""
 
-    class Full(MemoryRecorder):
-        def record(self, event: Event) -> int:
-            raise OSError(errno.ENOSPC, "no space")
+    def full(_event: Event) -> int:
+        raise OSError(errno.ENOSPC, "no space")
 
     async with staged() as stage:
-        stage.cell._recorder = Full()
+        monkeypatch.setattr(stage.recorder, "record", full)
         for operation in (
             stage.cell.exec(["cat"]),
             stage.cell.write_file("/a", b"x"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 
 import anyio
 import pytest
@@ -88,7 +89,9 @@ async def test_a_held_cell_is_released_from_outside(session: Session) -> None:
 async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     """What a crashed owner left is cleaned up by the next who looks."""
     environment = await open_environment()
-    environment.attach_socket._listening.close()
+    environment.attach_socket.path.unlink()
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(environment.attach_socket.path))
     other = await open_environment()
     assert await anyio.to_thread.run_sync(remove_dead_sockets, session.home) == [
         environment.cell.id

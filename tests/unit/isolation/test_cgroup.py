@@ -111,25 +111,37 @@ def test_the_processors_quota_can_wait(tmp_path: Path) -> None:
     assert (groups.paths["cpu"] / "cpu.cfs_quota_us").read_text() == "150000"
 
 
-def test_version_1_bounds_what_sockets_hold(tmp_path: Path) -> None:
+def has_files(monkeypatch: pytest.MonkeyPatch, **contents: str) -> None:
+    """Every directory that is made has these files at once, as the kernel's groups do."""
+    mkdir = Path.mkdir
+
+    def made(path: Path, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        for name, text in contents.items():
+            (path / name).write_text(text)
+
+    monkeypatch.setattr(Path, "mkdir", made)
+
+
+def test_version_1_bounds_what_sockets_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a limit of their own they are not counted there at all: a cell could take the host's
     memory by datagrams that nobody reads."""
     groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
-    groups.paths["memory"].mkdir()
-    (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").touch()
-    cgroup._limit(groups, "memory", LIMITS)
+    has_files(monkeypatch, **{"memory.kmem.tcp.limit_in_bytes": ""})
+    cgroup.make_groups(groups, LIMITS)
     assert (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").read_text() == str(
         LIMITS.memory_max_bytes // 8
     )
 
 
-def test_version_1_does_not_swap(tmp_path: Path) -> None:
+def test_version_1_does_not_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel counts no swap, a group at its limit would otherwise be swapped out, slowly
     and without a bound."""
     groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
-    groups.paths["memory"].mkdir()
-    (groups.paths["memory"] / "memory.swappiness").write_text("60")
-    cgroup._limit(groups, "memory", LIMITS)
+    has_files(monkeypatch, **{"memory.swappiness": "60"})
+    cgroup.make_groups(groups, LIMITS)
     assert (groups.paths["memory"] / "memory.swappiness").read_text() == "0"
 
 

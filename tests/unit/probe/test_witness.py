@@ -16,7 +16,7 @@ from tests.fakes.probing import kill_sentinel, read_canary, signal_sentinel, vis
 
 from belljar.probe.judge import NoRouter
 from belljar.probe.model import PARAMETERS, Witness
-from belljar.probe.witness import _PREFIX, maps_root, sweep_watches, watch, way_out
+from belljar.probe.witness import maps_root, sweep_watches, watch, way_out
 
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
 TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
@@ -216,7 +216,9 @@ def test_a_sweep_passes_over_what_another_run_just_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs on one host: a watch that ends while it is looked at is no error."""
-    gone = tmp_path / f"{_PREFIX}1-1-x"
+    with watch([Witness.CANARY]) as watched:
+        own = Path(watched.parameters["canary"]).parent.name
+    gone = tmp_path / own.replace(str(os.getpid()), "1", 1)
     monkeypatch.setattr(Path, "glob", lambda *_: [gone])
     assert sweep_watches(tmp_path) == []
 

@@ -60,7 +60,7 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
         if (
             turns.count > 1
             and time.monotonic() - turns.last_s >= limit_s
-            and _is_stand_in_code(frame)
+            and is_stand_in_code(frame)
         ):
             raise Standstill(f"the loop has not turned for {limit_s} s")
 
@@ -69,7 +69,7 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(turns)
 
 
-def _is_stand_in_code(frame: FrameType | None) -> bool:
+def is_stand_in_code(frame: FrameType | None) -> bool:
     """Whether a stand-in's code runs; ours is never interrupted."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

@@ -16,7 +16,7 @@ from tests.fakes.pcapng import IN, OUT, packets
 from tests.unit.network.capture.test_accounting import ACK, SYN
 from tests.unit.network.capture.test_accounting import frame as segment
 
-from belljar.network.capture.accounting import Connections
+from belljar.network.capture.accounting import Connection, Connections
 from belljar.network.capture.packets import (
     HEADER,
     MIN_BYTES,
@@ -32,11 +32,13 @@ GATEWAY, CELL = (
 )
 
 
-def files(directory: Path, max_bytes: int = MIN_BYTES) -> tuple[PacketFiles, list[Path]]:
+def files(
+    directory: Path, max_bytes: int = MIN_BYTES, connections: Connections | None = None
+) -> tuple[PacketFiles, list[Path]]:
     """A record in files of the directory."""
     paths = [directory / name for name in "abc"]
     fds = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for path in paths]
-    return PacketFiles(fds, max_bytes, Connections(layout())), paths
+    return PacketFiles(fds, max_bytes, connections or Connections(layout())), paths
 
 
 def add(record: PacketFiles, time_ns: int, frame: bytes) -> None:
@@ -87,10 +89,12 @@ def test_what_only_it_has_is_kept_and_the_rest_is_counted(
 
 def test_dropped_frames_are_their_connection_s(tmp_path: Path) -> None:
     """When a file is emptied its frames count against the connections that they belong to, once."""
-    record, _ = files(tmp_path)
+    connections = Connections(layout())
+    record, _ = files(tmp_path, connections=connections)
     add(record, 3, bytes(segment(flags=SYN | ACK, sent=True)))
     add(record, 4, bytes(segment(b"hello")))
-    (connection,) = record._connections._of.values()
+    connection = connections.take(segment(b"hello"), sent=False)
+    assert isinstance(connection, Connection)
     for at in range(3, 40):
         assert connection.dropped in {0, 1}
         add(record, 2 * at + 1, ours(60_000))

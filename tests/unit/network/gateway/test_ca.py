@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import ssl
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from belljar.network.gateway.tls import Authority
@@ -29,6 +32,11 @@ def shaken(
     if suite_1_2:
         trusting.maximum_version = ssl.TLSVersion.TLSv1_2
         trusting.set_ciphers(suite_1_2)
+    return handshake(trusting, server, name)
+
+
+def handshake(trusting: ssl.SSLContext, server: ssl.SSLContext, name: str) -> ssl.SSLObject:
+    """The client, after a handshake of the two."""
     a_in, a_out, b_in, b_out = (ssl.MemoryBIO() for _ in range(4))
     client = trusting.wrap_bio(a_in, a_out, server_hostname=name)
     serving = server.wrap_bio(b_in, b_out, server_side=True)
@@ -43,6 +51,16 @@ def shaken(
                 pass
             received.write(sent.read())
     return client
+
+
+def leaf_of(authority: Authority, name: str) -> x509.Certificate:
+    """As any client gets it, whatever its clock."""
+    curious = ssl.create_default_context()
+    curious.check_hostname, curious.verify_mode = False, ssl.CERT_NONE
+    client = handshake(curious, authority.context(name, http=False), name)
+    sent = client.getpeercert(binary_form=True)
+    assert sent is not None
+    return x509.load_der_x509_certificate(sent)
 
 
 def test_a_leaf_is_taken_by_who_trusts_the_authority(tmp_path: Path) -> None:
@@ -82,7 +100,7 @@ def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
     """They say nothing of whose they are, and a clock that is a month behind takes them."""
     authority = Authority(tmp_path, NOW, 4)
     own = x509.load_pem_x509_certificate(authority.certificate)
-    leaf = x509.load_pem_x509_certificates(authority._leaf_pem("a" * 60 + ".shop.example"))[0]
+    leaf = leaf_of(authority, "a" * 60 + ".shop.example")
     assert own.not_valid_before_utc < leaf.not_valid_before_utc < NOW - dt.timedelta(days=29)
     assert leaf.not_valid_after_utc > NOW + dt.timedelta(days=300)
     assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days < 398
@@ -103,7 +121,8 @@ tls.warm_up()
 for _ in range(3):
     child = os.fork()
     if child == 0:
-        os.write(1, tls.Authority(Path("/"), tls.dt.datetime(2026, 5, 1), 1)._key.public_key().public_bytes(
+        own = tls.Authority(Path("/"), tls.dt.datetime(2026, 5, 1), 1).certificate
+        os.write(1, tls.x509.load_pem_x509_certificate(own).public_key().public_bytes(
             tls.serialization.Encoding.X962, tls.serialization.PublicFormat.CompressedPoint).hex().encode() + b"\\n")
         os._exit(0)
     os.waitpid(child, 0)
@@ -123,9 +142,8 @@ def test_openssl_verifies_the_chain(tmp_path: Path) -> None:
     """Strictly, by the tool that most clients are made with."""
     authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
     (tmp_path / "ca.pem").write_bytes(authority.certificate)
-    leaf = x509.load_pem_x509_certificates(authority._leaf_pem("shop.example"))[0]
     (tmp_path / "shop.pem").write_bytes(
-        leaf.public_bytes(__import__("cryptography").hazmat.primitives.serialization.Encoding.PEM)
+        leaf_of(authority, "shop.example").public_bytes(Encoding.PEM)
     )
     argv = [
         "openssl",
@@ -153,9 +171,11 @@ def test_leaves_are_kept_and_bounded(tmp_path: Path) -> None:
     first = authority.context("a.example", http=True)
     assert authority.context("a.example", http=True) is first
     assert authority.context("a.example", http=False) is not first
-    for number in range(10):
-        authority.context(f"n{number}.example", http=True)
-    assert len(authority._leaves) == 3
+    made = weakref.WeakSet(
+        authority.context(f"n{number}.example", http=True) for number in range(10)
+    )
+    gc.collect()
+    assert len(made) == 3
 
 
 def test_two_authorities_have_nothing_in_common(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import struct
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from tests.fakes.gateway import layout
 
+from belljar.network.gateway import dns_server
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.dns import Answer
 from belljar.network.gateway.dns_server import QueryRecord
@@ -81,9 +83,10 @@ def test_a_sum_keeps_every_message() -> None:
     assert items[0].data["count"] == len(queries)
 
 
-def test_a_sum_waits_for_room_in_the_record() -> None:
+def test_a_sum_waits_for_room_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the owner is late nothing more is posted: the sum grows in count, and is posted when
     there is room."""
+    monkeypatch.setattr(dns_server, "BATCH_S", 0.001)
     items: list[Item] = []
 
     def post(item: Item) -> asyncio.Future[Any]:
@@ -99,13 +102,12 @@ def test_a_sum_waits_for_room_in_the_record() -> None:
             Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=cast("Reporter", fake))
         )
         first = record.count("agent", REPLY, "udp", b"a")
-        record._flush_if_room(("agent", "udp"))
+        await asyncio.sleep(0.05)
         assert not items
         second = record.count("agent", REPLY, "udp", b"b")
         assert second is first
         fake.is_full = False
-        record._flush_if_room(("agent", "udp"))
-        await first
+        await asyncio.wait_for(first, 30)
 
     asyncio.run(scene())
     assert [item.data["count"] for item in items] == [2]

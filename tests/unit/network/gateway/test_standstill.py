@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from belljar.network.gateway.main import _is_stand_in_code
+from belljar.network.gateway.main import is_stand_in_code
 
 STAND_IN = "belljar.network.stand_ins.git.packs"
 GATEWAY = "belljar.network.gateway.reporter"
@@ -44,9 +44,9 @@ def frame_within(*modules: str) -> FrameType:
 def test_only_a_stand_ins_code_is_interrupted(modules: tuple[str, ...], *, is_one: bool) -> None:
     """And a library's that it called; never the gateway's own, which a stand-in calls to put
     something on record."""
-    assert _is_stand_in_code(frame_within(*modules)) is is_one
+    assert is_stand_in_code(frame_within(*modules)) is is_one
 
 
 def test_nothing_is_nobodys() -> None:
     """As between two turns."""
-    assert not _is_stand_in_code(None)
+    assert not is_stand_in_code(None)
