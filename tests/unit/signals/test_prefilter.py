@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -40,11 +43,32 @@ def test_what_the_package_refuses_is_possible() -> None:
     assert Prefilter({"a": rb"(a)\1"}).look(SPACE) is None
 
 
-def test_a_pass_that_is_busy_hides_nothing() -> None:
+def test_a_pass_that_is_busy_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """While another thread uses it, anything is possible."""
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, mode: int) -> None:
+            del mode
+            begun.set()
+            assert go.wait(60)
+
+        def compile(self, **_: object) -> None:
+            """Compile nothing."""
+
+        def scan(self, *_: object, **__: object) -> None:
+            """Find nothing."""
+
+    flags = {"HS_MODE_BLOCK": 0, "HS_FLAG_SINGLEMATCH": 0, "HS_FLAG_DOTALL": 0}
+    monkeypatch.setitem(sys.modules, "hyperscan", SimpleNamespace(Database=Slow, **flags))
     prefilter = Prefilter({"a": b"abc"})
-    with prefilter._lock:
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(prefilter.prepare)
+        assert begun.wait(60)
         assert prefilter.look(SPACE) is None
+        go.set()
+        other.result()
+    assert prefilter.look(SPACE) == {}
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,12 +6,13 @@ import base64
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.debian.openpgp import SigningKey, _armour, _number, _packet
+from belljar.network.stand_ins.debian.openpgp import SigningKey
 
 TEXT = "Origin: Debian\n- a dash\nline with spaces   \n\nlast\n"
 
@@ -25,15 +26,17 @@ def gpgv() -> str:
     return found
 
 
+def without_armour(text: str) -> tuple[bytes, bytes]:
+    """What is in an ASCII armour, and its checksum."""
+    lines = text.split("\n")
+    end = next(n for n, line in enumerate(lines) if line.startswith("="))
+    return base64.b64decode("".join(lines[2:end])), base64.b64decode(lines[end][1:])
+
+
 def keyring(directory: Path, key: SigningKey) -> Path:
     """The certificate without its armour."""
-    lines = key.certificate().split("\n")
     path = directory / "key.gpg"
-    path.write_bytes(
-        base64.b64decode(
-            "".join(lines[2 : next(n for n, line in enumerate(lines) if line.startswith("="))])
-        )
-    )
+    path.write_bytes(without_armour(key.certificate())[0])
     return path
 
 
@@ -87,19 +90,53 @@ def test_gnupg_imports_the_certificate(tmp_path: Path) -> None:
     assert "s" in next(line[11] for line in lines if line[0] == "pub")
 
 
-def test_numbers_packets_and_checksums_of_the_standard() -> None:
-    """RFC 4880: the examples of 3.2, the borders of 4.2.2, and the CRC of nothing."""
-    assert _number(b"\x01") == bytes.fromhex("000101")
-    assert _number(b"\x00\x01\xff") == bytes.fromhex("000901ff")
-    assert _packet(2, bytes(191))[:2] == bytes([0xC2, 191])
-    assert _packet(2, bytes(192))[:3] == bytes([0xC2, 192, 0])
-    assert "\n=twTO\n" in _armour("SIGNATURE", b"")  # RFC 4880, 6.1: the initial value
+@pytest.mark.parametrize(("chars", "length"), [(191, b"\xbf"), (192, b"\xc0\0")])
+def test_the_lengths_of_packets(chars: int, length: bytes) -> None:
+    """The borders of RFC 4880, 4.2.2."""
+    user = "u" * chars
+    content, _ = without_armour(SigningKey.new(user, 1_700_000_000).certificate())
+    assert b"\xcd" + length + user.encode() in content
 
 
-@given(st.binary(min_size=32, max_size=32))
+def test_the_checksum_of_an_armour() -> None:
+    """RFC 4880, 6.1: the remainder of all bits after the initial value."""
+    content, checksum = without_armour(SigningKey.new("x", 1_700_000_000).certificate())
+    bits = (0xB704CE << 8 * len(content)) ^ int.from_bytes(content, "big") << 24
+    for at in reversed(range(8 * len(content))):
+        if bits >> at + 24 & 1:
+            bits ^= 0x1864CFB << at
+    assert int.from_bytes(checksum, "big") == bits
+
+
+class FixedKey:
+    """In place of a private key: its signature is known."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    def sign(self, _digest: bytes) -> bytes:
+        """Always the same."""
+        return self.raw
+
+    def public_key(self) -> FixedKey:
+        """Itself."""
+        return self
+
+    def public_bytes_raw(self) -> bytes:
+        """Any."""
+        return bytes(32)
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
+@example(b"\x01".rjust(32, b"\0"), b"\x01\xff".rjust(32, b"\0"))  # RFC 4880, 3.2
 @settings(deadline=None)
-def test_a_number_keeps_its_value(content: bytes) -> None:
+def test_a_number_keeps_its_value(first: bytes, second: bytes) -> None:
     """The bit count is exact, leading zeros are gone."""
-    number = _number(content)
-    assert int.from_bytes(number[2:], "big") == int.from_bytes(content, "big")
-    assert int.from_bytes(number[:2], "big") == int.from_bytes(content, "big").bit_length()
+    key = SigningKey(private=cast("Any", FixedKey(first + second)), user="x", made_s=0)
+    content, _ = without_armour(key.detached(b""))
+    expected = b""
+    for number in (first, second):
+        value = int.from_bytes(number, "big")
+        size = (value.bit_length() + 7) // 8
+        expected += value.bit_length().to_bytes(2, "big") + value.to_bytes(size, "big")
+    assert content.endswith(expected)
