@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,6 +60,7 @@ class Outcome:
     items: list[Item]
     answer: bytes
     end: dict[str, Any]
+    unreported: int = 0
 
     @property
     def kept(self) -> bytes:
@@ -111,16 +114,28 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def talk(pieces: list[bytes], alpn: str | None = None, bounds: Bounds | None = None) -> Outcome:
-    """One connection on which these pieces come, and then the end."""
-    return asyncio.run(_talk(pieces, alpn, bounds or Bounds(farewell_s=0.05)))
+def talk(
+    pieces: list[bytes],
+    alpn: str | None = None,
+    bounds: Bounds | None = None,
+    *,
+    no_memory_at: Container[int] = (),
+) -> Outcome:
+    """One connection on which these pieces come, and then the end. `no_memory_at`: which times of
+    recording, from 0 on, memory does not suffice for."""
+    return asyncio.run(_talk(pieces, alpn, bounds or Bounds(farewell_s=0.05), no_memory_at))
 
 
-async def _talk(pieces: list[bytes], alpn: str | None, bounds: Bounds) -> Outcome:
+async def _talk(
+    pieces: list[bytes], alpn: str | None, bounds: Bounds, no_memory_at: Container[int]
+) -> Outcome:
     items: list[Item] = []
+    times = itertools.count()
 
     async def record(*given: Item) -> None:
         await asyncio.sleep(0)
+        if next(times) in no_memory_at:
+            raise MemoryError
         items.extend(given)
 
     reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append))
@@ -141,4 +156,4 @@ async def _talk(pieces: list[bytes], alpn: str | None, bounds: Bounds) -> Outcom
     pipe = GivenPipe(list(pieces), account, alpn)
     await HttpConnection(site, peer, pipe, Middleware(site), hypercorn_config(bounds)).run()
     end = connection_item(peer, closed=True)
-    return Outcome([*items, end], bytes(pipe.answer), dict(end.data))
+    return Outcome([*items, end], bytes(pipe.answer), dict(end.data), site.unreported)

@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
+from inspect_ai.model import get_model
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxUnavailableError, sandbox
@@ -102,6 +103,12 @@ def prepares() -> Task:
     return Task(dataset=[sample], solver=run("true"))
 
 @task
+def asks() -> Task:
+    target = f"{get_model()} {get_model(role='grader')}"
+    command = "echo mockllm/model mockllm/grader"
+    return Task(dataset=[Sample(id="asks", input="x", target=target)], solver=run(command), scorer=said(command))
+
+@task
 def naps() -> Task:
     return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 3"))
 
@@ -164,6 +171,14 @@ def test_policy_metadata_and_epochs(home: Path, tasks: Path) -> None:
 def test_a_docker_task_runs_in_a_cell(home: Path, tasks: Path) -> None:
     """Image and directory of its compose file are the cell's."""
     code, said, errors = belljar_run(tasks, "tasks.py@docker")
+    assert code == 0, errors
+    assert said["samples"][0]["scores"]["said"] == "1"
+
+
+def test_a_task_may_ask_for_its_models_when_it_is_loaded(home: Path, tasks: Path) -> None:
+    """As under Inspect: the model of `--model`, and those of roles."""
+    role = ("--model-role", "grader=mockllm/grader")
+    code, said, errors = belljar_run(tasks, "tasks.py@asks", *role)
     assert code == 0, errors
     assert said["samples"][0]["scores"]["said"] == "1"
 

@@ -310,6 +310,7 @@ def load_tasks(
         )
     _check_files(specs)
     given = parse_cli_config(params["t"], params["task_config"])
+    _set_active_model(options)
     with _explained(", ".join(specs)):
         tasks = inspect_load_tasks(specs, {**configured.get("task_args", {}), **given})
     if not tasks:
@@ -331,6 +332,33 @@ def load_tasks(
     return tasks, previews
 
 
+def _set_active_model(options: InspectOptions) -> None:
+    """Set the model and its roles, as Inspect does before it loads a task, which may ask for them.
+
+    None of several models is set: their evaluations share one loading.
+    """
+    from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
+    from inspect_ai._util.generate_config_args import config_from_locals
+    from inspect_ai.model import GenerateConfig
+    from inspect_ai.model._model import init_active_model, init_model_roles, resolve_models
+    from inspect_ai.model._util import resolve_model_roles
+
+    params = options.context.params
+    name = options.model or os.environ.get("INSPECT_EVAL_MODEL") or "none"
+    if not isinstance(name, str):
+        return  # A model's whole description; a task that asks for it says so.
+    try:
+        config = GenerateConfig(**config_from_locals(dict(params)))
+        args = parse_cli_config(params.get("m"), params.get("model_config"))
+        models = resolve_models(name, params.get("model_base_url"), args, config)
+        roles = resolve_model_roles(parse_model_role_cli_args(params.get("model_role")))
+    except Exception:  # noqa: BLE001 - what is wrong with it, the evaluation says
+        return
+    if len(models) == 1:
+        init_active_model(models[0], config)
+    init_model_roles(roles or {})
+
+
 def _start_hooks() -> None:
     """Let other packages' hooks register before ours."""
     from inspect_ai.hooks._startup import init_hooks
@@ -347,11 +375,16 @@ def _explained(what: str) -> Iterator[None]:
     except (BelljarError, click.ClickException):
         raise
     except Exception as error:
-        message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+        from inspect_ai._util.error import PrerequisiteError
+        from rich.text import Text
+
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, PrerequisiteError):
+            message = Text.from_markup(str(error.message)).plain
         raise PolicyError(
-            f"the task can't be loaded: {printable(str(message), max_chars=800)}",
+            f"the task can't be loaded: {printable(message, max_chars=800)}",
             where=printable(what),
-            hint="try: inspect list tasks",
+            hint="see that `inspect eval` runs it; `inspect list tasks` names what there is",
         ) from error
 
 

@@ -131,10 +131,10 @@ class Front:
         except Exception as error:  # noqa: BLE001
             # A fault that one connection can cause ends that connection, on record.
             try:
-                data = stream_data(
-                    peer, "", "refused", f"the gateway failed: {type(error).__name__}"
+                reason = f"the gateway failed: {type(error).__name__}"
+                await self._site.record(
+                    lambda: Item(Kind.NETWORK_STREAM, stream_data(peer, "", "refused", reason))
                 )
-                await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
             except MemoryError:
                 self._site.count_out_of_memory()
         finally:
@@ -154,7 +154,7 @@ class Front:
             self._report_cut(sock, peer, f"the gateway failed: {type(error).__name__}")
             raise
         TcpPipe(sock, peer.account).drop()
-        await self._site.reporter.record(connection_item(peer, closed=True))
+        await self._site.record(partial(connection_item, peer, closed=True))
 
     def _report_cut(self, sock: socket.socket, peer: Peer, reason: str) -> None:
         peer.account.end_for(reason)
@@ -202,7 +202,7 @@ class Front:
         verdict = self._site.judge(peer)
         if not verdict.allowed:
             data = stream_data(peer, verdict.stand_in, "refused", verdict.reason)
-            await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
+            await self._site.record(Item(Kind.NETWORK_STREAM, data))
             self._refuse(sock, peer, verdict.reason)
         elif verdict.protocol not in ENCRYPTED:
             await self._speak(TcpPipe(sock, peer.account), peer)

@@ -66,7 +66,7 @@ class QueryRecord:
         self._used += 1
         if self._used <= self._site.bounds.dns_events_per_s:
             bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
-            await self._site.reporter.record(dns_item(cell, reply, transport, bodies))
+            await self._site.record(lambda: dns_item(cell, reply, transport, bodies))
         else:
             await asyncio.shield(self.count(cell, reply, transport, query))
 

@@ -198,7 +198,7 @@ class HttpConnection:
                 if account.is_over and not self._ended:
                     raise RefusedRequest(REMAINDER_EXCEEDED)
                 if account.is_part_due:
-                    await self._site.reporter.record(connection_item(self._peer, closed=False))
+                    await self._site.record(partial(connection_item, self._peer, closed=False))
             except RefusedRequest as refused:
                 await self._protocol.refuse(refused)
                 return
@@ -263,7 +263,7 @@ class HttpConnection:
         received, self._arrived = self._arrived, b""
         if hasattr(self, "_protocol"):
             received = self._protocol.take_refused() + received
-        await self._site.reporter.record(self._refusal(reason, received))
+        await self._site.record(partial(self._refusal, reason, received))
 
     def _refusal(self, reason: str, received: bytes) -> Item:
         peer = self._peer

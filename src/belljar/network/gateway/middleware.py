@@ -55,8 +55,10 @@ class Middleware:
         exchange = Exchange(site, peer, scope)
         if site.exchanges >= site.bounds.exchanges:
             site.hit("exchanges")
-            await exchange.run(refuse(503), receive, send)
-            exchange.release()
+            try:
+                await exchange.run(refuse(503), receive, send)
+            finally:
+                exchange.release()
             return
         site.exchanges += 1
         try:
@@ -162,7 +164,7 @@ class Exchange:
         )
         if result.items:
             await self._record_request()
-            await self._site.reporter.record(*result.items)
+            await self._site.record(*result.items)
         if result.blocked:
             await self.fail("blocked by the guard", 403)
             return None
@@ -181,7 +183,8 @@ class Exchange:
         await refuse(status)(self._scope, self._receive, self._send)
 
     def release(self) -> None:
-        """Give back the body's share of the bound."""
+        """Give back the body's share of the bound; an answer in no event is counted."""
+        self._site.unreported += not self._answered
         self._site.bodies_bytes -= self._held_bytes
         self._held_bytes = 0
 
@@ -288,16 +291,15 @@ class Exchange:
 
     async def _record_request(self) -> None:
         if self._recorded_bytes is None:
-            item = self._request_item()
-            await self._site.reporter.record(item)
+            await self._site.record(self._request_item)
 
     async def _close(self, reason: str, *, status: int | None) -> None:
         if self._answered:
             return
         self._reason = reason
-        first = [] if self._recorded_bytes is not None else [self._request_item()]
         self._answered = True
-        await self._site.reporter.record(*first, self._answer_item(status=status))
+        first = [] if self._recorded_bytes is not None else [self._request_item]
+        await self._site.record(*first, partial(self._answer_item, status=status))
 
     def _common_fields(self) -> dict[str, JsonValue]:
         return {

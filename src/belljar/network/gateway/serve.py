@@ -121,7 +121,7 @@ def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInC
     """A stand-in's context: own randomness, own name on records."""
 
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
-        await site.reporter.record(Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
+        await site.record(lambda: Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
 
     async def ask(kind: str, body: bytes) -> bytes:
         try:

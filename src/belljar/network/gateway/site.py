@@ -307,6 +307,16 @@ class Site:
         with contextlib.suppress(MemoryError):
             self.hit("memory_bytes")
 
+    async def record(self, *items: Item | Callable[[], Item]) -> None:
+        """Record items, or what makes them; without memory, count them and raise."""
+        try:
+            await self.reporter.record(
+                *[each if isinstance(each, Item) else each() for each in items]
+            )
+        except MemoryError:
+            self.unreported += len(items)
+            raise
+
     def post(self, make: Callable[[], Item]) -> None:
         """Post an item as made; without memory, count it."""
         try:
@@ -324,7 +334,7 @@ class Site:
         """Whether the guard blocks parts of a flow, on record."""
         result = self.guard.scan(stand_in, channel, parts, common)
         if result.items:
-            await self.reporter.record(*result.items)
+            await self.record(*result.items)
         return result.blocked
 
     def post_limits(self) -> None:

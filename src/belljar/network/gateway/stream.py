@@ -49,8 +49,8 @@ class Stream:
         """Run `app` until a bound; closes the pipe."""
         bounds = self._site.bounds
         reason = ""
-        await self._site.reporter.record(
-            Item(Kind.NETWORK_STREAM, {**self._data(""), "phase": "opened"})
+        await self._site.record(
+            lambda: Item(Kind.NETWORK_STREAM, {**self._data(""), "phase": "opened"})
         )
         try:
             async with (

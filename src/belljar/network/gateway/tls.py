@@ -245,7 +245,7 @@ class _ClientHello:
 
     async def _record(self, reason: str) -> None:
         self._recorded = True
-        await self._site.reporter.record(self._item(reason))
+        await self._site.record(partial(self._item, reason))
 
     def _item(self, reason: str) -> Item:
         peer = self.peer

@@ -256,9 +256,8 @@ class Upstream:
             "cell": scope["state"]["cell"],
             "bytes": len(head),
         }
-        await self._site.reporter.record(
-            Item(Kind.NETWORK_ATTEMPT, data, (body_of("head", head, 2 * MAX_HEAD_BYTES),))
-        )
+        bodies = (body_of("head", head, 2 * MAX_HEAD_BYTES),)
+        await self._site.record(lambda: Item(Kind.NETWORK_ATTEMPT, data, bodies))
 
 
 def _refused(what: str, why: str, status: int = 502) -> Refused:

@@ -162,7 +162,7 @@ class WebSocketRecord:
         self._site.post(lambda: self._item("sent", message, {"complete": False}))
 
     async def _record(self, direction: str, message: Message) -> None:
-        await self._site.reporter.record(self._item(direction, message, {}))
+        await self._site.record(lambda: self._item(direction, message, {}))
 
     def _item(self, direction: str, message: Message, more: Mapping[str, JsonValue]) -> Item:
         text, content = message.get("text"), _content(message)

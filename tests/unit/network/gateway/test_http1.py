@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from tests.fakes.gateway import SHOP
 from tests.fakes.http_connection import SUMMED, Outcome, talk
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 
+from belljar.events import Kind
 from belljar.network.ipc import Item
 
 HOST = b"Host: shop.example\r\n"
@@ -253,3 +255,16 @@ def test_every_byte_is_accounted_for(pieces: list[bytes], size: int) -> None:
     """Whatever comes, in whatever pieces: received is recorded, framing and remainder, exactly."""
     sent = b"".join(pieces)
     check(talk([sent[at : at + size] for at in range(0, len(sent), size)]), sent)
+
+
+@pytest.mark.parametrize("no_memory_at", [{0}, {1}, {2}, range(9)], ids=repr)
+@pytest.mark.parametrize("path", [b"/", b"/early"])
+def test_an_exchange_without_an_event_is_counted(no_memory_at: Container[int], path: bytes) -> None:
+    """Memory that does not suffice for an event of it, at whatever time, leaves a count, which
+    voids the sample."""
+    head = b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\n"
+    outcome = talk([head + b"A" * 9], no_memory_at=no_memory_at)
+    kinds = [item.kind for item in outcome.items]
+    whole = {Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED} <= set(kinds)
+    assert whole or outcome.unreported
+    assert talk([head + b"A" * 9]).unreported == 0

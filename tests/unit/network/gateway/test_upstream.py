@@ -89,10 +89,10 @@ class Asker:
 
         bounds = Bounds(upstream_wait_s=wait_s, upstream_exchange_s=exchange_s)
 
-        async def record(item: Item) -> None:
-            self.items.append(item)
+        async def record(item: Item | Callable[[], Item]) -> None:
+            self.items.append(item if isinstance(item, Item) else item())
 
-        reporter = SimpleNamespace(dial=dial, post=self.items.append, record=record)
+        reporter = SimpleNamespace(dial=dial, post=self.items.append)
         plan = UpstreamPlan(
             host=HOST,
             ports=(port,),
@@ -101,7 +101,10 @@ class Asker:
             run_budget_bytes=100 << 20,
             reason="for a test",
         )
-        site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
+        site = cast(
+            "Site",
+            SimpleNamespace(bounds=bounds, reporter=reporter, record=record, hit=self.hits.append),
+        )
         self.app: Upstream = Upstream(as_stand_in(plan), site, trust)
 
     def spent(self) -> int:

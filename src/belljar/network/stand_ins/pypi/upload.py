@@ -19,6 +19,7 @@ MAX_PARTS: Final = 2000
 MAX_FILES: Final = 8
 MAX_HEADER_BYTES: Final = 16 << 10  # one line
 MAX_BOUNDARY_BYTES: Final = 70  # RFC 2046
+MAX_NAME_BYTES: Final = 1 << 10  # of a field or file; the rest is cut
 # All fields together. What goes beyond is dropped, and `Form.cut` says so.
 MAX_FIELD_BYTES: Final = 1 << 20
 # It warns of malformed forms, which are on record; standard error is for the gateway's own faults.
@@ -102,7 +103,7 @@ class FormReader:
 
     def _begin_content(self) -> None:
         _, options = parse_options_header(self._disposition)
-        name = options.get(b"name", b"").decode("utf-8", "replace")
+        name = options.get(b"name", b"")[:MAX_NAME_BYTES].decode("utf-8", "replace")
         filename = options.get(b"filename")
         if filename is None:
             self._field_name = name
@@ -111,7 +112,7 @@ class FormReader:
             raise FormParserError(f"more than {MAX_FILES} files")
         self._file = FormFile(
             field_name=name,
-            filename=filename.decode("utf-8", "replace"),
+            filename=filename[:MAX_NAME_BYTES].decode("utf-8", "replace"),
             content=Capture(max_kept_bytes=self._kept_bytes),
         )
         self.form.files.append(self._file)
