@@ -147,15 +147,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Where Python is told to keep no compiled files, those of the many programs that tests start
-    are kept in build/, for the next run too: each would compile all it imports, and those of
-    Inspect take a minute."""
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        build = session.config.rootpath / "build"
-        base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        kept = build if build.is_dir() and os.access(build, os.W_OK) else shared_folder(base)
-        os.environ["PYTHONPYCACHEPREFIX"] = str(kept / "compiled")
+def pytest_sessionstart() -> None:
+    """Compiled files are kept even where Python is told to keep none: the many programs that tests
+    start would each compile all they import, and those of Inspect take a minute."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def _is_thorough_here(item: pytest.Item) -> bool:

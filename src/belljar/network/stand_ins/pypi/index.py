@@ -142,7 +142,8 @@ class Index:
         return sorted(found, key=lambda one: (one.named.version, one.file.base))
 
 
-_BROKEN: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+# `TypeError`: how `tarfile` ends where a gzip header is cut.
+_BROKEN: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, TypeError)
 
 
 def metadata_of(file: StoredFile, named: PackageFile) -> bytes:

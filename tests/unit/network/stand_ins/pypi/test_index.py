@@ -6,7 +6,7 @@ import asyncio
 import zipfile
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.version import Version
 from tests.fakes.registries import make_tar, make_wheel
@@ -45,6 +45,7 @@ def test_metadata_that_is_too_large_is_left_out(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=500), st.sampled_from(["whl", "tar.gz", "zip"]), st.booleans())
+@example(b"\x1f\x8b\x08", "tar.gz", False)
 def test_any_file_has_metadata_or_none(
     tmp_path: Path, content: bytes, ending: str, like_one: bool
 ) -> None:
