@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.integration.processes import wait_for
+from tests.integration.range_programs.scene import PLAIN
 from tests.integration.remains import below
 
 from belljar.errors import CellError, HostError, LedgerError
@@ -26,13 +27,11 @@ from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 
-_GATEWAY = "tests.integration.range_programs.gateways:serve"
-
 
 @pytest.fixture
 def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
     """One that is ready, and ended afterwards."""
-    with shared_fork_server(tmp_path, _GATEWAY) as ready:
+    with shared_fork_server(tmp_path, PLAIN) as ready:
         yield ready
 
 
@@ -93,8 +92,8 @@ def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
 def test_one_for_all_who_need_it(tmp_path: Path) -> None:
     """Whoever started it ahead and whoever waits for it have the same; it ends with the last of
     them."""
-    with started_fork_server(tmp_path, _GATEWAY) as ahead:
-        with shared_fork_server(tmp_path, _GATEWAY) as ready:
+    with started_fork_server(tmp_path, PLAIN) as ahead:
+        with shared_fork_server(tmp_path, PLAIN) as ready:
             assert ready is ahead
         assert ahead.is_alive()
     assert not ahead.is_alive()
@@ -105,18 +104,18 @@ def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     with (
         pytest.raises(HostError, match="can't be started: No such file"),
-        started_fork_server(tmp_path, _GATEWAY),
+        started_fork_server(tmp_path, PLAIN),
     ):
         pass
 
 
 def test_one_that_is_killed_while_it_imports(tmp_path: Path) -> None:
     """That is no lack of this host's; whoever comes next gets another."""
-    with started_fork_server(tmp_path, _GATEWAY) as ahead:
+    with started_fork_server(tmp_path, PLAIN) as ahead:
         os.kill(pid_of(ahead), signal.SIGKILL)
         with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
             ahead.wait_ready()
-        with shared_fork_server(tmp_path, _GATEWAY) as another:
+        with shared_fork_server(tmp_path, PLAIN) as another:
             assert another is not ahead
             assert another.is_alive()
 
@@ -133,7 +132,7 @@ def test_one_that_nobody_waited_for_ends_at_once(
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Kept)
-    with started_fork_server(tmp_path, _GATEWAY):
+    with started_fork_server(tmp_path, PLAIN):
         pass
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 

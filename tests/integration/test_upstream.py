@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.fakes.real_world import Authority, WebServer, web_server
-from tests.integration.range_programs.scene import TIMEOUT_S, Cell, Scene, cell, within
+from tests.integration.range_programs.scene import GATEWAYS, TIMEOUT_S, Cell, Scene, cell, within
 
 from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
@@ -370,9 +370,7 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
     scene = scene_of(tmp_path)
 
     async def run() -> None:
-        async with scene.open(
-            serve=f"tests.integration.range_programs.gateways:{gateway}", reach=world.reach()
-        ) as made:
+        async with scene.open(serve=f"{GATEWAYS}:{gateway}", reach=world.reach()) as made:
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
             assert made.error is not None
             why = made.error.what
@@ -393,9 +391,7 @@ def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> Non
     scene = scene_of(tmp_path)
 
     async def run() -> None:
-        async with scene.open(
-            serve="tests.integration.range_programs.gateways:turn", reach=world.reach()
-        ):
+        async with scene.open(serve=f"{GATEWAYS}:turn", reach=world.reach()):
             await anyio.to_thread.run_sync(within, lambda: bool(scene.data("network.attempt")))
 
     anyio.run(run)

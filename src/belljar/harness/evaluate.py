@@ -41,6 +41,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai import Task
+    from inspect_ai._util.error import PrerequisiteError
 
     from belljar.cell import Range
     from belljar.harness.operator import Operator, OperatorOptions
@@ -344,7 +345,7 @@ def _set_active_model(options: InspectOptions) -> None:
     from inspect_ai.model._util import resolve_model_roles
 
     params = options.context.params
-    name = options.model or os.environ.get("INSPECT_EVAL_MODEL") or "none"
+    name = options.model or "none"
     if not isinstance(name, str):
         return  # A model's whole description; a task that asks for it says so.
     try:
@@ -376,16 +377,22 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         from inspect_ai._util.error import PrerequisiteError
-        from rich.text import Text
 
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, PrerequisiteError):
-            message = Text.from_markup(str(error.message)).plain
+            message = _unmarked(error)
         raise PolicyError(
             f"the task can't be loaded: {printable(message, max_chars=800)}",
             where=printable(what),
             hint="see that `inspect eval` runs it; `inspect list tasks` names what there is",
         ) from error
+
+
+def _unmarked(error: PrerequisiteError) -> str:
+    """Inspect's message without its markup."""
+    from rich.text import Text
+
+    return Text.from_markup(str(error.message)).plain
 
 
 def _invoke(
@@ -408,10 +415,7 @@ def _invoke(
             context.command.invoke(context)
     except PrerequisiteError as error:
         if session.refusal is None:  # else `run_evaluation` raises that
-            from rich.text import Text
-
-            message = Text.from_markup(str(error.message)).plain
-            print_status(f"belljar: inspect: {printable(message, max_chars=2000)}")
+            print_status(f"belljar: inspect: {printable(_unmarked(error), max_chars=2000)}")
     except (KeyboardInterrupt, click.Abort):
         return True
     except Exception as error:  # noqa: BLE001

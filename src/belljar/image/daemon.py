@@ -29,7 +29,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _HINT_SAVE: Final = "`docker save NAME -o FILE`, then `belljar image import docker-archive:FILE`"
 
 
-class _TimeoutError(TimeoutError): ...
+class _DeadlineError(TimeoutError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +171,12 @@ def _answer(
             yield connection.getresponse()
         except (http.client.HTTPException, OSError) as error:
             if is_late.is_set():
-                raise _TimeoutError(what) from error
+                raise _DeadlineError(what) from error
             raise
         finally:
             deadline.cancel()
         if is_late.is_set():  # what was read may be a part
-            raise _TimeoutError(what)
+            raise _DeadlineError(what)
 
 
 def _texts(value: object) -> list[str]:
@@ -201,7 +201,7 @@ def _connected(host: str, timeout_s: float) -> socket.socket:
 
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return str(error) if isinstance(error, _TimeoutError) else "it did not answer in time"
+        return str(error) if isinstance(error, _DeadlineError) else "it did not answer in time"
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
 
 

@@ -312,7 +312,7 @@ class Problem:
 class Verification:
     """The result; counts are of what was read before a problem.
 
-    `key` signed; `key_checked`: it was the expected one; `key_mismatch`: another than that
+    `key` signed; `key_checked`: it was the expected one; `key_mismatch`: another one
     signed. Checkpoints cover `signed_events`.
     """
 

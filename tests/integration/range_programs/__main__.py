@@ -1,5 +1,5 @@
-"""Opens ranges as whoever runs it, does one thing with them, and prints what it saw as JSON: the tests
-run it as root and as an ordinary user.
+"""Opens ranges as the user that runs it, does one thing with them, and prints what it saw as JSON:
+the tests run it as root and as an ordinary user.
 
 `python -m tests.integration.range_programs SCENARIO HOME`.
 """

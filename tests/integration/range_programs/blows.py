@@ -1,5 +1,5 @@
-"""Scenarios in which a range is struck: changed by hand, killed, stopped, or left
-without an owner who listens."""
+"""Scenarios in which a range is struck: changed by hand, killed, stopped, or left without an
+owner that listens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Scenarios in which a range ends: what its cells are in the midst of, and
-gateways that don't tell."""
+"""Scenarios in which a range ends: what its cells are in the midst of, and gateways that
+report nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from unittest import mock
 
 import anyio
 from tests.integration.range_programs.scene import (
+    GATEWAYS,
     TIMEOUT_S,
     Cell,
     Scene,
@@ -184,7 +185,7 @@ async def unasked(home: Path) -> dict[str, Any]:
     """A gateway that says its last word before it is asked for."""
     scene = Scene(home)
     with contextlib.suppress(ProtocolViolation):  # before the range is up
-        async with scene.open(serve="tests.integration.range_programs.gateways:end_unasked"):
+        async with scene.open(serve=f"{GATEWAYS}:end_unasked"):
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     return {"deaths": [[type(error).__name__, error.what] for error in scene.deaths]}
 
@@ -193,8 +194,6 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "in_progress": in_progress,
     "end_full_record": full_record,
     "end_stopped_gateway": lambda home: unreported(home, SERVE, stop=True),
-    "end_short": lambda home: unreported(
-        home, "tests.integration.range_programs.gateways:end_short"
-    ),
+    "end_short": lambda home: unreported(home, f"{GATEWAYS}:end_short"),
     "end_unasked": unasked,
 }

@@ -1,5 +1,5 @@
-"""Scenarios in which a cell sends as much as it can: at a range's end, while its
-supervisor or its owner is late, and all the time."""
+"""Scenarios in which a cell sends as much as it can: at a range's end, while its supervisor or
+its owner is late, and all the time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Gateways for tests of what is around one. `serve` answers every datagram and every connection with
-what it got, and puts it on record first; the others were taken over and break rules."""
+"""Gateways for tests of what is around one. `serve` answers every datagram and connection with what
+it got, and puts it on record first; the others are compromised and break rules."""
 
 from __future__ import annotations
 

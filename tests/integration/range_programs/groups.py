@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_programs.scene import TIMEOUT_S, Scene, cell, processes, within
+from tests.integration.range_programs.scene import (
+    GATEWAYS,
+    TIMEOUT_S,
+    Scene,
+    cell,
+    processes,
+    within,
+)
 
 from belljar.host.cgroups import CONTROLLERS
 from belljar.isolation.cgroup import processes_in, usable
@@ -17,9 +24,9 @@ from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds
 from belljar.store.journal import Journal
 
-BURN = "tests.integration.range_programs.gateways:burn"
-HOARD = "tests.integration.range_programs.gateways:hoard"
-SHOUT = "tests.integration.range_programs.gateways:shout"
+BURN = f"{GATEWAYS}:burn"
+HOARD = f"{GATEWAYS}:hoard"
+SHOUT = f"{GATEWAYS}:shout"
 ASK = (
     "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x',"
     " (sys.argv[1], 53))"

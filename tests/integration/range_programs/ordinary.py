@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 from tests.integration.range_programs.scene import (
+    GATEWAYS,
     PROBING,
     SHOP,
     TIMEOUT_S,
@@ -176,7 +177,7 @@ async def violation(home: Path) -> dict[str, Any]:
     """A gateway that breaks its protocol."""
     scene = Scene(home)
     try:
-        async with scene.open(serve="tests.integration.range_programs.gateways:lie"):
+        async with scene.open(serve=f"{GATEWAYS}:lie"):
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     except BelljarError as error:  # it may lie before the range is up
         print(type(error).__name__, file=sys.stderr)
@@ -299,7 +300,7 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "shut_in": shut_in,
     "violation": violation,
     "unrecorded": unrecorded,
-    "flood": lambda home: flood(home, "tests.integration.range_programs.gateways:flood"),
+    "flood": lambda home: flood(home, f"{GATEWAYS}:flood"),
     "flood_by_guest": lambda home: flood(home, SERVE),
     "full_disk": full_disk,
     "scan": scan,

@@ -1,5 +1,4 @@
-"""Scenarios in which more passes than a packet record may keep, with the real
-gateway."""
+"""Scenarios in which more passes than a packet record may keep, with the real gateway."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A range for the scenarios in this folder: what it recorded, its failures, and its cells, which are
-plain processes in network namespaces that talk with this host's own tools."""
+"""A range for the scenarios in this folder: what it recorded, its failures, and its cells: plain
+processes in network namespaces that talk with this host's own tools."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 from belljar.process import ProcessId, identify
 
-PLAIN = "tests.integration.range_programs.gateways:serve"
-PROBING = "tests.integration.range_programs.gateways:probe"
+GATEWAYS = "tests.integration.range_programs.gateways"
+PLAIN = f"{GATEWAYS}:serve"
+PROBING = f"{GATEWAYS}:probe"
 SHOP = StandInPlan(
     id="shop",
     kind="http",
