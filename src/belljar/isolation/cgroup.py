@@ -186,13 +186,19 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
 def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
     """Pids and thread ids, recursively; empty when gone."""
     pids: list[int] = []
-    for below in (directory, *directory.glob("**/")):
+    for below in _tree(directory):
         for name in ("cgroup.procs", "cgroup.threads", "tasks") if threads else ("cgroup.procs",):
             try:
                 pids.extend(int(line) for line in (below / name).read_text().split())
             except OSError as exc:
                 raise_if_blind(exc)
     return tuple(sorted(set(pids)))
+
+
+def _tree(directory: Path) -> list[Path]:
+    """It and the groups in it, parents first. One that goes meanwhile is left out."""
+    walked = os.walk(directory, onerror=raise_if_blind)  # where it goes, `Path.glob` raises
+    return [*dict.fromkeys((directory, *(Path(path) for path, _, _ in walked)))]
 
 
 def halt(directory: Path) -> None:
@@ -274,7 +280,7 @@ def remove_group(directory: Path) -> bool:
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:
-            for below in sorted(directory.glob("**/"), key=lambda path: -len(path.parts)):
+            for below in reversed(_tree(directory)):
                 below.rmdir()
         except FileNotFoundError:
             continue

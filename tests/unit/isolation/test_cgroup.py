@@ -4,6 +4,7 @@ they go."""
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,3 +164,23 @@ def test_processor_time_and_memory_of_either_version(tmp_path: Path) -> None:
     counted_s = cgroup.cpu_s(neither)
     assert counted_s is not None
     assert counted_s >= spent_s - 0.1  # whole ticks
+
+
+def test_a_group_that_goes_while_it_is_looked_at_is_empty(tmp_path: Path) -> None:
+    """A kill looks at groups that their owner removes at the same time."""
+    group, done = tmp_path / "cell", threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            (group / "inner").mkdir(parents=True)
+            (group / "inner").rmdir()
+            group.rmdir()
+
+    owner = threading.Thread(target=come_and_go)
+    owner.start()
+    try:
+        looks = {cgroup.processes_in(group) for _ in range(5_000)}
+    finally:
+        done.set()
+        owner.join()
+    assert looks == {()}
