@@ -5,8 +5,8 @@
  * nothing is ever read from the jailed program.
  *
  * Steps, in the order they are taken. Supervisor: 1 options, 2 session and owner, 3 namespaces (24 id-mapped trees, where there are any), 4 identity and
- * control groups (27 subordinate ids, for an ordinary user), 19 drop, 20 watch. Child: 5 to 10, 15 identity, 22 mounts, 11, 12, 23 lock mounts, 13, 14, 16, 17; with an init it may make a network (25)
- * and forks; the fork goes on with 18, run, and the child with 21, runtime. */
+ * control groups (27 subordinate ids, for an ordinary user), 19 drop, 20 watch. Child: 5 to 10, 15 identity, 22 mounts (28 the kernel's file systems), 11, 12,
+ * 23 lock mounts, 13, 14, 16, 17; with an init it may make a network (25) and forks; the fork goes on with 18, run, and the child with 21, runtime. */
 #define _GNU_SOURCE
 #include "jail.h"
 

@@ -120,6 +120,13 @@ static void mount_overlay(const struct mount_setting *m, const char *target) {
     must(mount("overlay", target, "overlay", MS_NODEV, data), m->target);
 }
 
+/* A step of its own: the kernel refuses them where parts of the host's are covered, as in a container (mount_too_revealing). */
+static void mount_kernel_files(const char *type, const char *target, unsigned long flags) {
+    step(28, "kernel's file systems");
+    must(mount(type, target, type, flags, NULL), type);
+    step(22, "mounts");
+}
+
 static void make_mount(const struct mount_setting *m) {
     const unsigned long safe = MS_NOSUID | MS_NODEV | MS_NOEXEC;
     char target[4096];
@@ -128,8 +135,8 @@ static void make_mount(const struct mount_setting *m) {
     switch (m->kind) {
     case MOUNT_TMPFS: return mount_tmpfs(m, target);
     case MOUNT_OVERLAY: return mount_overlay(m, target);
-    case MOUNT_PROC: return must(mount("proc", target, "proc", safe, NULL), m->target);
-    case MOUNT_SYSFS: return must(mount("sysfs", target, "sysfs", safe | MS_RDONLY, NULL), m->target);
+    case MOUNT_PROC: return mount_kernel_files("proc", target, safe);
+    case MOUNT_SYSFS: return mount_kernel_files("sysfs", target, safe | MS_RDONLY);
     /* The jail's own group as the root, and not to be written: runc looks whether there is one, and then does without. */
     case MOUNT_CGROUP: return must(mount("cgroup2", target, "cgroup2", safe | MS_RDONLY, NULL), m->target);
     default: return place_mount(m->fd, target);

@@ -268,6 +268,14 @@ def test_every_range_of_ids_is_taken(host: Host, tmp_path: Path) -> None:
     assert "belljar ps" in said
 
 
+@pytest.mark.parametrize("path", ["/proc/sysvipc", "/sys/power"])
+def test_kernel_files_that_are_covered(host: Host, path: str) -> None:
+    """As in a container: the kernel gives a jail none of its own then; how to have them whole."""
+    said = host.refusal("container", f"mount -t tmpfs none {path}")
+    assert "kernel's file systems" in said
+    assert "systempaths=unconfined" in said
+
+
 def read_only(path: Path) -> tuple[str, str, str]:
     """For root too."""
     return f"mkdir -p {path}", f"mount --bind {path} {path}", f"mount -o remount,bind,ro {path}"

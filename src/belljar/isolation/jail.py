@@ -382,6 +382,7 @@ class Step(IntEnum):
     NETWORK = 25
     DEVICE_NODES = 26
     SUBORDINATE_IDS = 27
+    KERNEL_FILES = 28
 
 
 _FORBIDDEN_STEPS: Final = frozenset(
@@ -459,22 +460,17 @@ def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = Fals
     if step == Step.SUBORDINATE_IDS:
         refused = f"the host gives this user no ids for a jail: {what}{more}"
         return HostError(refused, where=where, hint=_HINT_NO_IDS)
-    if hint := _host_hint(step, code, reason):
+    if hint := _host_hint(step, code):
         return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
     hint = "if this host is unusual, `belljar doctor` may say why"
     return CellError(f"the jail could not be built: {what}", where=where, hint=hint)
 
 
-def _host_hint(step: int, code: int, reason: str) -> str:
+def _host_hint(step: int, code: int) -> str:
     if step in _FORBIDDEN_STEPS and code in _FORBIDDING:
         return _HINT_FORBIDDEN
     if step == Step.MOUNTS and code == errno.EOPNOTSUPP:
         return "the container tiers need Linux 6.6; the microvm tier does not"
-    # The reason ends with the mount's target.
-    if (
-        step == Step.MOUNTS
-        and code in (errno.EPERM, errno.EACCES)
-        and reason.endswith((": /proc", ": /sys"))
-    ):
+    if step == Step.KERNEL_FILES and code in (errno.EPERM, errno.EACCES):
         return _HINT_COVERED
     return _HINTS.get(Step(step), "") if step in _HINTS else ""

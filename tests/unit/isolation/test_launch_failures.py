@@ -101,7 +101,10 @@ def test_a_runtime_that_fails(line: str, diagnosis: str, words: str) -> None:
             "id-mapped mounts need",
         ),
         ("failed step 26 device nodes errno 1: Operation not permitted: /dev/null", "CAP_MKNOD"),
-        ("failed step 22 mounts errno 1: Operation not permitted: /proc", "systempaths=unconfined"),
+        (
+            "failed step 28 kernel's file systems errno 1: Operation not permitted: proc",
+            "systempaths=unconfined",
+        ),
         (
             (
                 "failed step 22 mounts errno 95: Operation not supported: the file system of an"
