@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -217,8 +218,25 @@ def vm_home(
     """A store of this process's own, with the prepared images and kernel linked in, and shared
     templates; runs and journal start empty."""
     home = copy_store(prepared_home, tmp_path_factory.mktemp("home") / "store")
-    with templates.serving(home):
+    with templates.serving(home), _fork_server(home):
         yield home
+
+
+@contextmanager
+def _fork_server(home: Path) -> Iterator[None]:
+    """The parent of all gateways of ranges that this process opens there, as in a run: it takes
+    half a second to start. None in a copy of the tests without those of ranges."""
+    try:
+        from tests.integration.remains import SERVERS_OF_TESTS
+
+        from belljar.network.owner.processes import started_fork_server
+    except ModuleNotFoundError:
+        yield
+        return
+    with started_fork_server(home) as server:
+        if server.process is not None:
+            SERVERS_OF_TESTS.add(server.process.pid)
+        yield
 
 
 def copy_store(source: Path, target: Path) -> Path:

@@ -40,9 +40,7 @@ def public_folder() -> Path:
 
 def link_or_copy(source: str, target: str) -> str:
     """A hard link where the file system allows one, as `shutil.copytree` wants it."""
-    try:
-        os.link(source, target)
-    except OSError:
+    if not _linked(Path(source), Path(target)):
         shutil.copy2(source, target)
     return target
 
@@ -86,7 +84,8 @@ def turn(folder: Path, *, alone: bool) -> Iterator[None]:
 @dataclass
 class Templates:
     """Templates that were made in one store serve the others. A template's key says what it is made
-    of, not where or by whom; stores get copies."""
+    of, not where or by whom. Stores of one user share its memory's file, which nobody writes;
+    others' get a copy."""
 
     folder: Path
     stores: dict[Path, tuple[int, int] | None] = field(default_factory=dict)
@@ -101,23 +100,23 @@ class Templates:
             yield home
         finally:
             del self.stores[home]
-            self._give(home)
+            self._give(home, owner)
 
     def take(self, home: Path, owner: tuple[int, int] | None = None) -> None:
         """What others made until now."""
         for key in _keys(self.folder) - _keys(home / "templates"):
-            _copy(self.folder / key, home / "templates", owner)
+            _copy(self.folder / key, home / "templates", owner, may_link=owner is None)
 
     def exchange(self) -> None:
         """Give and take what is new. Cheap when nothing is."""
-        for home in self.stores:
-            self._give(home)
+        for home, owner in self.stores.items():
+            self._give(home, owner)
         for home, owner in self.stores.items():
             self.take(home, owner)
 
-    def _give(self, home: Path) -> None:
+    def _give(self, home: Path, owner: tuple[int, int] | None) -> None:
         for key in _keys(home / "templates") - _keys(self.folder):
-            _copy(home / "templates" / key, self.folder, None)
+            _copy(home / "templates" / key, self.folder, None, may_link=owner is None)
 
 
 def _keys(folder: Path) -> set[str]:
@@ -130,21 +129,33 @@ def _keys(folder: Path) -> set[str]:
     }
 
 
-def _copy(template: Path, folder: Path, owner: tuple[int, int] | None) -> None:
+def _copy(template: Path, folder: Path, owner: tuple[int, int] | None, *, may_link: bool) -> None:
     """Whole or not at all; another process may be quicker."""
     if not folder.is_dir():
         folder.mkdir(mode=0o711)
         if owner is not None:
             os.chown(folder, *owner)
     draft = folder / f".copy-{os.getpid()}"
-    copy = ["cp", "-a", "--sparse=always", "--no-preserve=ownership", str(template), str(draft)]
-    subprocess.run(copy, check=True, capture_output=True)
+    draft.mkdir(mode=0o711)
+    for file in template.iterdir():
+        if not (may_link and file.name == "memory" and _linked(file, draft / file.name)):
+            options = ["--preserve=mode,timestamps", "--sparse=always"]
+            copy = ["cp", *options, str(file), str(draft)]
+            subprocess.run(copy, check=True, capture_output=True)
     for path in (draft, *draft.iterdir()) if owner is not None else ():
         os.chown(path, *(owner or (-1, -1)))
     try:
         draft.rename(folder / template.name)
     except OSError:
         shutil.rmtree(draft)
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
 
 
 TEMPLATES = pytest.StashKey[Templates]()

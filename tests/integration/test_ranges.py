@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from tests.conftest import copy_store
 from tests.integration.processes import wait_for
 from tests.integration.test_oci import busy_sealing
 
@@ -422,9 +423,13 @@ async def test_a_start_that_is_tried_again_has_its_port(
     assert report.verdict is Verdict.CONTAINED
 
 
-async def test_one_parent_for_all_ranges_of_a_run(home: Path, tmp_path: Path) -> None:
+async def test_one_parent_for_all_ranges_of_a_run(
+    prepared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also for those that come when no other lives: what it has imported is not imported again. It
     ends with the run."""
+    home = copy_store(prepared_home, tmp_path / "store")
+    monkeypatch.setenv("BELLJAR_HOME", str(home))
     async with recorded("parent") as run:
         parents = []
         for _ in range(2):
