@@ -73,7 +73,7 @@ FETCH = "curl -sSf -o /dev/null http://depot.example:8080/big"
 @contextmanager
 def felled_reader() -> Iterator[None]:
     """The process that reads the packet record of a range is killed before it says anything."""
-    started = reading._started
+    started = reading.started
 
     @contextmanager
     def felled(task: Any, home: Path) -> Iterator[Any]:  # noqa: ANN401 - as the real one
@@ -82,7 +82,7 @@ def felled_reader() -> Iterator[None]:
             yield reader
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "_started", felled)
+        patch.setattr(reading, "started", felled)
         yield
 
 

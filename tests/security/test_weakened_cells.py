@@ -105,9 +105,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     container, for a careless config to hand on."""
     directory = Path(tempfile.mkdtemp(dir="/var/tmp"))
     directory.chmod(0o1777)
-    mounts = Container._mounts
+    mounts = Container.jail_mounts
     shared = JailMount(kind="bind", source=directory, target=IN_JAIL, writable=True)
-    monkeypatch.setattr(Container, "_mounts", lambda self: (*mounts(self), shared))
+    monkeypatch.setattr(Container, "jail_mounts", lambda self: (*mounts(self), shared))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     yield directory
     shutil.rmtree(directory)

@@ -46,7 +46,7 @@ _SAMPLE_COLUMNS: Final = (
     *("in", "out", "time", "destroyed", "note"),
 )
 # The rules' words (`plan.rules.Reason`) that need explaining.
-_WHY: Final = {
+WHY: Final = {
     "connection": "",
     "segment": "outside of any connection that is known",
     "others": "for several reasons",
@@ -387,7 +387,7 @@ def _flows(found: RangeFindings) -> Iterator[str]:
     flows = found.flows.values()
     for flow in (flow for flow in flows if flow.to):
         kind = "connections" if flow.reason == "connection" else "packets"
-        why = _WHY.get(flow.reason, flow.reason)
+        why = WHY.get(flow.reason, flow.reason)
         afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
         note = f" ({why}{afterwards})" if why else ""
         sender = flow.cell or "an unknown sender"

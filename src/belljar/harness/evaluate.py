@@ -201,7 +201,7 @@ def _run_tasks(
             # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its
             # log, the cells are destroyed.
             session.termination_signals, session.stop = termination.received, termination.interrupt
-            interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
+            interrupted = invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
         session.record_end(interrupted=interrupted)
         evidence, dropped = _evidence_in_log(run, require_contained=request.require_contained)
@@ -395,10 +395,10 @@ def _unmarked(error: PrerequisiteError) -> str:
     return Text.from_markup(str(error.message)).plain
 
 
-def _invoke(
+def invoke(
     options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool
 ) -> bool:
-    # True when a person interrupted it.
+    """Run Inspect's own `eval`; whether a person interrupted it."""
     context = options.context
     context.params |= {
         "tasks": tuple(tasks),

@@ -370,7 +370,7 @@ class Sandbox:
                     reason = self._reason if order is None else str(order)
                     self._record(Kind.CELL_DESTROYING, {"reason": reason})
             finally:
-                self.destruction = destruction = await self._unmake()
+                self.destruction = destruction = await self.unmake()
             self.is_retried = may_retry and destruction.clean and self.killed() is None
             if self.is_retried:
                 return
@@ -388,7 +388,8 @@ class Sandbox:
         if self._recorder is not None:
             self._recorder.record(Event(kind=kind, cell_id=self.cell_id, data=data))
 
-    async def _unmake(self) -> Destruction:
+    async def unmake(self) -> Destruction:
+        """End and remove all of it, then look for survivors; engines add what is theirs."""
         started = time.monotonic()
         if self.jail is not None:
             await self.jail.end()
@@ -398,10 +399,11 @@ class Sandbox:
         # An interrupted wait leaves the first look running, and its ids are another's after it
         with self._looking:
             if self._found is None:
-                self._found = self._look_once(started)
+                self._found = self.look_once(started)
             return self._found
 
-    def _look_once(self, started: float) -> Destruction:
+    def look_once(self, started: float) -> Destruction:
+        """Remove what is left and say what stays. Its ids are free afterwards."""
         self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
         self.refused_forks()
         self.memory_peak_bytes()

@@ -107,14 +107,15 @@ _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 _TO_REWRITE: Final = re.compile(
     "|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable"))
 )
-"""Rules without these words need no `_statement`."""
+"""Rules without these words need no `statement`."""
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
 _ICMP_PORT_UNREACHABLE: Final = 3
 _Key = tuple[str, str, str, str]
 KnownRules = NewType("KnownRules", "Mapping[_Key, list[str]]")
 """Rendered rules as they are compared."""
-_encode: Final = json.JSONEncoder(sort_keys=True, default=str).encode
+canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode
+"""As JSON, keys in order."""
 
 
 def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[str, ...]:
@@ -188,45 +189,42 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
     where = (str(item["family"]), table)
     if kind == "table":
         kept = {word: value for word, value in item.items() if word not in _VOLATILE}
-        yield (kind, *where, ""), [_text(kept)]
+        yield (kind, *where, ""), [canonical(kept)]
         return
     if kind == "rule":
-        yield ("rules", *where, str(item["chain"])), [_rule(item["expr"])]
+        yield ("rules", *where, str(item["chain"])), [rule_text(item["expr"])]
         return
     name = str(item["name"])
     omitted = {*_VOLATILE, "elem", "flags"}
     body = {word: value for word, value in item.items() if word not in omitted}
     # nft 1.0 doesn't list this flag in JSON, newer ones do
     flags = [flag for flag in item.get("flags", []) if flag != "dynamic"]
-    yield (kind, *where, name), [_text(body | ({"flags": flags} if flags else {}))]
+    yield (kind, *where, name), [canonical(body | ({"flags": flags} if flags else {}))]
     if kind == "chain":
         yield ("rules", *where, name), []
     if kind in ("set", "map"):
         elements = [] if "size" in item else item.get("elem", [])
-        yield ("elements", *where, name), sorted(map(_text, elements))
+        yield ("elements", *where, name), sorted(map(canonical, elements))
 
 
-def _rule(statements: list[Any]) -> str:
-    text = _text(statements)
-    return _text([_statement(part) for part in statements]) if _TO_REWRITE.search(text) else text
+def rule_text(statements: list[Any]) -> str:
+    """A rule as it is compared; rewritten only where that changes it."""
+    text = canonical(statements)
+    return canonical([statement(part) for part in statements]) if _TO_REWRITE.search(text) else text
 
 
-def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
+def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
     """Without counts, the same for nft 1.0.6 and 1.1.3."""
     if isinstance(part, list):
-        return [_statement(value) for value in part]
+        return [statement(value) for value in part]
     if not isinstance(part, Mapping):
         return part
     if list(part) == ["|"]:
-        return _statement(part["|"])
-    kept = {word: _statement(value) for word, value in part.items() if word not in _VOLATILE}
+        return statement(part["|"])
+    kept = {word: statement(value) for word, value in part.items() if word not in _VOLATILE}
     is_code = kept.get("left") == {"payload": {"protocol": "icmp", "field": "code"}}
     return (
         {**kept, "right": _ICMP_PORT_UNREACHABLE}
         if is_code and kept.get("right") == "port-unreachable"
         else kept
     )
-
-
-def _text(value: Any) -> str:  # noqa: ANN401 - JSON values of any shape
-    return _encode(value)

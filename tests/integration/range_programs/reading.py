@@ -116,7 +116,7 @@ def told(task: Task, home: Path) -> list[dict[str, Any]]:
 
 def look(task: Task, home: Path) -> dict[str, Any]:
     """At a reader in the midst of its work, since nobody takes in what it says."""
-    with reading._started(task, home) as reader:
+    with reading.started(task, home) as reader:
         ipc.send(reader.end, {"go": True})
         wait_readable([reader.end.fileno()], 60)
         proc = Path(f"/proc/{reader.child.process.pid}")

@@ -21,7 +21,7 @@ from tests.unit.report.stories import (
     story,
 )
 
-from belljar.cli.findings import _WHY, MAX_NETWORK_LINES, network_lines, show_findings
+from belljar.cli.findings import MAX_NETWORK_LINES, WHY, network_lines, show_findings
 from belljar.events import Kind
 from belljar.plan.rules import Reason
 from belljar.probe.model import Verdict
@@ -159,7 +159,7 @@ def test_how_a_request_is_known_is_told() -> None:
 
 def test_the_rules_words_are_explained() -> None:
     """None of them is unknown to the rules."""
-    assert set(_WHY) - {"others"} <= {str(reason) for reason in Reason}
+    assert set(WHY) - {"others"} <= {str(reason) for reason in Reason}
 
 
 def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -325,7 +325,7 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
     """A run with this cause."""
     task = home / "task.py"
     task.write_text(TASK)
-    cells, probings, invoke = RecordedCells(), iter(range(100)), evaluate._invoke
+    cells, probings, invoke = RecordedCells(), iter(range(100)), evaluate.invoke
     cells.destroy_error = cause.destroy_error
 
     def arm(cell: FakeCell, _phase: str) -> None:
@@ -341,7 +341,7 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
 
     words = (str(task), "--model", "mockllm/model", *cause.options)
     with patch.context() as only:
-        only.setattr(evaluate, "_invoke", spoiling)
+        only.setattr(evaluate, "invoke", spoiling)
         request = RunRequest(
             inspect_args=words, quiet=True, home=home, source=cells, require_contained=True
         )

@@ -116,10 +116,11 @@ class Counted(Sandbox):
         )
         self.destroyed = 0
 
-    async def _unmake(self) -> Destruction:
+    async def unmake(self) -> Destruction:
+        """Counted."""
         self.destroyed += 1
         await anyio.lowlevel.checkpoint()
-        return await super()._unmake()
+        return await super().unmake()
 
 
 async def live(sandbox: Counted, recorder: MemoryRecorder, end: str) -> None:
@@ -196,15 +197,17 @@ class Interrupted(Counted):
 
     looks = 0
 
-    async def _unmake(self) -> Destruction:
-        destruction = await super()._unmake()
+    async def unmake(self) -> Destruction:
+        """Cut off the first time."""
+        destruction = await super().unmake()
         if self.destroyed == 1:
             raise OSError("interrupted")
         return destruction
 
-    def _look_once(self, started: float) -> Destruction:
+    def look_once(self, started: float) -> Destruction:
+        """Counted."""
         self.looks += 1
-        return super()._look_once(started)
+        return super().look_once(started)
 
 
 @pytest.mark.anyio
@@ -257,19 +260,20 @@ async def test_a_connection_that_does_not_close_keeps_nothing_alive(
     async def unmake(sandbox: Sandbox) -> None:
         destroyed.append(sandbox)
 
-    monkeypatch.setattr(Sandbox, "_unmake", unmake)
+    monkeypatch.setattr(Sandbox, "unmake", unmake)
     sandbox: Any = engine.__new__(engine)
     sandbox.client = SimpleNamespace(aclose=fail)
     with pytest.raises(OSError, match="interrupted"):
-        await sandbox._unmake()
+        await sandbox.unmake()
     assert destroyed == [sandbox]
 
 
 class Unclean(Counted):
     """One that leaves something behind."""
 
-    async def _unmake(self) -> Destruction:
-        return replace(await super()._unmake(), survivors=("process 1",))
+    async def unmake(self) -> Destruction:
+        """With a survivor."""
+        return replace(await super().unmake(), survivors=("process 1",))
 
 
 @pytest.mark.anyio

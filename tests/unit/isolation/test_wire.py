@@ -115,10 +115,10 @@ async def test_a_wire_that_did_not_start_counts_for_its_vm(
     async def unmake(_: Sandbox) -> Destruction:
         return destruction()
 
-    monkeypatch.setattr(Sandbox, "_unmake", unmake)
+    monkeypatch.setattr(Sandbox, "unmake", unmake)
     with pytest.raises(CellError, match="no link"):
         await wires.start_wire(vmm, port, home=tmp_path)
-    assert (await vmm._unmake()).survivors == ("wire",)
+    assert (await vmm.unmake()).survivors == ("wire",)
 
 
 def test_the_journal_knows_a_wire() -> None:

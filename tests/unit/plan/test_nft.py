@@ -111,7 +111,7 @@ _STATEMENTS = st.recursive(
 @given(st.lists(_STATEMENTS, max_size=4))
 def test_a_rule_is_rewritten_wherever_that_changes_it(statements: list[Any]) -> None:
     """That most rules are taken as they are makes no rule another."""
-    assert nft._rule(statements) == nft._text([nft._statement(part) for part in statements])
+    assert nft.rule_text(statements) == nft.canonical([nft.statement(part) for part in statements])
 
 
 def test_what_only_counts_is_no_difference() -> None:

@@ -239,12 +239,13 @@ class Vmm(Sandbox):
                 if bind.writable:
                     os.chown(bind.source, identity.host_uid, identity.host_gid)
 
-    async def _unmake(self) -> Destruction:
+    async def unmake(self) -> Destruction:
+        """Besides, the channel, the port and the wire end."""
         try:
             await self.client.aclose()
             await self.companions.aclose()
         finally:
-            destruction = await super()._unmake()
+            destruction = await super().unmake()
         wire = self.wire
         if wire is None or wire.destruction is None:
             return destruction

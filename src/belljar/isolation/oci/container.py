@@ -131,7 +131,7 @@ class Container(Sandbox):
             cgroups=self.groups.directories,
             memory_by_rlimit=spec.memory_by_rlimit,
             ids=held.ids,
-            mounts=self._mounts(),
+            mounts=self.jail_mounts(),
             keep_capabilities=True,
             init=True,
             network="" if spec.port is None else network,
@@ -256,7 +256,8 @@ class Container(Sandbox):
         jail.go_on()  # or says how the stage ended
         self.timings_ms["network"] = elapsed_ms(began)
 
-    def _mounts(self) -> tuple[JailMount, ...]:
+    def jail_mounts(self) -> tuple[JailMount, ...]:
+        """All that the runtime's jail can see of the host's files."""
         spec, identity = self.spec, self.identity.jail
         shift = None
         if identity.privileged and identity.uids is not None:
@@ -342,11 +343,12 @@ class Container(Sandbox):
     def _is_crowd(self, count: int) -> bool:
         return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
 
-    async def _unmake(self) -> Destruction:
+    async def unmake(self) -> Destruction:
+        """Besides, the channel ends."""
         try:
             await self.client.aclose()
         finally:
-            destruction = await super()._unmake()
+            destruction = await super().unmake()
         return destruction
 
     def _release(self) -> None:

@@ -64,9 +64,9 @@ class Front:
         if listeners.sink is not None:
             served.append((listeners.sink, "connections", serve_sink))
         for tcp, kind, handler in served:
-            self._group.create_task(self._accept(tcp, kind, handler))
+            self._group.create_task(self.accept(tcp, kind, handler))
 
-    async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
+    async def accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
         """A dead listener raises `OSError`, which ends the gateway."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature

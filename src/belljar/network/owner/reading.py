@@ -175,7 +175,7 @@ def _read(task: Task, home: Path, recorder: Recorder) -> str:
     """Why not all of it was read, or ""."""
     with ExitStack() as stack:
         try:
-            reader = stack.enter_context(_started(task, home))
+            reader = stack.enter_context(started(task, home))
         except (BelljarError, OSError, ValueError) as exc:
             reason = exc.what if isinstance(exc, BelljarError) else str(exc)
             return f"it has no reader: {printable(reason, max_chars=500)}"
@@ -285,7 +285,7 @@ class _Reader:
 
 
 @contextmanager
-def _started(task: Task, home: Path) -> Iterator[_Reader]:
+def started(task: Task, home: Path) -> Iterator[_Reader]:
     """A reader waiting for `go`. Raises `BelljarError`, `OSError`."""
     with ExitStack() as stack:
         held = stack.enter_context(hold_identity(home))

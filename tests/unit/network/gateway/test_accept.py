@@ -57,7 +57,7 @@ class World:
             layout=layout(), stand_ins=(), bounds=Bounds(), reporter=cast("Reporter", reporter)
         )
         front = Front(site, cast("Terminator", None), self._weak(group))
-        await front._accept(tcp, "connections", self.handle)
+        await front.accept(tcp, "connections", self.handle)
 
     def _weak(self, group: asyncio.TaskGroup) -> Any:  # noqa: ANN401 - a task group that may have no memory for a task
         def create_task(coroutine: Any) -> asyncio.Task[None]:  # noqa: ANN401
