@@ -1,4 +1,4 @@
-"""Sizes and durations, read and shown; `printable`, the one escape of shown text.
+"""Sizes and durations, read and shown; `printable`, the one escape of shown text; message words.
 
 A size is a number and a unit (`B`, `KiB` to `TiB`, or the decimal `KB` to `TB`).
 A duration is one or more numbers with units (`ms`, `s`, `m`, `h`, `d`): `1h30m`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Final
 
 _SIZE_UNITS: Final = {
@@ -26,6 +27,16 @@ SIZE_UNITS: Final = "units: B, KiB, MiB, GiB, TiB (powers of 1024), KB, MB, GB, 
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
 _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+
+_KINDS: Final = {
+    bool: "true/false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "nothing",
+}
 
 
 def parse_size(text: str) -> int:
@@ -144,3 +155,30 @@ def _visible(char: str) -> str:
             else f"\\U{code:08x}"
         )
     return char
+
+
+# ---- words of messages about what an author wrote
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a list for a sentence: `a`, `b`, `c`."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """The allowed name most like `word`, or ""."""
+    import difflib
+
+    matches = difflib.get_close_matches(word.lower()[:64], list(allowed), n=1, cutoff=0.6)
+    return matches[0] if matches else ""
+
+
+def did_you_mean(word: object, allowed: Iterable[str]) -> str:
+    """The end of a message, with the nearest allowed name."""
+    near = nearest(word, allowed) if isinstance(word, str) else ""
+    return f"; did you mean `{near}`?" if near else ""
+
+
+def kind_of(value: object) -> str:
+    """What was written, in the author's words."""
+    return _KINDS.get(type(value), type(value).__name__)

@@ -68,7 +68,7 @@ class Range:
     @property
     def cells(self) -> Mapping[str, Cell]:
         """All of them, by name, its own first."""
-        from belljar.policy.network import OWN_CELL
+        from belljar.policy.guarding import OWN_CELL
 
         return {OWN_CELL: self.cell, **self.targets}
 

@@ -43,8 +43,7 @@ from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import MIN_RANDOM_BYTES, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.policy import LoadedPolicy
-from belljar.policy.guarding import METADATA_ADDRESS, Action, Place
-from belljar.policy.network import OWN_CELL
+from belljar.policy.guarding import METADATA_ADDRESS, OWN_CELL, Action, Place
 from belljar.probe.judge import Router, Sight, known_answers
 
 PORT_NAME: Final = "eth0"
@@ -188,8 +187,8 @@ async def open_with_network(
     routers: dict[str, Router] = {}
     for member in members:
         target = targets.get(member.name)
-        await _wait_for(waits, target)
-        parts = _trusting(member.parts) if plan.has_tls else member.parts
+        await wait_for(waits, target)
+        parts = trusting(member.parts) if plan.has_tls else member.parts
         port = RangePort(network, member.name, is_machine=isinstance(parts, MachineParts))
         place = {"range": network.id, "name": member.name}
         cell = cells[member.name] = await stack.enter_async_context(
@@ -283,7 +282,7 @@ def guard_config(recorder: GuardedRecorder, plan: NetworkPlan) -> GuardConfig | 
     return GuardConfig(spec=recorder.spec, actions={place: rules.action(place) for place in Place})
 
 
-async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
+async def wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
     """Until those that a target awaits are healthy; the range's own cell (None) awaits all.
 
     Each is waited for once.
@@ -328,7 +327,7 @@ async def _after(
         network.destruction.raise_if_unclean("the end of its network", where=f"range {network.id}")
 
 
-def _trusting(parts: Parts) -> Parts:
+def trusting(parts: Parts) -> Parts:
     """The same with the variables that point programs to the cell's authorities; the policy's own
     win.
     """

@@ -39,7 +39,7 @@ from belljar.compose.values import (
     switch,
 )
 from belljar.differences import Difference
-from belljar.policy.network import OWN_CELL
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 

@@ -19,7 +19,7 @@ from belljar.compose.values import CannotKeepError
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.operator import NO_NETWORK, TASK
-from belljar.policy.network import OWN_CELL
+from belljar.policy.guarding import OWN_CELL
 from belljar.units import printable
 
 

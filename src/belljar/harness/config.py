@@ -266,7 +266,7 @@ def load(
 def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """A settled configuration's policy and differences. Raises `PolicyError`."""
     from belljar.policy import resolve_policy, with_tier
-    from belljar.policy.network import OWN_CELL
+    from belljar.policy.guarding import OWN_CELL
     from belljar.policy.task_data import TaskData
 
     _check_own_files(ours)

@@ -42,7 +42,7 @@ from belljar.harness.sample_record import SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
 from belljar.harness.warm import cells_at_once, host_cpus_and_memory
 from belljar.plan.explain_network import announcements
-from belljar.policy.network import OWN_CELL
+from belljar.policy.guarding import OWN_CELL
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:

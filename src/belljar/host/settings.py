@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.policy import LoadedPolicy, Risk
-from belljar.units import printable
+from belljar.units import kind_of, printable
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
@@ -105,7 +105,7 @@ def parse_settings(text: bytes, *, source: str) -> SettingsFile:
     if tree.value is None:  # only comments
         return SettingsFile()
     if not isinstance(tree.value, dict):
-        what = f"settings are a mapping of fields, but this is {fields.kind_of(tree.value)}"
+        what = f"settings are a mapping of fields, but this is {kind_of(tree.value)}"
         raise _refused_at(tree, (), what, source)
     found: dict[str, Any] = {}
     for name, value in tree.value.items():

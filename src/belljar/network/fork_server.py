@@ -40,8 +40,18 @@ PRELOAD: Final = (
     "unicodedata",
     "wsproto",
 )
-# jsonschema imports it where it is installed, for formats that no stand-in checks; a second's work.
-_UNUSED: Final = "rfc3987_syntax"
+# jsonschema imports them where they are installed, for formats that no stand-in checks: up to a
+# second's work.
+_UNUSED: Final = (
+    "fqdn",
+    "isoduration",
+    "jsonpointer",
+    "rfc3339_validator",
+    "rfc3986_validator",
+    "rfc3987_syntax",
+    "uri_template",
+    "webcolors",
+)
 _STAND_INS: Final = "belljar.network.stand_ins"
 _MAX_UNASKED: Final = 10_000
 Child = Callable[[list[int], int], NoReturn]
@@ -54,7 +64,7 @@ def main(argv: list[str]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
-    sys.modules[_UNUSED] = None  # type: ignore[assignment]
+    sys.modules |= dict.fromkeys(_UNUSED)  # type: ignore[arg-type]
     module, _, name = argv[1].partition(":")
     try:
         serve = getattr(importlib.import_module(module), name)

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.plan.jail import GroupLimits
-from belljar.policy import Network
-from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
-from belljar.policy.hosts import ALL_PORTS
-from belljar.policy.network import OWN_CELL, OwnCell
-from belljar.policy.stand_ins import StandIn
+from belljar.policy.guarding import ALL_PORTS, OWN_CELL, SERVICE_PORTS, DecoySpec
+
+if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
+    from belljar.policy import Network
+    from belljar.policy.network import OwnCell
+    from belljar.policy.stand_ins import StandIn
 
 DNS_PORT: Final = 53
 TARGET_KINDS: Final = frozenset({"cell", "python"})

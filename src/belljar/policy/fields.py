@@ -5,9 +5,8 @@ A refusal is a `ValueError` whose text goes to the author.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -17,7 +16,16 @@ from pydantic_core import CoreSchema, core_schema
 
 from belljar.dataclass import dataclass
 from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
-from belljar.units import format_duration, format_size, parse_duration, parse_size, quoted
+from belljar.units import (
+    did_you_mean,
+    format_duration,
+    format_size,
+    kind_of,
+    listed,
+    parse_duration,
+    parse_size,
+    quoted,
+)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,5}(:[0-9]{1,5})?", re.ASCII)
@@ -30,40 +38,6 @@ MAX_TEXT_CHARS: Final = 64 * 1024
 MAX_PATH_BYTES: Final = 4095
 MAX_ENV_VALUE_BYTES: Final = 128 * 1024
 _KERNELS_OWN: Final = ("/proc", "/sys", "/dev")
-_KINDS: Final = {
-    bool: "true/false",
-    int: "a number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "a mapping",
-    type(None): "nothing",
-}
-
-
-# ---- words of messages
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names as a list for a sentence: `a`, `b`, `c`."""
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The allowed name most like `word`, or ""."""
-    matches = difflib.get_close_matches(word.lower()[:64], list(allowed), n=1, cutoff=0.6)
-    return matches[0] if matches else ""
-
-
-def did_you_mean(word: object, allowed: Iterable[str]) -> str:
-    """The end of a message, with the nearest allowed name."""
-    near = nearest(word, allowed) if isinstance(word, str) else ""
-    return f"; did you mean `{near}`?" if near else ""
-
-
-def kind_of(value: object) -> str:
-    """What was written, in the author's words."""
-    return _KINDS.get(type(value), type(value).__name__)
 
 
 def expected(what: str, value: object, *, shows_text: bool = False) -> ValueError:

@@ -12,8 +12,9 @@ from typing import Annotated, Final, NoReturn, TypeAlias
 from pydantic import AfterValidator, BeforeValidator
 
 from belljar.policy import fields as kinds
+from belljar.policy.guarding import ALL_PORTS
 from belljar.policy.sections import Strict, list_of
-from belljar.units import quoted
+from belljar.units import did_you_mean, listed, quoted
 
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -21,8 +22,6 @@ MAX_HOST_CHARS: Final = 253
 MAX_PORTS: Final = 64
 MAX_NAMES: Final = 250
 RESOLVER_PORT: Final = 53
-ALL_PORTS: Final = 0
-"""A target cell's port that stands for all."""
 METADATA_NAMES: Final = (
     "instance-data",
     "instance-data.ec2.internal",
@@ -122,8 +121,8 @@ def read_port(value: object) -> tuple[int, str]:
             f"protocol, as in `8443/tls`"
         )
     if protocol not in PROTOCOLS:
-        hint = kinds.did_you_mean(protocol, PROTOCOLS)
-        raise ValueError(f"{quoted(protocol)} is not one of {kinds.listed(PROTOCOLS)}{hint}")
+        hint = did_you_mean(protocol, PROTOCOLS)
+        raise ValueError(f"{quoted(protocol)} is not one of {listed(PROTOCOLS)}{hint}")
     return read_number(int(number)), protocol
 
 
@@ -137,7 +136,7 @@ def read_method(value: object) -> str:
     """An HTTP method in upper case. Raises `ValueError`."""
     if isinstance(value, str) and value.upper() in METHODS:
         return value.upper()
-    raise ValueError(f"{quoted(value)} is not one of {kinds.listed(METHODS)}")
+    raise ValueError(f"{quoted(value)} is not one of {listed(METHODS)}")
 
 
 class Port(Strict):

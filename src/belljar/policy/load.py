@@ -36,7 +36,7 @@ from belljar.policy.sections import At, FileCopy, HostToolsText, ResourcesText, 
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
 from belljar.policy.stand_ins import MODELS, CellStandIn, Health
 from belljar.policy.yaml_tree import Problem, Tree
-from belljar.units import format_size, printable, quoted
+from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
 
 MAX_FILES_BYTES: Final = 500 << 20
 HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
@@ -105,7 +105,7 @@ def load_preset(name: str) -> LoadedPolicy:
     Raises `PolicyError` for another name.
     """
     if name not in PRESETS:
-        near = kinds.did_you_mean(name, PRESETS)
+        near = did_you_mean(name, PRESETS)
         raise PolicyError(
             f"there is no preset {quoted(name)}{near}",
             hint=f"use one of {', '.join(PRESETS)}, or a policy file",
@@ -243,7 +243,7 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
         return Examined(None, _in_order(tree.problems), None)
     if not isinstance(tree.value, dict):
         # It may be anyone's secret: nothing of it is shown.
-        kind = kinds.kind_of(tree.value)
+        kind = kind_of(tree.value)
         why = f"expected a mapping of fields, as in `risk: high`, got {kind}"
         return Examined(None, (_problem(tree, (), why),), None)
     wrong, value, rounds = list(tree.problems), dict(tree.value), 0
@@ -339,8 +339,8 @@ def _message(
     match error["type"]:
         case "extra_forbidden":
             allowed = list(model.model_fields) if model else []
-            hint = kinds.did_you_mean(str(path[-1]), allowed) or "."
-            return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}"
+            hint = did_you_mean(str(path[-1]), allowed) or "."
+            return f"there is no such field{hint} Allowed: {listed(allowed)}"
         case "missing":
             field = model.model_fields.get(str(path[-1])) if model else None
             about = field.description if field is not None and field.description else ""

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, TargetPorts
 from belljar.policy.sections import At, Strict, list_of
 from belljar.policy.stand_ins import (
@@ -22,7 +23,7 @@ from belljar.policy.stand_ins import (
     StandIn,
     TargetStandIn,
 )
-from belljar.units import quoted
+from belljar.units import did_you_mean, listed, quoted
 
 MAX_STAND_INS: Final = 64
 MAX_TARGETS: Final = 16
@@ -31,8 +32,6 @@ RUN_BUDGETS: Final = 100
 """A run's default budget, in samples' budgets."""
 MIN_REASON_CHARS: Final = 10
 MAX_REASON_CHARS: Final = 500
-OWN_CELL: Final = "default"
-"""The name of the cell that the sample works in."""
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -134,10 +133,10 @@ def _read_ids(value: object) -> object:
         if isinstance(body, Mapping):
             kind = body.get("kind")
             if kind is None:
-                raise At(f"is missing. One of {kinds.listed(MODELS)}", name, "kind")
+                raise At(f"is missing. One of {listed(MODELS)}", name, "kind")
             if kind not in MODELS:
-                hint = kinds.did_you_mean(kind, MODELS)
-                raise At(f"{quoted(kind)} is not one of {kinds.listed(MODELS)}{hint}", name, "kind")
+                hint = did_you_mean(kind, MODELS)
+                raise At(f"{quoted(kind)} is not one of {listed(MODELS)}{hint}", name, "kind")
         elif not isinstance(body, StandIn):
             raise At(str(kinds.expected("a mapping of fields to values", body)), name)
     return value

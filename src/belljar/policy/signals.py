@@ -15,6 +15,7 @@ from belljar.policy.guarding import (
     ACTIONS,
     DEFAULT_ACTIONS,
     GUARD_CLASSES,
+    OWN_CELL,
     SERVICE_PORTS,
     SERVICE_ROWS,
     STANDARD_DECOYS,
@@ -27,10 +28,10 @@ from belljar.policy.guarding import (
     Stop,
     Trigger,
 )
-from belljar.policy.network import OWN_CELL, Network
+from belljar.policy.network import Network
 from belljar.policy.sections import At, Strict, list_of, mapping_of
 from belljar.policy.stand_ins import MetadataStandIn
-from belljar.units import quoted
+from belljar.units import listed, quoted
 
 MAX_DECOYS: Final = 64
 MAX_COUNT: Final = 1000
@@ -123,11 +124,11 @@ class DecoyText(Strict):
         if self.kind is DecoyKind.METADATA and self.place:
             raise At("leave it out: a metadata service is at 169.254.169.254", "place")
         if self.kind is not DecoyKind.METADATA and is_service != has_host:
-            services = kinds.listed(SERVICE_PORTS)
+            services = listed(SERVICE_PORTS)
             why = f"write a host name for a service ({services}), and a path for a file"
             raise At(why, "place")
         if self.service and self.kind not in _COMPANIONS:
-            able = kinds.listed(sorted(_COMPANIONS))
+            able = listed(sorted(_COMPANIONS))
             raise At(f"only {able} can have the login of a service", "service")
         if is_text != bool(self.template):
             raise At("is needed for kind `text`, and not allowed for others", "template")
@@ -280,7 +281,7 @@ class ActionsText(Strict):
         for place in Place:
             action = getattr(self, place.value)
             if action is not None and action not in ACTIONS[place]:
-                words = kinds.listed(word.value for word in ACTIONS[place])
+                words = listed(word.value for word in ACTIONS[place])
                 raise At(f"{quoted(action.value)} is not one of {words}", place.value)
         return self
 

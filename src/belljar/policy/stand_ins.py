@@ -26,6 +26,7 @@ from belljar.policy.sections import (
     list_of,
     mapping_of,
 )
+from belljar.units import listed
 
 MAX_WORDS: Final = 1024
 MAX_NETWORKS: Final = 16
@@ -109,7 +110,7 @@ class StandIn(Strict):
         for index, port in enumerate(self.ports or ()):
             if port.protocol and port.protocol not in self.protocols:
                 what = (
-                    f"a stand-in of kind `{self.kind}` serves {kinds.listed(self.protocols)}, not "
+                    f"a stand-in of kind `{self.kind}` serves {listed(self.protocols)}, not "
                     f"`{port.protocol}`"
                 )
                 raise At(what, "ports", index)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.policy.files import Tree, list_tree
-from belljar.policy.network import OWN_CELL
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.sections import Strict
 from belljar.units import format_size
 

@@ -15,8 +15,8 @@ from belljar.cell.parts import ContainerParts
 from belljar.cell.ranges import (
     RangePort,
     RangeRouter,
-    _trusting,
-    _wait_for,
+    trusting,
+    wait_for,
 )
 from belljar.cell.task_data import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
@@ -25,7 +25,7 @@ from belljar.plan import OciPlan, make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, load_policy
-from belljar.policy.network import OWN_CELL
+from belljar.policy.guarding import OWN_CELL
 
 POLICY = """\
 belljar: 1
@@ -123,7 +123,7 @@ def test_the_policys_own_variables_win(tmp_path: Path) -> None:
     facts = capable_host()
     plan = make_plan(loaded.policy, facts, image_with_a_user(), base=tmp_path)
     assert isinstance(plan, OciPlan)
-    env = _trusting(ContainerParts(plan=plan, facts=facts, image=some_image())).plan.env
+    env = trusting(ContainerParts(plan=plan, facts=facts, image=some_image())).plan.env
     assert (env["NODE_EXTRA_CA_CERTS"], env["SSL_CERT_FILE"]) == ("/mine.pem", BUNDLE)
 
 
@@ -144,7 +144,7 @@ async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]
 
     waits = {name: wait(name) for name in ("a", "b")}
     settings = {} if awaits is None else {"awaits": awaits}
-    await _wait_for(waits, StandInPlan(id="c", kind="cell", names=(), ports=(), settings=settings))
+    await wait_for(waits, StandInPlan(id="c", kind="cell", names=(), ports=(), settings=settings))
     assert waited == healthy
-    await _wait_for(waits, None)
+    await wait_for(waits, None)
     assert sorted(waited) == ["a", "b"]

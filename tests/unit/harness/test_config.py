@@ -27,8 +27,8 @@ from belljar.harness.config import (
 from belljar.harness.operator import Operator
 from belljar.host.settings import Settings
 from belljar.policy.floor import looser_fields
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import with_changes
-from belljar.policy.network import OWN_CELL
 from belljar.policy.task_data import CellData, TaskData, TaskFile
 
 POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLAIN: "$HOME"\n'

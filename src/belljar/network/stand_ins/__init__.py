@@ -36,6 +36,7 @@ PRELOAD: Final = (
     "dulwich.midx",
     "dulwich.object_store",
     "dulwich.refs",
+    "email.message",
     "encodings.cp437",
     "encodings.utf_8_sig",
     "mmap",

@@ -27,9 +27,8 @@ from belljar.network.stand_ins.web import (
     http_app,
     plain_error,
 )
-from belljar.policy.fields import kind_of
 from belljar.policy.yaml_tree import Path as FieldPath
-from belljar.units import printable, quoted
+from belljar.units import kind_of, printable, quoted
 
 MAX_ENTRIES: Final = 20_000
 _CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")

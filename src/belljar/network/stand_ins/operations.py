@@ -17,8 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from belljar.network.stand_ins.documents import Document, read_document
 from belljar.network.stand_ins.schemas import DATA, Pointer, look, pattern_problem, pointer_of
-from belljar.policy.fields import kind_of
-from belljar.units import quoted
+from belljar.units import kind_of, quoted
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 MAX_OPERATIONS: Final = 2000

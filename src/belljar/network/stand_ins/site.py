@@ -38,9 +38,8 @@ from belljar.network.stand_ins.templates import (
     text_of,
 )
 from belljar.network.stand_ins.web import compact
-from belljar.policy.fields import kind_of, listed, nearest
 from belljar.policy.yaml_tree import Path as FieldPath
-from belljar.units import parse_duration, quoted
+from belljar.units import kind_of, listed, nearest, parse_duration, quoted
 
 SETTINGS: Final = ("routes", "state", "static", "session_cookie")
 MAX_ROUTES: Final = 1000

@@ -19,7 +19,7 @@ from belljar.network.ipc import MAX_DATA_BYTES
 from belljar.network.owner.budget import Budget
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
-from belljar.policy.network import OWN_CELL
+from belljar.policy.guarding import OWN_CELL
 
 ASKED = b"POST /buy?x=1 HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 3\r\n\r\ntea"
 ANSWERED = b"HTTP/1.1 201 Made\r\nContent-Length: 2\r\n\r\nok"
