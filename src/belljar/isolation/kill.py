@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.errors import HostError
+from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now
@@ -198,7 +198,9 @@ def _settled(
 ) -> KillReport:
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
     give_up = time.monotonic() + OWNER_GRACE_S
-    cells = tuple(_settle(home, entry, halted.get(entry.cell_id), give_up) for entry in entries)
+    cells = tuple(
+        _settled_one(home, entry, halted.get(entry.cell_id), give_up) for entry in entries
+    )
     duration_ms = (time.monotonic() - began) * 1000
     report = KillReport(order=order, cells=cells, duration_ms=duration_ms, problems=tuple(problems))
     _note(home, order, {"state": "completed", "cells": [asdict(cell) for cell in cells]}, problems)
@@ -272,9 +274,15 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
         ):
             time.sleep(_PAUSE_S)  # they are dying: a look at everything would only hold them up
             continue
-        left = [journal.read(entry.cell_id) or entry for entry in left]
-        by_name = started_for({entry.cell_id for entry in left})
-        running = {entry.cell_id: _running(entry, by_name.get(entry.cell_id, ())) for entry in left}
+        try:
+            left = [journal.read(entry.cell_id) or entry for entry in left]
+            by_name = started_for({entry.cell_id for entry in left})
+            running = {
+                entry.cell_id: _running(entry, by_name.get(entry.cell_id, ())) for entry in left
+            }
+        except OSError:  # no descriptor, no memory: who can't be looked at counts as running
+            time.sleep(_PAUSE_S)
+            continue
         now_ms = (time.monotonic() - began) * 1000
         halted |= {name: round(now_ms, 1) for name, alive in running.items() if not alive}
         left = [entry for entry in left if running[entry.cell_id]]
@@ -342,6 +350,17 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
                 signal.pidfd_send_signal(pidfd, number)
         finally:
             os.close(pidfd)
+
+
+def _settled_one(
+    home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float
+) -> Killed:
+    """What becomes of one entry keeps no other from its end."""
+    try:
+        return _settle(home, entry, halted_ms, give_up)
+    except (BelljarError, OSError) as exc:
+        why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
+        return _killed(entry, halted_ms, "", (f"unproven, as it can't be looked at: {why}",))
 
 
 def _settle(home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float) -> Killed:

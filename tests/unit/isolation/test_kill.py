@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from belljar.isolation import cgroup
+from belljar.isolation import kill as kill_module
 from belljar.isolation.hold import hold, read_hold, read_order
 from belljar.isolation.kill import KILLS, choose, kill, kill_now
+from belljar.isolation.survivors import Findings, look
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
 from belljar.store.journal import Journal, JournalEntry, own_entry
@@ -125,6 +128,36 @@ def test_it_acts_where_nothing_can_be_written(
     assert report.cells[0].ok
     assert not report.ok
     assert any("No space left" in problem for problem in report.problems)
+
+
+def test_one_that_can_not_be_looked_at_keeps_no_other_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Want of descriptors at the first looks, and at every look at one cell: all are ended, the
+    others proven so; the one is told as unproven."""
+    journal, blind_looks = Journal(tmp_path), iter(range(3))
+
+    def scarce(pid: int) -> ProcessId | None:
+        if next(blind_looks, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return identify(pid)
+
+    def blind(entry: JournalEntry) -> Findings:
+        if entry.cell_id == CELL:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return look(entry)
+
+    monkeypatch.setattr(kill_module, "identify", scarce)
+    monkeypatch.setattr(kill_module, "look", blind)
+    with a_process() as one, a_process("sh", "-c", "read _", "--cell", OTHER) as other:
+        journal.write(entry_of(CELL, child=one))
+        journal.write(entry_of(OTHER))
+        report = kill_now(tmp_path, [CELL, OTHER])
+        assert (identify(one.pid), identify(other.pid)) == (None, None)
+    cells = {cell.cell_id: cell for cell in report.cells}
+    assert cells[OTHER].ok
+    assert "Too many open files" in cells[CELL].remaining[0]
+    assert not report.ok
 
 
 def test_an_unknown_name_kills_nothing(tmp_path: Path) -> None:
