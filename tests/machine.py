@@ -136,6 +136,7 @@ def _copy(template: Path, folder: Path, owner: tuple[int, int] | None, *, may_li
         if owner is not None:
             os.chown(folder, *owner)
     draft = folder / f".copy-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)  # of a copy that failed
     draft.mkdir(mode=0o711)
     for file in template.iterdir():
         if not (may_link and file.name == "memory" and _linked(file, draft / file.name)):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ class ProcessId:
     start_ticks: int
 
 
+@cache
 def boot_id() -> str:
     """This boot's name: process numbers written down in another boot mean nothing in this one."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()

@@ -285,7 +285,7 @@ def test_damaged_template_is_rebuilt(belljar: Belljar, clean_after: Newest) -> N
         path.write_bytes(altered(content))
     ran = belljar("exec", "--", "echo", "fine")
     for path, content in states.items():  # those of other policies are whole for other tests
-        if path.read_bytes() == altered(content):
+        if path.exists() and path.read_bytes() == altered(content):
             path.write_bytes(content)
     assert (ran.returncode, ran.stdout) == (0, b"fine\n"), ran.stderr
     assert "template.rejected" in _kinds(belljar, clean_after())

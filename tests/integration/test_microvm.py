@@ -353,12 +353,12 @@ async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path, damage: st
     made = parts(stocked_home)
     template = await ensure_template(*made, home=stocked_home, recorder=MemoryRecorder())
     directory = template.memory.parent
+    own = directory / "own"  # the file may be other stores' too
+    subprocess.run(["cp", "--sparse=always", template.memory, own], check=True)
+    own.replace(template.memory)
     for path in directory.iterdir():
         path.chmod(0o644)
     if damage == "memory":
-        own = directory / "own"  # the file may be other stores' too
-        subprocess.run(["cp", "--sparse=always", template.memory, own], check=True)
-        own.replace(template.memory)
         with template.memory.open("r+b") as file:
             file.seek(1 << 20)
             file.write(b"changed")

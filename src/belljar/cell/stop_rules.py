@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Final
 from belljar.errors import ContainmentBreach
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import give_order, new_order, run_order_kept
-from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
+from belljar.isolation.kill import (
+    choose,
+    halt_in_background,
+    of_run,
+    order_all,
+    patiently,
+    strike,
+    urgently,
+)
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.limits import Risk
 from belljar.signals.observe import StopRequest, stop_of, stop_of_breach
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
 
 _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
 TEST_EVERY_S: Final = 60.0
+_LOOK_S: Final = 0.5
 _SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}
 
 
@@ -79,14 +88,13 @@ class Stopper:
 
     def _entries(self, request: StopRequest) -> tuple[JournalEntry, ...]:
         journal = Journal(self._home)
-        everything = journal.entries()
+        everything = patiently(journal.entries, _LOOK_S)
         match request.stop:
             case Stop.ALL:
                 return everything
             case Stop.RUN:
-                return choose(
-                    everything, (*of_run(journal, everything, self._run_id), request.name)
-                )
+                ours = patiently(partial(of_run, journal, everything, self._run_id), _LOOK_S)
+                return choose(everything, (*ours, request.name))
         return choose(everything, [request.name])
 
 
@@ -135,11 +143,11 @@ def _tested(recorder: Recorder, stopper: Stopper | None, home: Path) -> Iterator
 
     def test() -> None:
         while not over.wait(TEST_EVERY_S):
-            if any(
-                entry.owner.pid == os.getpid() and entry.kind == "cell"
-                for entry in Journal(home).entries()
-            ):
-                with suppress(Exception):  # a record that fails ends its cells in its own way
+            with suppress(Exception):  # a record that fails ends its cells in its own way
+                if any(
+                    entry.owner.pid == os.getpid() and entry.kind == "cell"
+                    for entry in Journal(home).entries()
+                ):
                     test_once(recorder, stopper, home)
 
     thread = threading.Thread(target=test, name="kill-switch-test", daemon=True)

@@ -197,8 +197,8 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 def _tree(directory: Path) -> list[Path]:
     """It and the groups in it, parents first. One that goes meanwhile is left out."""
-    walked = os.walk(directory, onerror=raise_if_blind)  # where it goes, `Path.glob` raises
-    return [*dict.fromkeys((directory, *(Path(path) for path, _, _ in walked)))]
+    walked = os.walk(directory, onerror=raise_if_blind)  # where one goes, `Path.glob` raises
+    return [directory, *(Path(path, name) for path, names, _ in walked for name in names)]
 
 
 def halt(directory: Path) -> None:

@@ -16,23 +16,32 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import CANNOT_LOOK
 from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now
 from belljar.isolation.survivors import look, remove_survivors
-from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive
+from belljar.process import (
+    PORTS_DOWN,
+    PROC,
+    ProcessId,
+    boot_id,
+    identify,
+    is_alive,
+    raise_if_blind,
+)
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
 from belljar.store.journal import CELL_ID, Journal, JournalEntry
@@ -46,9 +55,10 @@ _PORTS_DOWN_S: Final = 0.1
 """How long a range's supervisor has for that, and what was struck for dying, before it is struck
 again.
 """
-_REMOVE_S: Final = 3.0
+REMOVE_TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.005
 KILLS: Final = "kills"
+_Found = TypeVar("_Found")
 EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 
@@ -135,16 +145,35 @@ def kill_now(
         urgent.close()
         report = _settled(home, entries, order, halted, began, problems)
     if everything:
-        problems = [f"{path} can't be read" for path in _halt_damaged(Journal(home))]
+        try:
+            paths = patiently(partial(_halt_damaged, Journal(home)), REMOVE_TIMEOUT_S)
+            problems = [f"{path} can't be read" for path in paths]
+        except OSError as exc:
+            problems = [f"whether the journal is damaged can't be looked at: {exc.strerror}"]
         report = replace(report, problems=(*report.problems, *problems))
     return report
+
+
+def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
+    """What the look finds. For want of descriptors or memory it is made again and again, and within
+    that time the want must end: then `OSError`.
+    """
+    give_up = time.monotonic() + within_s
+    while True:
+        try:
+            return look()
+        except OSError as exc:
+            if exc.errno not in CANNOT_LOOK or time.monotonic() >= give_up:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def _ordered(
     home: Path, names: Sequence[str], *, everything: bool, hold_too: bool, reason: str
 ) -> tuple[Sequence[JournalEntry], KillOrder, list[str]]:
     journal, problems = Journal(home), list[str]()
-    cells = {*names} & {entry.cell_id for entry in journal.entries()} if names else set[str]()
+    known = patiently(journal.entries, HALT_TIMEOUT_S) if names else ()
+    cells = {*names} & {entry.cell_id for entry in known}
     runs = {_find_run(home, name) for name in names if name not in cells}
     order = new_order("all" if everything else "run" if runs else "cells", reason)
     if hold_too:  # before the list: what is made meanwhile sees the hold, or is on the list
@@ -158,8 +187,9 @@ def _ordered(
                 give_order(home, [run_id], order)
             except OSError as exc:
                 problems.append(f"the run {run_id} may make new cells: {exc.strerror}")
-    entries = journal.entries()
-    named = cells.union(*(of_run(journal, entries, run_id) for run_id in runs))
+    entries = patiently(journal.entries, HALT_TIMEOUT_S)
+    cells_of = partial(of_run, journal, entries)
+    named = cells.union(*(patiently(partial(cells_of, run), HALT_TIMEOUT_S) for run in runs))
     chosen = entries if everything else choose(entries, named)
     return chosen, order, [*problems, *order_all(home, chosen, order)]
 
@@ -268,36 +298,45 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     left = [entry for entry in entries if entry.boot_id == boot_id()]
     halted |= {entry.cell_id: 0.0 for entry in entries if entry.boot_id != boot_id()}
     while left and time.monotonic() < give_up:
-        if (
-            any(map(is_alive, itertools.chain(*map(_known, left))))
-            and time.monotonic() < first_look
-        ):
+        known = itertools.chain(*map(_known, left))
+        if time.monotonic() < first_look and any(map(_may_live, known)):
             time.sleep(_PAUSE_S)  # they are dying: a look at everything would only hold them up
             continue
-        try:
-            left = [journal.read(entry.cell_id) or entry for entry in left]
-            by_name = started_for({entry.cell_id for entry in left})
-            running = {
-                entry.cell_id: _running(entry, by_name.get(entry.cell_id, ())) for entry in left
-            }
-        except OSError:  # no descriptor, no memory: who can't be looked at counts as running
-            time.sleep(_PAUSE_S)
-            continue
+        seen = _look_at(journal, left)
         now_ms = (time.monotonic() - began) * 1000
-        halted |= {name: round(now_ms, 1) for name, alive in running.items() if not alive}
-        left = [entry for entry in left if running[entry.cell_id]]
-        for entry in left:
+        halted |= {entry.cell_id: round(now_ms, 1) for entry, alive in seen if alive == []}
+        running = [(entry, alive) for entry, alive in seen if alive != []]
+        left = [entry for entry, _ in running]
+        for entry, alive in running:
             supervisor = (
                 entry.child if entry.kind == "range" and time.monotonic() < ports_down else None
             )
-            for process in running[entry.cell_id]:
-                if process != supervisor:
+            for process in _known(entry) if alive is None else alive:
+                if process not in {supervisor, _its_supervisor(entry)}:
                     _send(process, signal.SIGKILL)
             for group in entry.cgroups if entry.kind != "range" else ():
                 cgroup.halt(group)
         if left:
             time.sleep(_PAUSE_S)
     return halted
+
+
+def _look_at(
+    journal: Journal, entries: Sequence[JournalEntry]
+) -> list[tuple[JournalEntry, list[ProcessId] | None]]:
+    """Each entry as it is now, with its living processes; None: it can't be looked at."""
+    try:
+        by_name = started_for({entry.cell_id for entry in entries})
+    except OSError:
+        return [(entry, None) for entry in entries]
+    seen: list[tuple[JournalEntry, list[ProcessId] | None]] = []
+    for entry in entries:
+        try:
+            now = journal.read(entry.cell_id) or entry
+            seen.append((now, _running(now, by_name.get(entry.cell_id, ()))))
+        except OSError:
+            seen.append((entry, None))
+    return seen
 
 
 def _running(entry: JournalEntry, named: Iterable[ProcessId]) -> list[ProcessId]:
@@ -309,8 +348,19 @@ def _running(entry: JournalEntry, named: Iterable[ProcessId]) -> list[ProcessId]
             for pid in cgroup.processes_in(group, threads=False)
             if (process := identify(pid)) is not None
         }
-    supervisor = entry.supervisor if entry.child is not None else None
-    return [process for process in found if process != supervisor and is_alive(process)]
+    return [process for process in found if process != _its_supervisor(entry) and is_alive(process)]
+
+
+def _its_supervisor(entry: JournalEntry) -> ProcessId | None:
+    """It ends by itself when its child has, and says how."""
+    return entry.supervisor if entry.child is not None else None
+
+
+def _may_live(process: ProcessId) -> bool:
+    try:
+        return is_alive(process)
+    except OSError:
+        return True
 
 
 def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
@@ -331,7 +381,8 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
 def _names_in(directory: Path, names: set[str]) -> Iterator[str]:
     try:
         words = (directory / "cmdline").read_bytes()[: 1 << 16].split(b"\0")
-    except OSError:
+    except OSError as exc:
+        raise_if_blind(exc)
         return
     for option, word in itertools.pairwise(words):
         if option in {b"--cell", b"-name"} and (name := word.decode("ascii", "replace")) in names:
@@ -356,8 +407,9 @@ def _settled_one(
     home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float
 ) -> Killed:
     """What becomes of one entry keeps no other from its end."""
+    settle = partial(_settle, home, entry, halted_ms, give_up)
     try:
-        return _settle(home, entry, halted_ms, give_up)
+        return patiently(settle, max(0.0, give_up - time.monotonic()) + REMOVE_TIMEOUT_S)
     except (BelljarError, OSError) as exc:
         why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
         return _killed(entry, halted_ms, "", (f"unproven, as it can't be looked at: {why}",))
@@ -403,7 +455,7 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
     Uids and processes are the cell's while owner and entry exist: checked after each look.
     Namespace numbers aren't used, as its pid namespace is dead.
     """
-    give_up = time.monotonic() + _REMOVE_S
+    give_up = time.monotonic() + REMOVE_TIMEOUT_S
     while True:
         blind = replace(entry, namespaces={}, processes=tuple(filter(is_alive, entry.processes)))
         found = look(blind)

@@ -64,13 +64,12 @@ def main(argv: list[str]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
-    sys.modules |= dict.fromkeys(_UNUSED)  # type: ignore[arg-type]
+    preload()
     module, _, name = argv[1].partition(":")
     try:
         serve = getattr(importlib.import_module(module), name)
     except ImportError as exc:
         sys.exit(f"{exc}")
-    preload()
     gc.collect()
     gc.freeze()
     ipc.send(owner, {"ready": os.getpid()})
@@ -78,7 +77,8 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def preload() -> None:
-    """Import all that a child may need; it opens no file later."""
+    """Import all that a child may need, for it opens no file later, and keep out the rest."""
+    sys.modules |= dict.fromkeys(_UNUSED)  # type: ignore[arg-type]
     names = [*PRELOAD]
     with contextlib.suppress(ModuleNotFoundError):
         names += getattr(importlib.import_module(_STAND_INS), "PRELOAD", ())

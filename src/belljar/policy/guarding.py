@@ -52,11 +52,11 @@ SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
 )
 """The kinds that are services: usual port and protocol."""
 METADATA_ADDRESS: Final = "169.254.169.254"
+"""Every large cloud's metadata service."""
 OWN_CELL: Final = "default"
 """The name of the cell that the sample works in."""
 ALL_PORTS: Final = 0
 """A target cell's port that stands for all."""
-"""Every large cloud's metadata service."""
 SERVICE_ROWS: Final = 25
 """Of a service that says no `count`."""
 

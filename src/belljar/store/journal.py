@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass, json_of
-from belljar.process import ProcessId, boot_id, is_alive, this_process
+from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_process
 from belljar.store.scratch import owned_name, sweep
 
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
@@ -166,7 +166,10 @@ class Journal:
             self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> JournalEntry | None:
-        """The current entry; None if missing or damaged."""
+        """The current entry; None if missing or damaged.
+
+        Raises `OSError` for want of descriptors or memory, as all that reads the journal.
+        """
         return _read(self._path(cell_id))
 
     def describe(self, cell_id: str, about: CellAbout) -> None:
@@ -181,7 +184,10 @@ class Journal:
                 return CellAbout()
             read = json.loads(path.read_text())
             found = CellAbout(**read)
-        except (OSError, ValueError, TypeError):
+        except OSError as exc:
+            raise_if_blind(exc)
+            return CellAbout()
+        except (ValueError, TypeError):
             return CellAbout()
         kinds = {name: type(value) for name, value in json_of(CellAbout()).items()}
         is_typed = all(type(value) is kinds[name] for name, value in read.items())
@@ -236,7 +242,10 @@ def _read(path: Path) -> JournalEntry | None:
         if path.stat().st_size > _MAX_ENTRY_BYTES:
             return None
         entry = JournalEntry.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError):
+    except OSError as exc:
+        raise_if_blind(exc)  # that it can't be looked at is not that it is gone
+        return None
+    except ValueError:
         return None
     return entry if path.name == f"{entry.cell_id}.json" else None
 

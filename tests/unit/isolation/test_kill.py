@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,6 @@ from belljar.isolation import cgroup
 from belljar.isolation import kill as kill_module
 from belljar.isolation.hold import hold, read_hold, read_order
 from belljar.isolation.kill import KILLS, choose, kill, kill_now
-from belljar.isolation.survivors import Findings, look
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
 from belljar.store.journal import Journal, JournalEntry, own_entry
@@ -130,34 +132,105 @@ def test_it_acts_where_nothing_can_be_written(
     assert any("No space left" in problem for problem in report.problems)
 
 
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Meanwhile this process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
+
+
+def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[..., Any]:
+    """The same, which so many times can open nothing."""
+    calls = itertools.count()
+
+    def scarce(*args: object, **named: object) -> object:
+        with no_descriptors() if next(calls) < times else nullcontext():
+            return act(*args, **named)
+
+    return scarce
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "times"),
+    [
+        (kill_module, "strike", 1),
+        (kill_module, "started_for", 3),
+        (kill_module, "look", 1),
+        (Journal, "entries", 1),
+        (Journal, "read", 4),
+        (Journal, "unreadable", 2),
+    ],
+)
+def test_want_of_descriptors_is_waited_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, step: str, times: int
+) -> None:
+    """At the strike, at looks, or while it is proven that all is gone: everything is ended in the
+    end, what the journal doesn't name yet too, and nothing counts as gone that can't be looked
+    at."""
+    journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
+    directory.mkdir()
+    scarce = without_descriptors(getattr(place, step), times=times)
+    with a_process() as one, a_process("sh", "-c", "read _", "--cell", OTHER) as other:
+        journal.write(entry_of(CELL, child=one, directories=(directory,)))
+        journal.write(entry_of(OTHER))
+        monkeypatch.setattr(place, step, scarce)
+        report = kill_now(tmp_path, (), everything=True)
+        assert (identify(one.pid), identify(other.pid)) == (None, None)
+    assert report.ok, report
+    assert not directory.exists()
+    assert journal.entries() == ()
+
+
+@pytest.mark.parametrize("step", ["read", "unreadable"])
+def test_what_can_never_be_looked_at_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its processes are ended; that nothing else is left is not claimed."""
+    monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(Journal, step, without_descriptors(getattr(Journal, step), times=10_000))
+    with a_process() as process:
+        Journal(tmp_path).write(entry_of(CELL, child=process))
+        report = kill_now(tmp_path, (), everything=True)
+        assert identify(process.pid) is None
+    assert not report.ok
+    assert "Too many open files" in " ".join((*report.cells[0].remaining, *report.problems))
+
+
 def test_one_that_can_not_be_looked_at_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Want of descriptors at the first looks, and at every look at one cell: all are ended, the
-    others proven so; the one is told as unproven."""
-    journal, blind_looks = Journal(tmp_path), iter(range(3))
+    """Its group can't be read: it is ended by what is known of it, and not proven; the other is
+    halted and proven at once."""
+    group, read = tmp_path / f"cell-{CELL}", cgroup.processes_in
 
-    def scarce(pid: int) -> ProcessId | None:
-        if next(blind_looks, None) is not None:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return identify(pid)
+    def blind(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
+        if directory == group:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return read(directory, threads=threads)
 
-    def blind(entry: JournalEntry) -> Findings:
-        if entry.cell_id == CELL:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return look(entry)
-
-    monkeypatch.setattr(kill_module, "identify", scarce)
-    monkeypatch.setattr(kill_module, "look", blind)
-    with a_process() as one, a_process("sh", "-c", "read _", "--cell", OTHER) as other:
-        journal.write(entry_of(CELL, child=one))
-        journal.write(entry_of(OTHER))
+    monkeypatch.setattr(cgroup, "processes_in", blind)
+    monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
+    with a_process() as one, a_process() as other:
+        Journal(tmp_path).write(entry_of(CELL, child=one, cgroups=(group,)))
+        Journal(tmp_path).write(entry_of(OTHER, child=other))
         report = kill_now(tmp_path, [CELL, OTHER])
         assert (identify(one.pid), identify(other.pid)) == (None, None)
     cells = {cell.cell_id: cell for cell in report.cells}
     assert cells[OTHER].ok
-    assert "Too many open files" in cells[CELL].remaining[0]
-    assert not report.ok
+    assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
 
 
 def test_an_unknown_name_kills_nothing(tmp_path: Path) -> None:
