@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
@@ -25,6 +26,25 @@ _HINT: Final = (
     "or run fewer cells at once"
 )
 _SYSTEM_HINT: Final = "raise the sysctl fs.file-max, or run fewer cells at once"
+
+
+_PAUSE_S: Final = 0.005
+_Found = TypeVar("_Found")
+
+
+def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
+    """What the look finds; made again for want of descriptors or memory.
+
+    Raises its `OSError` when the want lasts longer.
+    """
+    give_up = time.monotonic() + within_s
+    while True:
+        try:
+            return look()
+        except OSError as exc:
+            if exc.errno not in CANNOT_LOOK or time.monotonic() >= give_up:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from belljar.isolation.kill import (
     halt_in_background,
     of_run,
     order_all,
-    patiently,
     strike,
     urgently,
 )
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
 TEST_EVERY_S: Final = 60.0
-_LOOK_S: Final = 0.5
 _SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}
 
 
@@ -68,7 +66,7 @@ class Stopper:
                 self._widest
             ):
                 return
-            self._widest = request.stop
+            before, self._widest = self._widest, request.stop
         order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
         cell_id = request.name if request.name.startswith("c-") else None
         try:
@@ -80,20 +78,27 @@ class Stopper:
                 if request.stop is Stop.RUN:
                     give_order(self._home, [self._run_id], order)
             finally:
-                with urgently():
-                    entries = self._entries(request)
-                    order_all(self._home, entries, order)
-                    strike(entries)
+                unread: list[str] = []
+                try:
+                    with urgently():
+                        entries = self._entries(request, unread)
+                        order_all(self._home, entries, order)
+                        strike(entries)
+                except BaseException:
+                    self._widest = before  # the next one strikes
+                    raise
+                if unread:
+                    self._widest = before
                 halt_in_background(self._home, entries)
 
-    def _entries(self, request: StopRequest) -> tuple[JournalEntry, ...]:
+    def _entries(self, request: StopRequest, problems: list[str]) -> tuple[JournalEntry, ...]:
         journal = Journal(self._home)
-        everything = patiently(journal.entries, _LOOK_S)
+        everything = journal.entries_now(problems)
         match request.stop:
             case Stop.ALL:
                 return everything
             case Stop.RUN:
-                ours = patiently(partial(of_run, journal, everything, self._run_id), _LOOK_S)
+                ours = of_run(journal, everything, self._run_id, problems)
                 return choose(everything, (*ours, request.name))
         return choose(everything, [request.name])
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.events import JsonValue
+from belljar.process import raise_if_blind
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.store.journal import ORDER_SUFFIX
 from belljar.store.scratch import owned_name
@@ -219,7 +220,8 @@ def run_goes_on(home: Path, run_id: str) -> bool:
 
     try:
         return is_being_written(home / RUNS / run_id)
-    except OSError:
+    except OSError as exc:
+        raise_if_blind(exc)
         return False
 
 

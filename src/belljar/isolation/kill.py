@@ -16,18 +16,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.descriptors import CANNOT_LOOK
+from belljar.descriptors import patiently
 from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
@@ -44,7 +44,7 @@ from belljar.process import (
 )
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
-from belljar.store.journal import CELL_ID, Journal, JournalEntry
+from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry
 from belljar.store.scratch import owned_name
 from belljar.units import printable
 
@@ -58,7 +58,6 @@ again.
 REMOVE_TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.005
 KILLS: Final = "kills"
-_Found = TypeVar("_Found")
 EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 
@@ -135,61 +134,44 @@ def kill_now(
     reason: str = "",
 ) -> KillReport:
     """As `kill`, blocking."""
-    with ExitStack() as urgent:
-        urgent.enter_context(urgently())
+    with urgently():
         began = time.monotonic()
         entries, order, problems = _ordered(
             home, names, everything=everything, hold_too=hold_too, reason=reason
         )
         halted = halt(Journal(home), entries, began)
-        urgent.close()
-        report = _settled(home, entries, order, halted, began, problems)
     if everything:
         try:
             paths = patiently(partial(_halt_damaged, Journal(home)), REMOVE_TIMEOUT_S)
-            problems = [f"{path} can't be read" for path in paths]
+            problems += [f"{path} can't be read" for path in paths]
         except OSError as exc:
-            problems = [f"whether the journal is damaged can't be looked at: {exc.strerror}"]
-        report = replace(report, problems=(*report.problems, *problems))
-    return report
-
-
-def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
-    """What the look finds. For want of descriptors or memory it is made again and again, and within
-    that time the want must end: then `OSError`.
-    """
-    give_up = time.monotonic() + within_s
-    while True:
-        try:
-            return look()
-        except OSError as exc:
-            if exc.errno not in CANNOT_LOOK or time.monotonic() >= give_up:
-                raise
-        time.sleep(_PAUSE_S)
+            problems.append(f"whether the journal is damaged can't be looked at: {exc.strerror}")
+    return _settled(home, entries, order, halted, began, problems)
 
 
 def _ordered(
     home: Path, names: Sequence[str], *, everything: bool, hold_too: bool, reason: str
 ) -> tuple[Sequence[JournalEntry], KillOrder, list[str]]:
     journal, problems = Journal(home), list[str]()
-    known = patiently(journal.entries, HALT_TIMEOUT_S) if names else ()
+    patiently(boot_id, HALT_TIMEOUT_S)  # known from here on
+    known = journal.entries_now(problems) if names else ()
     cells = {*names} & {entry.cell_id for entry in known}
-    runs = {_find_run(home, name) for name in names if name not in cells}
+    find = partial(_find_run, home)
+    runs = {patiently(partial(find, name), HALT_TIMEOUT_S) for name in names if name not in cells}
     order = new_order("all" if everything else "run" if runs else "cells", reason)
     if hold_too:  # before the list: what is made meanwhile sees the hold, or is on the list
         try:
             hold(home, order.reason)
-        except HostError as exc:
-            problems.append(exc.what)
+        except (HostError, OSError) as exc:
+            problems.append(exc.what if isinstance(exc, HostError) else f"no hold: {exc.strerror}")
     for run_id in runs:  # before the list, too
-        if run_goes_on(home, run_id):
-            try:
+        try:
+            if patiently(partial(run_goes_on, home, run_id), HALT_TIMEOUT_S):
                 give_order(home, [run_id], order)
-            except OSError as exc:
-                problems.append(f"the run {run_id} may make new cells: {exc.strerror}")
-    entries = patiently(journal.entries, HALT_TIMEOUT_S)
-    cells_of = partial(of_run, journal, entries)
-    named = cells.union(*(patiently(partial(cells_of, run), HALT_TIMEOUT_S) for run in runs))
+        except OSError as exc:
+            problems.append(f"the run {run_id} may make new cells: {exc.strerror}")
+    entries = journal.entries_now(problems)
+    named = cells.union(*(of_run(journal, entries, run_id, problems) for run_id in runs))
     chosen = entries if everything else choose(entries, named)
     return chosen, order, [*problems, *order_all(home, chosen, order)]
 
@@ -203,9 +185,19 @@ def _find_run(home: Path, name: str) -> str:
     return found[0]
 
 
-def of_run(journal: Journal, entries: Sequence[JournalEntry], run_id: str) -> set[str]:
+def of_run(
+    journal: Journal, entries: Sequence[JournalEntry], run_id: str, problems: list[str]
+) -> set[str]:
     """A run's cells, by their owners' descriptions."""
-    return {entry.cell_id for entry in entries if journal.about(entry.cell_id).run_id == run_id}
+    found, give_up = set[str](), time.monotonic() + LOOK_TIMEOUT_S
+    for entry in entries:
+        try:
+            about = patiently(partial(journal.about, entry.cell_id), give_up - time.monotonic())
+        except OSError as exc:
+            problems.append(f"whose cell {entry.cell_id} is can't be read: {exc.strerror}")
+        else:
+            found |= {entry.cell_id} if about.run_id == run_id else set()
+    return found
 
 
 def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
@@ -409,7 +401,7 @@ def _settled_one(
     """What becomes of one entry keeps no other from its end."""
     settle = partial(_settle, home, entry, halted_ms, give_up)
     try:
-        return patiently(settle, max(0.0, give_up - time.monotonic()) + REMOVE_TIMEOUT_S)
+        return patiently(settle, give_up - time.monotonic() + REMOVE_TIMEOUT_S)
     except (BelljarError, OSError) as exc:
         why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
         return _killed(entry, halted_ms, "", (f"unproven, as it can't be looked at: {why}",))
@@ -461,13 +453,17 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
         found = look(blind)
         if not entry.owner_lives() or journal.read(entry.cell_id) is None:
             return None
-        if not found.survivors or time.monotonic() > give_up:
+        alive = [process for process in _known(entry) if is_alive(process)]
+        if not (found.survivors or alive) or time.monotonic() > give_up:
             break
+        for process in alive:  # where nothing could be struck before
+            _send(process, signal.SIGKILL)
         remove_survivors(found.survivors)
         time.sleep(_PAUSE_S)
-    if not found.remaining:
+    remaining = (*found.remaining, *(f"process {process.pid}" for process in alive))
+    if not remaining:
         journal.remove(entry.cell_id, keeps_order=True)
-    return found.remaining
+    return remaining
 
 
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:

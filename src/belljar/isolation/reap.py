@@ -107,7 +107,7 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
         return tuple(
             _reap_one(home, journal, entry)
             for entry in journal.entries()
-            if not entry.owner_lives() and cell_id in {None, entry.cell_id}
+            if cell_id in {None, entry.cell_id} and not entry.owner_lives()
         )
 
 

@@ -413,7 +413,8 @@ def _read(pid: int, name: str) -> bytes:
         return b""
     try:
         return os.read(fd, _READ_BYTES)
-    except OSError:
+    except OSError as exc:
+        raise_if_blind(exc)
         return b""
     finally:
         os.close(fd)

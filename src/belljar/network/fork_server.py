@@ -64,9 +64,9 @@ def main(argv: list[str]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
-    preload()
     module, _, name = argv[1].partition(":")
     try:
+        preload()
         serve = getattr(importlib.import_module(module), name)
     except ImportError as exc:
         sys.exit(f"{exc}")

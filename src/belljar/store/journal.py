@@ -9,12 +9,15 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass, json_of
+from belljar.descriptors import patiently
 from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_process
 from belljar.store.scratch import owned_name, sweep
 
@@ -24,6 +27,8 @@ RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
 _IDS: Final = {**dict.fromkeys(("cell", "template", "proof", "wire"), CELL_ID), "range": RANGE_ID}
 ORDER_SUFFIX: Final = ".kill"
 """Of kill orders (`isolation.hold`)."""
+LOOK_TIMEOUT_S: Final = 0.5
+"""For who must act now."""
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 _ABOUT_SUFFIX: Final = ".about"
@@ -196,6 +201,16 @@ class Journal:
     def entries(self) -> tuple[JournalEntry, ...]:
         """Readable entries, oldest first. Raises `PermissionError`: another user's."""
         return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
+
+    def entries_now(self, problems: list[str]) -> tuple[JournalEntry, ...]:
+        """As `entries`, for who must act: what can't be read in time is left out, and a problem."""
+        found, give_up = list[JournalEntry | None](), time.monotonic() + LOOK_TIMEOUT_S
+        for path in patiently(self._files, LOOK_TIMEOUT_S):
+            try:
+                found.append(patiently(partial(_read, path), give_up - time.monotonic()))
+            except OSError as exc:
+                problems.append(f"{path} can't be read: {exc.strerror}")
+        return tuple(entry for entry in found if entry is not None)
 
     def unreadable(self) -> tuple[Path, ...]:
         """Damaged files, for a person to look at."""

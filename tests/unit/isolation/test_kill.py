@@ -136,7 +136,7 @@ def test_it_acts_where_nothing_can_be_written(
 def no_descriptors() -> Iterator[None]:
     """Meanwhile this process can open nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    highest = max(int(entry.name) for entry in os.scandir("/proc/self/fd"))
     held: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
     try:
@@ -167,7 +167,7 @@ def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[...,
         (kill_module, "strike", 1),
         (kill_module, "started_for", 3),
         (kill_module, "look", 1),
-        (Journal, "entries", 1),
+        (os, "listdir", 3),
         (Journal, "read", 4),
         (Journal, "unreadable", 2),
     ],
@@ -206,6 +206,46 @@ def test_what_can_never_be_looked_at_is_not_proven(
         assert identify(process.pid) is None
     assert not report.ok
     assert "Too many open files" in " ".join((*report.cells[0].remaining, *report.problems))
+
+
+def test_an_entry_that_can_not_be_read_keeps_no_other_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are killed, and that one is a problem."""
+    journal, read_text = Journal(tmp_path), Path.read_text
+
+    def blind(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
+        if path.name == f"{CELL}.json":
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return read_text(path, encoding, errors)
+
+    with a_process() as one, a_process() as other:
+        journal.write(entry_of(CELL, child=one))
+        journal.write(entry_of(OTHER, child=other))
+        monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(Path, "read_text", blind)
+        report = kill_now(tmp_path, (), everything=True)
+        monkeypatch.undo()
+        assert (identify(one.pid), identify(other.pid)) == (one, None)
+    assert [cell.cell_id for cell in report.cells if cell.ok] == [OTHER]
+    assert not report.ok
+    assert "Cannot allocate memory" in report.problems[0]
+
+
+def test_what_was_never_struck_is_kept_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing could be struck while it was halted: it is struck while it is removed, before
+    its entry goes."""
+    monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.2)
+    halt = kill_module.halt
+    monkeypatch.setattr(kill_module, "halt", without_descriptors(halt, times=1))
+    with a_process() as process:
+        Journal(tmp_path).write(entry_of(CELL, child=process))
+        report = kill_now(tmp_path, [CELL])
+        assert identify(process.pid) is None
+    assert Journal(tmp_path).entries() == ()
+    assert (report.cells[0].halted_ms, report.ok) == (None, False)
 
 
 def test_one_that_can_not_be_looked_at_keeps_no_other_from_its_end(
@@ -259,13 +299,13 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Cells are listed when the hold is in force: what is made meanwhile sees it, or is on the
     list."""
     held: list[bool] = []
-    real = Journal.entries
+    real = Journal.entries_now
 
-    def entries(journal: Journal) -> tuple[JournalEntry, ...]:
+    def entries_now(journal: Journal, problems: list[str]) -> tuple[JournalEntry, ...]:
         held.append(read_hold(tmp_path) is not None)
-        return real(journal)
+        return real(journal, problems)
 
-    monkeypatch.setattr(Journal, "entries", entries)
+    monkeypatch.setattr(Journal, "entries_now", entries_now)
     report = await kill(everything=True, hold=True, reason="stop", home=tmp_path)
     assert report.ok
     assert held[-1]
