@@ -469,9 +469,13 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
     paths = journal.unreadable()
     names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
-    give_up = time.monotonic() + HALT_TIMEOUT_S
-    while (left := [*itertools.chain(*started_for(names).values())]) and time.monotonic() < give_up:
-        for process in left:
+    struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
+    while time.monotonic() < give_up:
+        # A dying process has no words any more, and is still there.
+        struck.update(itertools.chain(*started_for(names).values()))
+        if not (alive := [process for process in struck if is_alive(process)]):
+            break
+        for process in alive:
             _send(process, signal.SIGKILL)
         time.sleep(_PAUSE_S)
     return paths
