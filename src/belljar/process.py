@@ -34,12 +34,12 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def raise_if_blind(error: OSError) -> None:
+def raise_if_blind(error: Exception) -> None:
     """Raise an error that says nothing about the process it was to read.
 
     A lack of descriptors must not read as the process's end.
     """
-    if error.errno in CANNOT_LOOK:
+    if isinstance(error, OSError) and error.errno in CANNOT_LOOK:
         raise error
 
 

@@ -408,16 +408,13 @@ def _read(pid: int, name: str) -> bytes:
     """64 KiB at most: hundreds are read for each cell."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, _READ_BYTES)
+        finally:
+            os.close(fd)
     except OSError as exc:
         raise_if_blind(exc)
         return b""
-    try:
-        return os.read(fd, _READ_BYTES)
-    except OSError as exc:
-        raise_if_blind(exc)
-        return b""
-    finally:
-        os.close(fd)
 
 
 def _files(entry: JournalEntry) -> Iterator[Survivor]:

@@ -189,10 +189,8 @@ class Journal:
                 return CellAbout()
             read = json.loads(path.read_text())
             found = CellAbout(**read)
-        except OSError as exc:
+        except (OSError, ValueError, TypeError) as exc:
             raise_if_blind(exc)
-            return CellAbout()
-        except (ValueError, TypeError):
             return CellAbout()
         kinds = {name: type(value) for name, value in json_of(CellAbout()).items()}
         is_typed = all(type(value) is kinds[name] for name, value in read.items())
@@ -257,10 +255,8 @@ def _read(path: Path) -> JournalEntry | None:
         if path.stat().st_size > _MAX_ENTRY_BYTES:
             return None
         entry = JournalEntry.from_json(json.loads(path.read_text()))
-    except OSError as exc:
+    except (OSError, ValueError) as exc:
         raise_if_blind(exc)  # that it can't be looked at is not that it is gone
-        return None
-    except ValueError:
         return None
     return entry if path.name == f"{entry.cell_id}.json" else None
 

@@ -80,7 +80,7 @@ def test_answering_imports_nothing(tmp_path: Path) -> None:
 
 
 def test_a_gateway_reads_plans_without_the_models_of_policies() -> None:
-    """Whoever starts a range waits for the fork server's imports; pydantic was a third of them."""
+    """The start of a range waits for the fork server's imports; pydantic was a third of them."""
     program = (
         "import sys; from belljar.network.fork_server import preload; preload();"
         " import belljar.network.gateway.serve; print('pydantic' in sys.modules)"
