@@ -151,11 +151,13 @@ void enter_user_namespace(const struct options *o) {
 int open_shifting_namespace(const struct id_line *shift) {
     const struct id_map map = {{*shift}, 1};
     char path[64];
+    pid_t maker = getpid();
     pid_t holder = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
     must(holder, "clone");
     if (holder == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-        for (;;) pause();
+        while (getppid() == maker) pause(); /* it may have died before the signal was armed */
+        _exit(0);
     }
     write_maps(holder, &map, &map, true);
     snprintf(path, sizeof path, "/proc/%d/ns/user", holder);

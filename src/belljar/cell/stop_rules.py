@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 from belljar.errors import ContainmentBreach
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import give_order, new_order, run_order_kept
-from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
+from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.limits import Risk
+from belljar.process import urgently
 from belljar.signals.observe import StopRequest, stop_of, stop_of_breach
 from belljar.store.journal import Journal, JournalEntry
 from belljar.units import printable

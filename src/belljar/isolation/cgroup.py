@@ -118,12 +118,9 @@ def join(groups: CellGroups, pid: int) -> None:
             (directory / "cgroup.procs").write_text(str(pid))
 
 
-def remove_empty(groups: CellGroups, *, wait_s: float = 0.0) -> None:
-    """Remove empty groups; waits `wait_s` for dying processes."""
-    give_up = time.monotonic() + wait_s
+def remove_empty(groups: CellGroups) -> None:
+    """Remove empty groups."""
     for directory in groups.directories:
-        while processes_in(directory) and time.monotonic() < give_up:
-            time.sleep(0.002)
         if not processes_in(directory):
             remove_group(directory)
 

@@ -97,9 +97,10 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
 def hold(home: Path, reason: str = "") -> Hold:
     """Forbid new cells until `release`. Durable. Raises `HostError`."""
     held = Hold(reason=_bounded(reason), by=_whoami(), at=_now())
-    make_store_dir(home)
-    draft = home / owned_name(_DRAFT, "hold")
+    draft: Path | None = None
     try:
+        make_store_dir(home)
+        draft = home / owned_name(_DRAFT, "hold")
         with draft.open("w") as file:
             json.dump({"reason": held.reason, "by": held.by, "at": held.at}, file)
             file.flush()
@@ -107,7 +108,9 @@ def hold(home: Path, reason: str = "") -> Hold:
         draft.replace(home / HOLD_FILE)
         _sync(home)
     except OSError as exc:
-        draft.unlink(missing_ok=True)
+        if draft is not None:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
         raise HostError(
             f"the hold can't be written: {exc.strerror}",
             where=str(home / HOLD_FILE),

@@ -17,7 +17,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ from belljar.process import (
     identify,
     is_alive,
     raise_if_blind,
+    urgently,
 )
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
@@ -51,10 +51,8 @@ from belljar.units import printable
 OWNER_GRACE_S: Final = 5.0
 """For owners' own destruction."""
 HALT_TIMEOUT_S: Final = 5.0
+# How long a range's supervisor has for that, and what was struck for dying
 _PORTS_DOWN_S: Final = 0.1
-"""How long a range's supervisor has for that, and what was struck for dying, before it is struck
-again.
-"""
 REMOVE_TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.005
 KILLS: Final = "kills"
@@ -162,8 +160,8 @@ def _ordered(
     if hold_too:  # before the list: what is made meanwhile sees the hold, or is on the list
         try:
             hold(home, order.reason)
-        except (HostError, OSError) as exc:
-            problems.append(exc.what if isinstance(exc, HostError) else f"no hold: {exc.strerror}")
+        except HostError as exc:
+            problems.append(exc.what)
     for run_id in runs:  # before the list, too
         try:
             if patiently(partial(run_goes_on, home, run_id), HALT_TIMEOUT_S):
@@ -229,24 +227,6 @@ def _settled(
     return replace(report, problems=tuple(problems))
 
 
-@contextmanager
-def urgently() -> Iterator[None]:
-    """Real-time priority for this thread, where allowed.
-
-    Niceness may count only within a session.
-    """
-    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, policy, parameter)
-
-
 def order_all(home: Path, entries: Sequence[JournalEntry], order: KillOrder) -> list[str]:
     """Write the order for each; returns problems."""
     try:
@@ -287,6 +267,7 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     ports_down = first_look = time.monotonic() + _PORTS_DOWN_S
     give_up = time.monotonic() + HALT_TIMEOUT_S
     halted: dict[str, float] = {}
+    by_words = dict[str, set[ProcessId]]()
     left = [entry for entry in entries if entry.boot_id == boot_id()]
     halted |= {entry.cell_id: 0.0 for entry in entries if entry.boot_id != boot_id()}
     while left and time.monotonic() < give_up:
@@ -294,7 +275,7 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
         if time.monotonic() < first_look and any(map(_may_live, known)):
             time.sleep(_PAUSE_S)  # they are dying: a look at everything would only hold them up
             continue
-        seen = _look_at(journal, left)
+        seen = _look_at(journal, left, by_words)
         now_ms = (time.monotonic() - began) * 1000
         halted |= {entry.cell_id: round(now_ms, 1) for entry, alive in seen if alive == []}
         running = [(entry, alive) for entry, alive in seen if alive != []]
@@ -314,18 +295,22 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
 
 
 def _look_at(
-    journal: Journal, entries: Sequence[JournalEntry]
+    journal: Journal, entries: Sequence[JournalEntry], by_words: dict[str, set[ProcessId]]
 ) -> list[tuple[JournalEntry, list[ProcessId] | None]]:
-    """Each entry as it is now, with its living processes; None: it can't be looked at."""
+    """Each entry as it is now, with its living processes; None: it can't be looked at.
+
+    `by_words` grows: a dying process has no words any more, and is still there.
+    """
     try:
-        by_name = started_for({entry.cell_id for entry in entries})
+        for name, processes in started_for({entry.cell_id for entry in entries}).items():
+            by_words.setdefault(name, set()).update(processes)
     except OSError:
         return [(entry, None) for entry in entries]
     seen: list[tuple[JournalEntry, list[ProcessId] | None]] = []
     for entry in entries:
         try:
             now = journal.read(entry.cell_id) or entry
-            seen.append((now, _running(now, by_name.get(entry.cell_id, ()))))
+            seen.append((now, _running(now, by_words.get(entry.cell_id, ()))))
         except OSError:
             seen.append((entry, None))
     return seen
@@ -469,9 +454,9 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
     paths = journal.unreadable()
     names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
+    # The dying too, as in `_look_at`
     struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
     while time.monotonic() < give_up:
-        # A dying process has no words any more, and is still there.
         struck.update(itertools.chain(*started_for(names).values()))
         if not (alive := [process for process in struck if is_alive(process)]):
             break

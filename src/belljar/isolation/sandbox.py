@@ -33,7 +33,7 @@ from belljar.isolation.hold import KillOrder, killed_error, read_order, refuse_i
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
-from belljar.isolation.survivors import Destruction, destroy_remains
+from belljar.isolation.survivors import Destruction, destroy_remains, wait_for_dying
 from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, kill, signal_name
@@ -43,7 +43,7 @@ from belljar.units import format_duration
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
 """Sockets close a little before the supervisor reports."""
 _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
-_NAMELESS_CHILD_S: Final = 1.0
+_NAMELESS_CHILD_S: Final = 2.0
 _while_starting: Final[list[Callable[[], object]]] = []
 
 
@@ -407,10 +407,10 @@ class Sandbox:
         self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
         self.refused_forks()
         self.memory_peak_bytes()
-        # A supervisor that died before it named its child: the kernel kills that, and it takes a
-        # moment.
-        is_nameless = self.jail is not None and self.jail.child is None
-        cgroup.remove_empty(self.groups, wait_s=_NAMELESS_CHILD_S if is_nameless else 0.0)
+        if self._entry is not None and self.jail is not None and self.jail.child is None:
+            # Its supervisor died before it named its child, which ends with it, in a moment
+            wait_for_dying(self._entry, _NAMELESS_CHILD_S)
+        cgroup.remove_empty(self.groups)
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._release()

@@ -176,6 +176,13 @@ def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
     )
 
 
+def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
+    """Until no process of the cell's is found that ends by itself. Blocking."""
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up and any(found.process for found in look(entry).survivors):
+        time.sleep(0.002)
+
+
 def destroy_remains(
     entry: JournalEntry, started: float, *, store: Path | None = None
 ) -> Destruction:

@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -20,9 +21,10 @@ import pytest
 from belljar.isolation import cgroup
 from belljar.isolation import kill as kill_module
 from belljar.isolation.hold import hold, read_hold, read_order
-from belljar.isolation.kill import KILLS, choose, kill, kill_now
+from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
+from belljar.process import kill as kill_process
 from belljar.store.journal import Journal, JournalEntry, own_entry
 
 CELL, WIRE, TARGET, OTHER = "c-000000000001", "c-000000000002", "c-000000000003", "c-000000000004"
@@ -281,6 +283,31 @@ def test_an_unknown_name_kills_nothing(tmp_path: Path) -> None:
             kill_now(tmp_path, (CELL, OTHER), hold_too=True)
         assert identify(process.pid) == process
     assert read_hold(tmp_path) is None
+
+
+def test_a_process_that_lost_its_words_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known by its words alone, and without them in its last moments: nothing is called halted
+    before it has ended."""
+    Journal(tmp_path).write(entry_of(CELL))
+    words, pipe = ["sh", "-c", "read _; exec cat", "--cell", CELL], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as process:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("no pipes")
+        told, answers = process.stdin, process.stdout
+
+        def slowly(found: ProcessId) -> None:
+            """Only the next stroke ends it."""
+            monkeypatch.setattr(kill_module, "kill_process", kill_process)
+            told.write(b"\nchanged\n")
+            told.flush()
+            assert (found.pid, answers.readline()) == (process.pid, b"changed\n")
+
+        monkeypatch.setattr(kill_module, "kill_process", slowly)
+        halted = halt(Journal(tmp_path), Journal(tmp_path).entries(), time.monotonic())
+        assert CELL in halted
+        assert identify(process.pid) is None
 
 
 def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +268,32 @@ async def test_a_connection_that_does_not_close_keeps_nothing_alive(
     with pytest.raises(OSError, match="interrupted"):
         await sandbox.unmake()
     assert destroyed == [sandbox]
+
+
+def test_a_child_that_ends_with_its_supervisor_is_no_survivor(tmp_path: Path) -> None:
+    """One whose supervisor died before it could name it, however slow it is to end."""
+
+    async def end() -> None:
+        """Its supervisor is gone already."""
+
+    sandbox = Counted(tmp_path)
+    sandbox.make()
+    words = ["/bin/sh", "-c", "echo; read x", "--cell", sandbox.cell_id]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("no pipes")
+        child.stdout.readline()  # its words are in place
+        released: list[bool] = []
+        jail: Any = SimpleNamespace(
+            child=None, end=end, release_namespaces=lambda: released.append(True)
+        )
+        sandbox.jail = jail
+        ending = threading.Timer(0.1, child.stdin.close)
+        ending.start()
+        destruction = anyio.run(sandbox.unmake)
+        ending.join()
+    assert destruction.clean, destruction
+    assert released == [True]
 
 
 class Unclean(Counted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from belljar.isolation.survivors import (
     destroy_remains,
     look,
     remove_survivors,
+    wait_for_dying,
 )
 from belljar.process import identify, kill, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
@@ -180,6 +182,20 @@ def test_a_process_started_for_the_cell() -> None:
         remove_survivors(found)
         assert child.wait(timeout=60) == -9
         assert look(mine).survivors == ()
+
+
+def test_who_ends_by_itself_is_waited_for() -> None:
+    """Until it is gone, and no longer than asked: who stays is found."""
+    mine = entry()
+    with process("--cell", mine.cell_id) as child:
+        wait_for_dying(mine, 0.05)
+        assert len(look(mine).survivors) == 1
+        end = threading.Timer(0.1, child.stdin.close if child.stdin else child.kill)
+        end.start()
+        wait_for_dying(mine, 60)
+        end.join()
+        assert look(mine).survivors == ()
+        assert child.wait(timeout=60) >= 0
 
 
 def test_a_person_looking_for_the_cell_is_not_one() -> None:
