@@ -114,7 +114,7 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.OTHER_PROVIDER: "stopped, a sample would not have run in a cell: {}",
     ReasonCode.LATE_HOST_TOOL: "stopped, a tool would have acted outside of the cell: {}",
     ReasonCode.RUN_REFUSED: "the run was refused: {}",
-    ReasonCode.NO_SAMPLES: "no sample was judged",
+    ReasonCode.NO_SAMPLES: "no sample was judged{}",
     ReasonCode.LOG_MISSING: "Inspect's log is missing",
     ReasonCode.LOG_UNREADABLE: "Inspect's log can't be read: {}",
     ReasonCode.LOG_UNFINISHED: "Inspect's log is unfinished",

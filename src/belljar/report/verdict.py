@@ -21,6 +21,7 @@ from belljar.report.signals import SampleSignals, SignalGatherer
 from belljar.report.tools import refused_calls
 
 EVALUATION: Final = "run"  # the kind of the runs of `belljar run`
+_WITH_SAMPLES: Final = (EVALUATION, "inspect")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,8 +132,10 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for cell in strays for reason in cell.end_reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
-    problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES)]
-    errors = [] if logs else ["the evaluation did not run"]
+    is_evaluation = run.kind in _WITH_SAMPLES
+    why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
+    problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES, detail=why)]
+    errors = ["the evaluation did not run"] if is_evaluation and not logs else []
     for log in logs:
         if not log.problem and not log.missing and log.status is not LogStatus.SUCCESS:
             errors.append(f"{log.task}: {log.status}: {log.error or 'it did not finish'}")

@@ -379,6 +379,14 @@ def test_a_reused_sample_is_the_other_runs() -> None:
     assert (alone.verdict, alone.exit_code, codes(alone)) == (Verdict.VOID, 2, {Code.NO_SAMPLES})
 
 
+def test_a_run_without_samples_says_what_it_is() -> None:
+    """One of `belljar exec`, say: nothing is contained, and nothing failed to run either."""
+    findings = judge(evidence(lines=[], logs=(), run=replace(RUN, kind="exec")))
+    assert (findings.verdict, findings.exit_code, findings.errors) == (Verdict.VOID, 2, ())
+    (problem,) = [each for each in findings.problems if each.code is Code.NO_SAMPLES]
+    assert "exec" in problem.detail
+
+
 def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
     """Metadata can't take a sample away from the run that has its cell, nor from `belljar run`,
     which reuses nothing."""
