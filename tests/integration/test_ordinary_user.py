@@ -451,7 +451,7 @@ def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
         )  # before its prompt, the terminal's change to raw mode would throw away what is typed
         (cell,) = re.findall(rb"cell (c-[0-9a-f]+) ", begun)
         attached = user("attach", cell.decode(), "--", "sh", "-c", "id -un; exit 5")
-        assert (attached.returncode, attached.stdout.split()) == (5, [b"user"]), attached.stderr
+        assert (attached.returncode, attached.stdout.split()) == (5, [b"user"]), attached
         os.write(ours, b"stty size; id -un; exit 3\n")
         seen = read_until(ours, b"recorded in")
         assert process.wait(timeout=60) == 3, seen

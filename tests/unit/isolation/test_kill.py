@@ -40,9 +40,12 @@ def _forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @contextmanager
-def a_process(*argv: str) -> Iterator[ProcessId]:
-    """A process that does nothing for ten minutes."""
-    with subprocess.Popen(argv or ["sleep", "600"], stdin=subprocess.PIPE) as process:
+def a_process(*words: str) -> Iterator[ProcessId]:
+    """A process that does nothing, its words in place."""
+    argv, pipe = ["sh", "-c", "echo; read _", *words], subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
         found = identify(process.pid)
         assert found is not None
         try:
@@ -106,7 +109,7 @@ def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
 
 def test_what_the_journal_does_not_name_yet_is_killed_by_its_words(tmp_path: Path) -> None:
     """A launcher that was started a moment ago says for which cell."""
-    with a_process("sh", "-c", "read _", "--cell", CELL) as process:
+    with a_process("--cell", CELL) as process:
         Journal(tmp_path).write(entry_of(CELL))
         report = kill_now(tmp_path, [CELL])
         assert identify(process.pid) is None
@@ -183,7 +186,7 @@ def test_want_of_descriptors_is_waited_out(
     journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
     directory.mkdir()
     scarce = without_descriptors(getattr(place, step), times=times)
-    with a_process() as one, a_process("sh", "-c", "read _", "--cell", OTHER) as other:
+    with a_process() as one, a_process("--cell", OTHER) as other:
         journal.write(entry_of(CELL, child=one, directories=(directory,)))
         journal.write(entry_of(OTHER))
         monkeypatch.setattr(place, step, scarce)
@@ -291,11 +294,12 @@ def test_a_process_that_lost_its_words_is_not_gone(
     """Known by its words alone, and without them in its last moments: nothing is called halted
     before it has ended."""
     Journal(tmp_path).write(entry_of(CELL))
-    words, pipe = ["sh", "-c", "read _; exec cat", "--cell", CELL], subprocess.PIPE
+    words, pipe = ["sh", "-c", "echo; read _; exec cat", "--cell", CELL], subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as process:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("no pipes")
         told, answers = process.stdin, process.stdout
+        assert answers.readline() == b"\n"  # its words are in place
 
         def slowly(found: ProcessId) -> None:
             """Only the next stroke ends it."""
@@ -314,7 +318,7 @@ def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> Non
     """With --all; the report names the file."""
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / f"{CELL}.json").write_text("{")
-    with a_process("sh", "-c", "read _", "--cell", CELL) as process:
+    with a_process("--cell", CELL) as process:
         report = kill_now(tmp_path, (), everything=True)
         assert identify(process.pid) is None
     assert not report.ok
