@@ -441,7 +441,8 @@ def test_a_terminal_in_a_cell(user: UsersBelljar) -> None:
 
 def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
     """`belljar shell` on a terminal that says 0 × 0, as a fresh one does: a login of the image's
-    user; its exit code is the shell's. Meanwhile its cell can be attached to."""
+    user; its exit code is the shell's. Meanwhile its cell can be attached to, and a command there
+    that ends while it is still sent input is heard to its end."""
     ours, theirs = os.openpty()
     process = user.start_on(user.argv("shell"), theirs)
     os.close(theirs)
@@ -452,6 +453,9 @@ def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
         (cell,) = re.findall(rb"cell (c-[0-9a-f]+) ", begun)
         attached = user("attach", cell.decode(), "--", "sh", "-c", "id -un; exit 5")
         assert (attached.returncode, attached.stdout.split()) == (5, [b"user"]), attached
+        counts = ("attach", cell.decode(), "--", "sh", "-c", "seq 20000; exit 5")
+        flooded = user(*counts, input=b"y\n" * 500_000)
+        assert (flooded.returncode, b"\n20000\r" in flooded.stdout) == (5, True), flooded.stderr
         os.write(ours, b"stty size; id -un; exit 3\n")
         seen = read_until(ours, b"recorded in")
         assert process.wait(timeout=60) == 3, seen

@@ -71,8 +71,23 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 THREADS_END_WITHIN_S: Final = 0.05
 
 
+class _BrokenPipeInCommandError(Exception):
+    """Hides one from click, which would end with 1 and not a word, as if a reader had gone."""
+
+    def __init__(self, error: BrokenPipeError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class _LazyGroup(console.CommandGroup):
     """Commands are imported when run, not when listed."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """A broken pipe comes out as it is."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _BrokenPipeInCommandError(error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """In the order a new user needs them."""
@@ -215,7 +230,8 @@ def run(argv: list[str] | None = None) -> int:
         if _is_unread(leave):
             return _reader_gone()
         raise
-    except BaseException as error:  # noqa: BLE001 - what is a defect of ours is raised again
+    except BaseException as raised:  # noqa: BLE001 - what is a defect of ours is raised again
+        error = raised.error if isinstance(raised, _BrokenPipeInCommandError) else raised
         try:
             return _fail(error, json_wanted=json_wanted)
         except BrokenPipeError as unread:

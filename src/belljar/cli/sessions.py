@@ -108,8 +108,9 @@ async def converse(running: RunningCommand) -> int:
     import anyio
 
     async def send_keys() -> None:
-        async for keys in read_descriptor(0, waits=True):
-            await running.send_stdin(keys)
+        with suppress(BrokenPipeError):  # it ended: its output follows
+            async for keys in read_descriptor(0, waits=True):
+                await running.send_stdin(keys)
         await running.close_stdin()
 
     async def follow_size() -> None:
@@ -181,7 +182,7 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
             argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm")
         )
         stream.settimeout(None)
-        stream.sendall(frame(FrameKind.OPEN, opening.payload()))
+        _send(stream, frame(FrameKind.OPEN, opening.payload()))
         status = relay(stream, FrameReader(), sizes)
     code, _, why = status.partition(" ")
     if why:
@@ -225,20 +226,28 @@ def relay(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
         readable, _, _ = select.select(watched, [], [])
         if sizes in readable:
             os.read(sizes, 64)
-            stream.sendall(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
+            _send(stream, frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
         if 0 in readable:
             keys = os.read(0, _CHUNK_BYTES)
-            stream.sendall(frame(FrameKind.INPUT, keys) if keys else frame(FrameKind.INPUT_END))
+            _send(stream, frame(FrameKind.INPUT, keys) if keys else frame(FrameKind.INPUT_END))
             if not keys:
                 watched.remove(0)
         if stream.fileno() in readable:
-            chunk = stream.recv(_CHUNK_BYTES)
+            chunk = b""
+            with suppress(ConnectionResetError):
+                chunk = stream.recv(_CHUNK_BYTES)
             if not chunk:
                 return "1 the cell's owner closed the connection"
             for kind, payload in reader.feed(chunk):
                 if kind is FrameKind.EXIT:
                     return payload.decode("utf-8", "replace")
                 _write_all(payload)
+
+
+def _send(stream: socket.socket, content: bytes) -> None:
+    """Whether the owner is still there, what it said before is read next."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stream.sendall(content)
 
 
 @contextmanager

@@ -290,7 +290,8 @@ async def _relay(
         async def listen() -> None:
             async for kind, payload in incoming:
                 if kind is FrameKind.INPUT:
-                    await running.send_stdin(payload)
+                    with contextlib.suppress(BrokenPipeError):  # it ended: its output follows
+                        await running.send_stdin(payload)
                 elif kind is FrameKind.RESIZE:
                     await running.resize(*read_size(payload))
                 elif kind is FrameKind.INPUT_END:

@@ -189,7 +189,10 @@ def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Pa
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(), ExceptionGroup("tasks", [BrokenPipeError()])])
+BROKEN = BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("error", [BROKEN, ExceptionGroup("tasks", [BROKEN])])
 def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(
     error: Exception, failing: Callable[[BaseException], int]
 ) -> None:
