@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 MAX_CLIENTS: Final = 32
 _CHUNK_BYTES: Final = 1 << 14
+_LINGER_S: Final = 5.0
 _FORWARD: Final = re.compile(
     r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
     re.DOTALL,
@@ -370,22 +371,28 @@ async def _connect_in_thread(cell_id: str) -> socket.socket:
 async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
     """Relay both ways. Returns why it could not connect."""
     import anyio
-    from anyio.abc import SocketStream
+    from anyio.abc import UNIXSocketStream
 
     from belljar.harness.attach import FrameKind, FrameReader, frame, frames
 
-    reader, why = FrameReader(), ""
+    reader, why, is_whole = FrameReader(), "", False
     gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-    async with await SocketStream.from_socket(await _connect_in_thread(cell_id)) as owner:
-        await owner.send(frame(FrameKind.CONNECT, str(remote).encode()))
+    # Its kind of stream can still be read after a failed write
+    async with await UNIXSocketStream.from_socket(await _connect_in_thread(cell_id)) as owner:
+
+        async def tell(content: bytes) -> None:
+            with suppress(*gone):  # what it said before it closed is still to be read
+                await owner.send(content)
 
         async def down() -> str:
+            nonlocal is_whole
             async for chunk in owner:
                 for kind, payload in reader.feed(chunk):
                     if kind is FrameKind.OUTPUT:
                         await client.send(payload)
                     elif kind is FrameKind.OUTPUT_END:
                         await client.send_eof()
+                        is_whole = True
                     elif kind is FrameKind.EXIT:
                         return payload.decode("utf-8", "replace").partition(" ")[2]
             return ""
@@ -396,13 +403,16 @@ async def _forward_client(client: SocketStream, cell_id: str, remote: int | str)
                 try:
                     async for chunk in client:
                         for piece in frames(FrameKind.INPUT, chunk):
-                            await owner.send(piece)
-                    await owner.send(frame(FrameKind.INPUT_END))
+                            await tell(piece)
+                    await tell(frame(FrameKind.INPUT_END))
                 except gone:
-                    tasks.cancel_scope.cancel()  # the client, or the cell's owner, has gone
+                    tasks.cancel_scope.cancel()
 
+            await tell(frame(FrameKind.CONNECT, str(remote).encode()))
             tasks.start_soon(up)
             with suppress(*gone):
                 why = await down()
-            tasks.cancel_scope.cancel()
+            # Closed while it still sends, it would lose what it has not read yet (RFC 9112, 9.6)
+            linger_s = _LINGER_S if is_whole else 0.0
+            tasks.cancel_scope.deadline = anyio.current_time() + linger_s
     return why

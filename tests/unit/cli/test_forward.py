@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.cli.sessions import parse_forward
+from belljar.harness.attach import FrameKind, attach_directory, frame, short_path
+
+CELL = "c-0123456789ab"
+ANSWER = b"too large\n" * 6000
+ANSWERS = 20
 
 
 @pytest.mark.parametrize(
@@ -56,3 +70,58 @@ def test_any_text_is_loopback_or_an_error(text: str) -> None:
         return
     assert ipaddress.ip_address(host).is_loopback
     assert 0 <= port <= 65535
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    """Forwarded to a cell's owner who answers at once, and closes without reading on."""
+    directory = attach_directory(tmp_path)
+    directory.mkdir(mode=0o700)
+    listening = socket.socket(socket.AF_UNIX)
+    with short_path(directory / CELL) as name:
+        listening.bind(name)
+    listening.listen()
+    whole = frame(FrameKind.OUTPUT, ANSWER) * ANSWERS
+    whole += frame(FrameKind.OUTPUT_END) + frame(FrameKind.EXIT, b"0")
+
+    def own() -> None:
+        with suppress(OSError):  # it is closed
+            while True:
+                owner, _ = listening.accept()
+                with owner:
+                    if owner.recv(100):  # else only whether somebody is there
+                        owner.sendall(whole)
+
+    owning = threading.Thread(target=own)
+    owning.start()
+    argv = [sys.executable, "-m", "belljar", "forward", CELL, "0:80", "--json"]
+    env = {**os.environ, "BELLJAR_HOME": str(tmp_path)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as process:
+        try:
+            if process.stdout is None:
+                raise RuntimeError("no pipe")
+            yield int(json.loads(process.stdout.readline())["port"])
+        finally:
+            process.terminate()
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    owning.join()
+
+
+def test_an_answer_before_the_end_of_its_question_is_whole(port: int) -> None:
+    """As a server's that refuses an upload in its middle: what it said arrives before the end of
+    the connection."""
+
+    def ask(connection: socket.socket) -> None:
+        with suppress(ConnectionError):
+            connection.sendall(b"x" * 2_000_000)
+
+    for _ in range(6):
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=60)) as connection:
+            asking = threading.Thread(target=ask, args=(connection,))
+            asking.start()
+            heard = b""
+            while chunk := connection.recv(1 << 16):
+                heard += chunk
+            asking.join()
+        assert heard == ANSWER * ANSWERS
