@@ -155,9 +155,11 @@ async def test_who_holds_much_memory_is_not_ended_for_what_others_read(usable: C
         "f=$(find /usr/lib /usr/bin -type f -size +900k -size -2500k | head -25); for n in $(seq"
         " 5); do cat $f >/dev/null; done; echo read"
     )
-    async with usable.open_exec(["python3", "-c", hold], timeout_s=60) as holding:
+    async with usable.open_exec(["python3", "-c", hold], timeout_s=400) as holding:
         assert await first_line(holding) == b"held\n"
-        assert (await sh(usable, read, timeout_s=60)).stdout == b"read\n"
+        # A second or two, unless the host's disk is as busy as its memory is short
+        reading = await sh(usable, read, timeout_s=300)
+        assert reading.stdout == b"read\n", reading
         await holding.close_stdin()
         assert await first_line(holding) == b"214958080\n"
 

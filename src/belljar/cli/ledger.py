@@ -114,7 +114,7 @@ def _passes(result: Verification, *, strict: bool) -> bool:
     metavar="KIND",
     help="Only this kind or kinds that begin so (`exec`). Repeatable.",
 )
-@click.option("--cell", metavar="ID", help="Only events of the cell whose id begins so.")
+@click.option("--cell-id", "cell", metavar="ID", help="Only events of the cell whose id begins so.")
 @click.option(
     "--since",
     metavar="TIME",

@@ -273,19 +273,25 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 
 def _is_unread(error: BaseException) -> bool:
-    """Whether standard output has lost its reader."""
+    """Whether standard output or error has lost its reader."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return True  # how rich leaves then: it has pointed standard output away already
-    if not isinstance(error, SystemExit | BrokenPipeError):  # SystemExit is how click leaves
-        return False
-    output = select.poll()
-    output.register(1, 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
+    # SystemExit is how click leaves
+    return isinstance(error, SystemExit | BrokenPipeError) and bool(_without_a_reader())
+
+
+def _without_a_reader() -> list[int]:
+    outputs = select.poll()
+    for number in (1, 2):
+        outputs.register(number, 0)
+    gone = select.POLLERR | select.POLLHUP
+    return [number for number, events in outputs.poll(0) if events & gone]
 
 
 def _reader_gone() -> int:
     """As SIGPIPE, without an error message (head, less)."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for number in {1, *_without_a_reader()}:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     return 141
 
 

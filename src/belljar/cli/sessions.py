@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from anyio.abc import SocketStream
 
     from belljar.cell import Cell, RunningCommand
-    from belljar.harness.attach import FrameReader
 
 LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 MAX_CLIENTS: Final = 32
@@ -174,7 +173,7 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     cell still ends with its sample or shell. Output of the guest goes to your terminal unescaped:
     use a terminal you would trust with hostile output.
     """
-    from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
+    from belljar.harness.attach import FrameKind, Opening, frame
 
     _check_cell_id(cell_id)
     with _connect(cell_id, "attach") as stream, _raw_terminal(), _size_signals() as sizes:
@@ -182,9 +181,7 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
         opening = Opening(
             argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm")
         )
-        stream.settimeout(None)
-        _send(stream, frame(FrameKind.OPEN, opening.payload()))
-        status = relay(stream, FrameReader(), sizes)
+        status = relay(stream, frame(FrameKind.OPEN, opening.payload()), sizes)
     code, _, why = status.partition(" ")
     if why:
         notice(why)
@@ -215,24 +212,28 @@ def _connect(cell_id: str, command: str) -> socket.socket:
         ) from error
 
 
-def relay(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
+def relay(stream: socket.socket, opening: bytes, sizes: int) -> str:
     """Relay until the cell's owner reports how the command ended; returns that report.
 
-    `sizes`: readable after a change of the terminal's size.
+    What the owner doesn't take, or can't any more, keeps nobody from hearing it. `opening`: sent
+    first. `sizes`: readable after a change of the terminal's size.
     """
-    from belljar.harness.attach import FrameKind, frame, size_payload
+    from belljar.harness.attach import FrameKind, FrameReader, frame, size_payload
 
-    watched: list[int] = [stream.fileno(), 0, sizes]
+    stream.settimeout(0)
+    reader, unsent, has_keys = FrameReader(), opening, True
     while True:
-        readable, _, _ = select.select(watched, [], [])
+        watched = [stream.fileno(), sizes, *([0] if has_keys and not unsent else [])]
+        waiting = [stream.fileno()] if unsent else []
+        readable, _, _ = select.select(watched, waiting, [])
         if sizes in readable:
             os.read(sizes, 64)
-            _send(stream, frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
+            unsent += frame(FrameKind.RESIZE, size_payload(*_terminal_size()))
         if 0 in readable:
             keys = os.read(0, _CHUNK_BYTES)
-            _send(stream, frame(FrameKind.INPUT, keys) if keys else frame(FrameKind.INPUT_END))
-            if not keys:
-                watched.remove(0)
+            has_keys = bool(keys)
+            unsent += frame(FrameKind.INPUT, keys) if keys else frame(FrameKind.INPUT_END)
+        unsent = unsent[_send(stream, unsent) :]
         if stream.fileno() in readable:
             chunk = b""
             with suppress(ConnectionResetError):
@@ -245,10 +246,14 @@ def relay(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
                 _write_all(payload)
 
 
-def _send(stream: socket.socket, content: bytes) -> None:
-    """Whether the owner is still there, what it said before is read next."""
-    with suppress(BrokenPipeError, ConnectionResetError):
-        stream.sendall(content)
+def _send(stream: socket.socket, content: bytes) -> int:
+    """How much was taken now; all, by nobody, when the owner has closed the connection."""
+    try:
+        return stream.send(content) if content else 0
+    except BlockingIOError:
+        return 0
+    except (BrokenPipeError, ConnectionResetError):
+        return len(content)
 
 
 @contextmanager

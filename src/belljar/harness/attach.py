@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, CellError
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -288,22 +288,28 @@ async def _relay(
     async with anyio.create_task_group() as tasks:
 
         async def listen() -> None:
+            has_ended = False  # then input is dropped: what the command still says is relayed
             async for kind, payload in incoming:
-                if kind is FrameKind.INPUT:
-                    with contextlib.suppress(BrokenPipeError):  # it ended: its output follows
+                try:
+                    if kind is FrameKind.INPUT and not has_ended:
                         await running.send_stdin(payload)
-                elif kind is FrameKind.RESIZE:
-                    await running.resize(*read_size(payload))
-                elif kind is FrameKind.INPUT_END:
-                    await running.close_stdin()
+                    elif kind is FrameKind.RESIZE:
+                        await running.resize(*read_size(payload))
+                    elif kind is FrameKind.INPUT_END:
+                        await running.close_stdin()
+                except (BrokenPipeError, CellError):
+                    has_ended = True
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(listen)
-        async for _, chunk in running:
-            for piece in frames(FrameKind.OUTPUT, chunk):
-                await stream.send(piece)
-        output = await running.wait()
-        status = f"{output.returncode} {printable(output.why_not_started)}".strip()
+        try:
+            async for _, chunk in running:
+                for piece in frames(FrameKind.OUTPUT, chunk):
+                    await stream.send(piece)
+            output = await running.wait()
+            status = f"{output.returncode} {printable(output.why_not_started)}".strip()
+        except CellError as error:
+            status = f"1 {printable(error.what)}"
         tasks.cancel_scope.cancel()
     return status
 

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now
-from belljar.isolation.survivors import look, remove_survivors
+from belljar.isolation.survivors import cells_named, look, remove_survivors
 from belljar.process import (
     PORTS_DOWN,
     PROC,
@@ -355,15 +355,13 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
     return {name: tuple(processes) for name, processes in found.items()}
 
 
-def _names_in(directory: Path, names: set[str]) -> Iterator[str]:
+def _names_in(directory: Path, names: set[str]) -> set[str]:
     try:
-        words = (directory / "cmdline").read_bytes()[: 1 << 16].split(b"\0")
+        words = (directory / "cmdline").read_bytes()[: 1 << 16]
     except OSError as exc:
         raise_if_blind(exc)
-        return
-    for option, word in itertools.pairwise(words):
-        if option in {b"--cell", b"-name"} and (name := word.decode("ascii", "replace")) in names:
-            yield name
+        return set()
+    return names.intersection(cells_named(words))
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:

@@ -401,14 +401,20 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _started_for(entry: JournalEntry, pid: int) -> str:
-    words = _read(pid, "cmdline").split(b"\0")
-    cell = entry.cell_id.encode()
-    # By options: a person's `grep` for the id has others
-    named = any(
-        second == cell and first in {b"--cell", b"-name"}
-        for first, second in itertools.pairwise(words)
-    )
+    named = entry.cell_id in cells_named(_read(pid, "cmdline"))
     return "started for the cell" if named else ""
+
+
+def cells_named(cmdline: bytes) -> Iterator[str]:
+    """The cells of a launcher or VMM, by the options of its `/proc/<pid>/cmdline`.
+
+    A person's tools have others: `grep ID`, `find -name ID`, `belljar … --cell-id ID`.
+    """
+    for option, word in itertools.pairwise(cmdline.split(b"\0")):
+        if option == b"--cell":
+            yield word.decode("ascii", "replace")
+        elif option == b"-name" and word.startswith(b"guest="):
+            yield word.removeprefix(b"guest=").decode("ascii", "replace")
 
 
 def _read(pid: int, name: str) -> bytes:

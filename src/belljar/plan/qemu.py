@@ -117,7 +117,7 @@ def qemu_argv(
         raise ValueError("the network's descriptor goes with a network device, and only with it")
     return (
         program,
-        *("-name", name, "-sandbox", _SANDBOX),
+        *("-name", f"guest={name}", "-sandbox", _SANDBOX),
         *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
         *_machine(shape, role, counter_khz if shape.accel == "tcg" else 0),
         *_devices(fds),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from belljar.cli.sessions import relay
-from belljar.harness.attach import FrameKind, FrameReader, frame
+from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
+
+OPENING = frame(FrameKind.OPEN, Opening().payload())
 
 
 @pytest.fixture
@@ -21,41 +25,85 @@ def sizes() -> Iterator[int]:
     os.close(writing)
 
 
+@contextmanager
+def standard_input(path: str) -> Iterator[None]:
+    """Standard input is that file."""
+    kept, file = os.dup(0), os.open(path, os.O_RDONLY)
+    os.dup2(file, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(file)
+
+
 @pytest.fixture
 def _no_keys() -> Iterator[None]:
     """Standard input is at its end."""
-    kept, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    yield
-    os.dup2(kept, 0)
-    os.close(kept)
-    os.close(nothing)
+    with standard_input(os.devnull):
+        yield
+
+
+@pytest.fixture
+def _endless_keys() -> Iterator[None]:
+    """Standard input never ends."""
+    with standard_input("/dev/zero"):
+        yield
 
 
 @pytest.mark.usefixtures("_no_keys")
-@pytest.mark.parametrize("unread", [b"", b"its opening"])
+@pytest.mark.parametrize("unread", [b"", b"what its owner never read"])
 def test_a_command_that_ended_first_is_told_whole(
     sizes: int, unread: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its output and exit code arrive, though its owner has closed the connection before this side
-    got to send what it had to, read or not."""
+    got to send what it had to."""
     ours, theirs = socket.socketpair()
     with ours:
         ours.sendall(unread)
         theirs.sendall(frame(FrameKind.OUTPUT, b"user\n") + frame(FrameKind.EXIT, b"5"))
         theirs.close()
-        assert relay(ours, FrameReader(), sizes) == "5"
+        assert relay(ours, OPENING, sizes) == "5"
     assert capfd.readouterr().out == "user\n"
 
 
 @pytest.mark.usefixtures("_no_keys")
-@pytest.mark.parametrize("unread", [b"", b"its opening"])
+@pytest.mark.parametrize("unread", [b"", b"what its owner never read"])
 def test_an_owner_that_went_away_is_an_error(sizes: int, unread: bytes) -> None:
     """Status 1, and why."""
     ours, theirs = socket.socketpair()
     with ours:
         ours.sendall(unread)
         theirs.close()
-        code, _, why = relay(ours, FrameReader(), sizes).partition(" ")
+        code, _, why = relay(ours, OPENING, sizes).partition(" ")
     assert code == "1"
     assert why
+
+
+@pytest.mark.usefixtures("_endless_keys")
+def test_keys_that_nobody_reads_hold_no_output_up(
+    sizes: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A command that prints megabytes and never reads is heard to its end, however much is typed;
+    what it is sent begins with its opening, and comes in whole frames."""
+    ours, theirs = socket.socketpair()
+    opened = threading.Event()
+
+    def own() -> None:
+        for _ in range(64):
+            theirs.sendall(frame(FrameKind.OUTPUT, b"x" * 65536))
+        taken = list(FrameReader().feed(theirs.recv(1 << 20)))
+        kinds = [kind for kind, _ in taken]
+        if kinds[0] is FrameKind.OPEN and {*kinds[1:]} == {FrameKind.INPUT}:
+            opened.set()
+        theirs.sendall(frame(FrameKind.EXIT, b"5"))
+        theirs.close()
+
+    owning = threading.Thread(target=own)
+    owning.start()
+    with ours:
+        assert relay(ours, OPENING, sizes) == "5"
+    owning.join()
+    assert opened.is_set()
+    assert len(capfd.readouterr().out) == 64 * 65536

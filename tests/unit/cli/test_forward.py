@@ -92,20 +92,18 @@ def port(tmp_path: Path) -> Iterator[int]:
                     if owner.recv(100):  # else only whether somebody is there
                         owner.sendall(whole)
 
-    owning = threading.Thread(target=own)
-    owning.start()
     argv = [sys.executable, "-m", "belljar", "forward", CELL, "0:80", "--json"]
     env = {**os.environ, "BELLJAR_HOME": str(tmp_path)}
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as process:
+    owning = threading.Thread(target=own, daemon=True)
+    owning.start()
+    with listening, subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as process:
         try:
-            if process.stdout is None:
-                raise RuntimeError("no pipe")
+            assert process.stdout is not None
             yield int(json.loads(process.stdout.readline())["port"])
         finally:
             process.terminate()
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
-    owning.join()
+            listening.shutdown(socket.SHUT_RDWR)
+            owning.join()
 
 
 def test_an_answer_before_the_end_of_its_question_is_whole(port: int) -> None:

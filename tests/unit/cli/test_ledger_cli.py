@@ -200,7 +200,7 @@ def test_show_aligns(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--kind", "run"], [0, 4]),
         (["--kind", "file.read.started", "--kind", "protocol.violation"], [1, 3]),
         (["--kind", "ru"], []),
-        (["--cell", "cell-b"], [3]),
+        (["--cell-id", "cell-b"], [3]),
         (["--grep", "OWNED", "--limit", "2"], [0, 1]),
         (["--since", "1h"], [0, 1, 2, 3, 4]),
         (["--since", "2100-01-01T00:00:00Z"], []),

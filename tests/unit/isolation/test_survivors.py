@@ -193,15 +193,19 @@ def test_who_ends_by_itself_is_waited_for() -> None:
         end = threading.Timer(0.1, child.stdin.close if child.stdin else child.kill)
         end.start()
         wait_for_dying(mine, 60)
+        left = look(mine).survivors
         end.join()
-        assert look(mine).survivors == ()
+        assert left == ()
         assert child.wait(timeout=60) >= 0
 
 
-def test_a_person_looking_for_the_cell_is_not_one() -> None:
-    """`grep` for the id, or `reap --cell-id`, is not the cell's."""
+@pytest.mark.parametrize(
+    "words", [("grep",), ("find", "/", "-name"), ("belljar", "ledger", "show", "last", "--cell-id")]
+)
+def test_a_person_looking_for_the_cell_is_not_one(words: tuple[str, ...]) -> None:
+    """Nor is a command of ours that is about it."""
     mine = entry()
-    with process("grep", mine.cell_id):
+    with process(*words, mine.cell_id):
         assert look(mine).survivors == ()
 
 

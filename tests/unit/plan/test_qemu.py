@@ -26,7 +26,7 @@ KVM = VmShape(vcpus=2, ram_mib=512, accel="kvm", cpu_model="host")
 PROGRAM = "/usr/bin/qemu-system-x86_64"
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 COMMON = [
-    *(PROGRAM, "-name", "c-0123456789ab", "-sandbox", SANDBOX),
+    *(PROGRAM, "-name", "guest=c-0123456789ab", "-sandbox", SANDBOX),
     *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
 ]
 WIRING = [
