@@ -24,6 +24,7 @@ OWNER = Path(__file__).parent / "crash_owner.py"
 REAP_WITHIN_S = 5.0
 """What most reapings keep to; a busy host may stall any single one."""
 GONE_WITHIN_S = 60.0
+LIVES = 3  # A line where something is waited for is on the way of some only
 POLICY = """\
 belljar: 1
 risk: low
@@ -157,18 +158,22 @@ def choose(owners: Owners, sites_of_phase: Mapping[str, int]) -> list[Site]:
 
 
 def kill_at(owners: Owners, sites: Sequence[Site]) -> tuple[int, set[str], list[str]]:
-    """One life for each site; how many died there, the cells they had, and every fault with its
-    place."""
+    """One life for each site, and another where it did not come by; how many died there, the cells
+    they had, and every fault with its place."""
     killed, cells, faults, reaped_s = 0, set[str](), list[str](), list[float]()
     for site in sites:
-        before = owners.runs()
-        died = owners.ask(do="die", site=site)
-        killed += died["signal"] == 9
-        found = owners.runs() - before
-        names = {name for run in found for name in cells_of(run)}
-        cells |= names
-        where = f"{site[0]} {site[1]}:{site[2]} ({site[3]})"
-        faults += [f"{where}: {fault}" for fault in faults_of(owners, died, names, found, reaped_s)]
+        for _ in range(LIVES):
+            before = owners.runs()
+            died = owners.ask(do="die", site=site)
+            found = owners.runs() - before
+            names = {name for run in found for name in cells_of(run)}
+            cells |= names
+            where = f"{site[0]} {site[1]}:{site[2]} ({site[3]})"
+            wrong = faults_of(owners, died, names, found, reaped_s)
+            faults += [f"{where}: {fault}" for fault in wrong]
+            if died["signal"] == 9:
+                killed += 1
+                break
     if sites and median(reaped_s) > REAP_WITHIN_S:
         faults.append(f"reaping took {reaped_s}")
     return killed, cells, faults

@@ -246,10 +246,8 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
         error.show()
         return error.exit_code
-    if isinstance(error, OSError) and _is_unread(error):
-        return _reader_gone()
     leaf = _leaf(error)
-    if isinstance(leaf, SystemExit | OSError) and _is_unread(leaf):
+    if _is_unread(leaf):
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
         console.show(console.of_interrupt(_cause(leaf) or _cause(error)), json_wanted=json_wanted)

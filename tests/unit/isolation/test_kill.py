@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.isolation.test_survivors import process as waiting
 
 from belljar.isolation import cgroup
 from belljar.isolation import kill as kill_module
@@ -42,16 +43,13 @@ def _forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @contextmanager
 def a_process(*words: str) -> Iterator[ProcessId]:
     """A process that does nothing, its words in place."""
-    argv, pipe = ["sh", "-c", "echo; read _", *words], subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"\n"
-        found = identify(process.pid)
+    with waiting(*words) as child:
+        found = identify(child.pid)
         assert found is not None
         try:
             yield found
         finally:
-            process.kill()
+            child.kill()
 
 
 def entry_of(name: str, **fields: object) -> JournalEntry:

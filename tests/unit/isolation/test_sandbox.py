@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.unit.isolation.test_survivors import process
 
 from belljar.errors import CellError
 from belljar.events import Kind, MemoryRecorder
@@ -278,11 +278,9 @@ def test_a_child_that_ends_with_its_supervisor_is_no_survivor(tmp_path: Path) ->
 
     sandbox = Counted(tmp_path)
     sandbox.make()
-    words = ["/bin/sh", "-c", "echo; read x", "--cell", sandbox.cell_id]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        if child.stdin is None or child.stdout is None:
-            raise RuntimeError("no pipes")
-        child.stdout.readline()  # its words are in place
+    with process("--cell", sandbox.cell_id) as child:
+        if child.stdin is None:
+            raise RuntimeError("no pipe")
         released: list[bool] = []
         jail: Any = SimpleNamespace(
             child=None, end=end, release_namespaces=lambda: released.append(True)
