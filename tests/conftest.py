@@ -34,9 +34,6 @@ from tests.machine import (
     turn,
 )
 
-# A grammar that jsonschema's formats would load for seconds and nothing uses (`fork_server.py`).
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
-
 _LAST_MODULE = pytest.StashKey[Path]()
 # The longest files first, so that no process ends long after the others. What isn't listed comes
 # after them, in its usual order.

@@ -326,7 +326,6 @@ def test_a_fork_server_that_can_not_import_says_what() -> None:
     ("stand_in", "files", "said"),
     [
         ("{kind: har, names: [a.example], recording: own/a.har}", {"a_har": '{"log":\n  ]'}, "own/a.har:2:3: not JSON"),
-        ("{kind: openapi, names: [a.example], document: own/a.yaml}", {"a_yaml": "openapi: 3.0.0\npaths: [\n"}, "own/a.yaml:3:1: not YAML"),
         ("{kind: http, names: [a.example], routes: own/r.yaml}", {"r_yaml": "routes:\n  - {path: /, bodyy: x}\n"}, "own/r.yaml:2:15: routes[0].bodyy"),
         ("{kind: har, names: [a.example], recording: own/none.har}", {}, "`own/none.har` can't be used: no such file or directory\n"),
         ("{kind: har, names: [a.example], recording: ../a.har}", {}, "`../a.har` contains `..`"),

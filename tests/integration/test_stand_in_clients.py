@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ROOT / "tests/unit/network/stand_ins/documents"
 SHOP: dict[str, Any] = {
     "static": {"/files": "."},
     "state": {"n": 0},
@@ -159,11 +158,12 @@ asyncio.run(main())
 def test_node_fetch(serve: Serve, tmp_path: Path) -> None:
     """Node's fetch reads JSON and sends it."""
     node = installed("node")
-    base = serve("openapi", {"document": "pets.yaml"}, DOCUMENTS)
+    pets = [{"path": "/pets", "json": [1, 2]}, {"path": "/pets", "method": "POST", "status": 201}]
+    base = serve("http", {"routes": pets}, tmp_path)
     program = f"""
 const h = {{"x-key": "k", "content-type": "application/json"}};
-const all = await (await fetch("{base}/v2/pets")).json();
-const made = await fetch("{base}/v2/pets", {{method: "POST", headers: h, body: JSON.stringify({{name: "Rex", kind: "dog"}})}});
+const all = await (await fetch("{base}/pets")).json();
+const made = await fetch("{base}/pets", {{method: "POST", headers: h, body: JSON.stringify({{name: "Rex", kind: "dog"}})}});
 console.log(all.length, made.status);
 """
     file = tmp_path / "a.mjs"

@@ -32,7 +32,6 @@ network:
         - {{path: /login, method: POST, do: {{set: {{session.user: "{{{{ body }}}}"}}}}, body: welcome}}
         - {{path: /me, body: "user {{{{ session.user }}}}"}}
         - {{path: /turns, answers: [{{body: first}}, {{body: {WORD}}}]}}
-    api: {{kind: openapi, names: [api.example], document: files/api.yaml}}
     replay: {{kind: har, names: [replay.example], recording: files/replay.har}}
     app: {{kind: python, user: root, app: "main:app", files: app, names: [app.example], ports: [80], health: {{http: /, port: 80, interval: 100ms, retries: 300}}}}
     db:
@@ -59,19 +58,6 @@ decoys:
   - {{id: key, kind: text, place: /srv/tools, service: tools, template: "{{password}}"}}
 """
 FILES: Final = {
-    "files/api.yaml": (
-        """\
-openapi: 3.1.0
-info: {title: t, version: "1"}
-paths:
-  /things:
-    post:
-      requestBody: {content: {application/json: {schema: {type: object}}}}
-      responses: {"201": {description: made}}
-    get:
-      responses: {"200": {description: all, content: {application/json: {schema: {type: array, items: {type: object}}}}}}
-"""
-    ),
     "files/replay.har": json.dumps(
         {
             "log": {
@@ -339,12 +325,6 @@ def _mcp(method: str, **params: object) -> str:
 
 
 VOIDS: Final = (
-    Void(
-        "openapi, a thing that is made",
-        shell(f"""{_JSON} -d '{{"id": "{WORD}"}}' http://api.example/things"""),
-        shell(f"{_GET} http://api.example/things"),
-        ("network.http", "http://api.example/things"),
-    ),
     Void(
         "pypi, an upload",
         shell(

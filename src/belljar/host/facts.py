@@ -33,9 +33,7 @@ NETWORK_MODULES: Final = (
     "h11",
     "h2",
     "hypercorn",
-    "jsonschema",
     "python_multipart",
-    "referencing",
     "wsproto",
 )
 """Import names of the extra `network`."""

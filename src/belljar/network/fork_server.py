@@ -40,18 +40,6 @@ PRELOAD: Final = (
     "unicodedata",
     "wsproto",
 )
-# jsonschema imports them where they are installed, for formats that no stand-in checks: up to a
-# second's work.
-_UNUSED: Final = (
-    "fqdn",
-    "isoduration",
-    "jsonpointer",
-    "rfc3339_validator",
-    "rfc3986_validator",
-    "rfc3987_syntax",
-    "uri_template",
-    "webcolors",
-)
 _STAND_INS: Final = "belljar.network.stand_ins"
 _MAX_UNASKED: Final = 10_000
 Child = Callable[[list[int], int], NoReturn]
@@ -77,8 +65,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def preload() -> None:
-    """Import all that a child may need, for it opens no file later, and keep out the rest."""
-    sys.modules |= dict.fromkeys(_UNUSED)  # type: ignore[arg-type]
+    """Import all that a child may need, for it opens no file later."""
     names = [*PRELOAD]
     with contextlib.suppress(ModuleNotFoundError):
         names += getattr(importlib.import_module(_STAND_INS), "PRELOAD", ())

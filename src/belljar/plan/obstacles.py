@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MIN_KERNEL: Final = (6, 6)
 """For the container tiers: a tmpfs with user attributes."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
-_MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
+_MODULE_OF: Final = {"dulwich": "git"}
 """The kind of stand-in that needs a module."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _MAX_PATTERN_CHARS: Final = 80

@@ -134,6 +134,9 @@ def _read_ids(value: object) -> object:
             kind = body.get("kind")
             if kind is None:
                 raise At(f"is missing. One of {listed(MODELS)}", name, "kind")
+            if kind == "openapi":
+                why = "is no longer a kind: write its routes as `http`, or serve it as `python`"
+                raise At(f"`openapi` {why}", name, "kind")
             if kind not in MODELS:
                 hint = did_you_mean(kind, MODELS)
                 raise At(f"{quoted(kind)} is not one of {listed(MODELS)}{hint}", name, "kind")

@@ -177,22 +177,6 @@ class HttpStandIn(StandIn):
         return self
 
 
-class OpenApiStandIn(StandIn):
-    """Answers from an OpenAPI 3 document, with examples that fit its schemas."""
-
-    file_field: ClassVar[str] = "document"
-
-    kind: Literal["openapi"] = Field(description="What it plays.")
-    document: Relative = Field(
-        description="The OpenAPI 3 document, YAML or JSON, in a directory of its own."
-    )
-    auth: bool | None = Field(
-        default=None,
-        description="Whether an operation with a security scheme asks for credentials. Default "
-        "true.",
-    )
-
-
 class HarStandIn(StandIn):
     """Replays a recording."""
 
@@ -430,7 +414,6 @@ class PythonStandIn(TargetStandIn):
 
 MODELS: Final[Mapping[str, type[StandIn]]] = {
     "http": HttpStandIn,
-    "openapi": OpenApiStandIn,
     "har": HarStandIn,
     "python": PythonStandIn,
     "cell": CellStandIn,
@@ -444,7 +427,6 @@ MODELS: Final[Mapping[str, type[StandIn]]] = {
 }
 AnyStandIn: TypeAlias = Annotated[
     HttpStandIn
-    | OpenApiStandIn
     | HarStandIn
     | PythonStandIn
     | CellStandIn

@@ -32,7 +32,7 @@ FULL: dict[str, Any] = {
             "files": "pages",
         },
         "packages": {"kind": "pypi", "names": ["packages.example"], "packages": "wheels"},
-        "api": {"kind": "openapi", "names": ["api.example"], "document": "api/v1/openapi.yaml"},
+        "api": {"kind": "har", "names": ["api.example"], "recording": "api/v1/all.har"},
         "mail": {"kind": "smtp", "names": ["mail.example"]},
         "cloud": {"kind": "metadata", "cloud": "gcp", "names": ["metadata.google.internal"]},
         "database": {
@@ -90,7 +90,7 @@ def test_a_stand_ins_files_are_below_its_directory() -> None:
     assert found["shop"] == (BASE / "shop", {"routes": "r.yaml"})
     assert found["inline"] == (BASE / "pages", {"routes": [{"path": "/"}]})
     assert found["packages"] == (BASE / "wheels", {})
-    assert found["api"] == (BASE / "api/v1", {"document": "openapi.yaml"})
+    assert found["api"] == (BASE / "api/v1", {"recording": "all.har"})
     assert found["app"][0] == BASE / "app"
     assert "files" not in found["app"][1]
     assert found["mail"] == (None, {})

@@ -13,7 +13,6 @@ from belljar.policy.stand_ins import MODELS, AnyStandIn, StandIn
 ADAPTER: TypeAdapter[StandIn] = TypeAdapter(AnyStandIn)
 LEAST: dict[str, dict[str, Any]] = {
     "http": {"routes": [{"path": "/"}]},
-    "openapi": {"document": "api/openapi.yaml"},
     "har": {"recording": "site/a.har"},
     "python": {"ports": [8000], "app": "shop.main:app", "files": "shop"},
     "cell": {"ports": [5432]},
@@ -63,8 +62,6 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("http", {"routes": "../a.yaml"}, "contains `..`"),
         ("http", {"routes": "a/b.yaml", "files": "c"}, "leave it out"),
         ("http", {"state": [1]}, "a mapping"),
-        ("openapi", {"document": None}, "expected "),
-        ("openapi", {"auth": "yes"}, "valid boolean"),
         ("har", {"recording": "a/"}, "below the policy's directory"),
         ("har", {"any_host": 1}, "valid boolean"),
         ("har", {"missing_bodies": "keep"}, "refuse"),

@@ -22,7 +22,7 @@ from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import Faults
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
-_WEB_KINDS: Final = ("http", "openapi", "har", "metadata", "openai", "catch_all", "mcp")
+_WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")
 _REGISTRIES: Final = ("pypi", "npm", "debian", "git")
 KINDS: Final[Mapping[str, str]] = {
     kind: f"{__name__}.{kind}" for kind in (*_WEB_KINDS, *_REGISTRIES, *sorted(STREAM_KINDS))
@@ -41,8 +41,6 @@ PRELOAD: Final = (
     "encodings.utf_8_sig",
     "mmap",
     "zstandard",
-    "jsonschema",
-    "referencing.jsonschema",
     "ruamel.yaml",
 )
 

@@ -27,7 +27,6 @@ def loaded(folder: Path, stand_ins: str, **files: str) -> LoadedPolicy:
     ("stand_in", "files", "at", "field", "message"),
     [
         ("{kind: har, names: [a.example], recording: own/a.har}", {"a_har": '{"log":\n  {]}'}, "own/", "recording", "own/a.har:2:4: not JSON"),
-        ("{kind: openapi, names: [a.example], document: own/a.yaml}", {"a_yaml": "openapi: 3.0.0\npaths: [\n"}, "own/", "document", "own/a.yaml:3:1: not YAML"),
         (
             "{kind: http, names: [a.example], routes: own/r.yaml}",
             {"r_yaml": "routes:\n  - {path: /, bodyy: x}\n"},

@@ -94,6 +94,8 @@ def _unreadable(path: Path) -> str:
     try:
         refs = repository.refs.items()
         broken = next((name for name, each in refs if repository.get(each) is None), None)
+    except ImportError:  # the library is missing: this host's fault, and said elsewhere
+        raise
     except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
         return f"it can't be read: {error}"
     return f"its reference {broken.decode('utf-8', 'replace')} leads to no object" if broken else ""
