@@ -369,7 +369,7 @@ KEYS: Final[Mapping[str, Key]] = {
         Outcome.LIMITED,
         {
             "": "init expose",
-            "a range has one network and nothing beyond it; only `none` is kept": "network_mode",
+            "a cell is in its range's networks or in none; `bridge` and `none` are kept": "network_mode",
             FOR_HOST: "use_api_socket cgroup devices",
             "each service is one cell": "scale",
             _SHARED: "ipc",

@@ -410,7 +410,7 @@ class Service(Part):
     profiles: Names = []
     init: Switch = False
     expose: list[Any] = []
-    network_mode: Literal["none"] | None = None
+    network_mode: Literal["none", "bridge"] | None = None
     use_api_socket: Off = None
     scale: One = 1
     ipc: Literal["private", "shareable", "none"] | None = None

@@ -53,7 +53,7 @@ UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
 _MAX_TRIES: Final = 1000
-_CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
 """The implicit network, and the sample's own cell in a range."""
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
@@ -311,7 +311,9 @@ def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: s
 def read_networks(
     services: Mapping[str, Service], networks: object, written: object
 ) -> tuple[dict[str, list[str]], list[Difference]]:
-    """Each service's networks, empty if all share one; and what differs.
+    """Each service's networks, left out where all share one; and what differs.
+
+    A service with `network_mode: none` has none.
 
     Addresses are drawn, so services (`written`) that name one in the file's subnets are refused.
     Raises `CannotKeepError`.
@@ -349,12 +351,15 @@ def read_networks(
     refused.raise_all()
     if len(services) == 1:
         return {}, found
-    if alone := [name for name, service in services.items() if service.network_mode == "none"]:
-        why = "its compose file has several services, and one without a network"
-        raise CannotKeepError(f"{why}: {printable(', '.join(alone))}")
-    joined = {name: list(service.networks) or [_DEFAULT] for name, service in services.items()}
-    is_shared = set.intersection(*(set(of) for of in joined.values()))
-    return {} if is_shared else joined, found
+    alone: dict[str, list[str]] = {}
+    joined: dict[str, list[str]] = {}
+    for name, service in services.items():
+        if service.network_mode == "none":
+            alone[name] = []
+        else:
+            joined[name] = list(service.networks) or [_DEFAULT]
+    is_shared = joined and set.intersection(*map(set, joined.values()))
+    return alone if is_shared else {**joined, **alone}, found
 
 
 def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
@@ -368,7 +373,7 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
     owner: dict[str, str] = {}
     for name, service in services.items():
         if name != default and (name == _DEFAULT or not _CELL_NAME.fullmatch(name)):
-            why = "letters in lower case, digits, `.`, `_` and `-`"
+            why = "letters, digits, `.`, `_` and `-`"
             if name == _DEFAULT:
                 why = "the cell that the sample works in is called so"
             raise CannotKeepError(

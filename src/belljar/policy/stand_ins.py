@@ -31,8 +31,8 @@ from belljar.units import listed
 MAX_WORDS: Final = 1024
 MAX_NETWORKS: Final = 16
 NETWORKS: Final = (
-    "Two cells that both have some, and none in common, don't reach each other. Default: every "
-    "cell's."
+    "Two cells that both have some, and none in common, don't reach each other. `[]`: the cell "
+    "has no network device, and is reached by commands alone. Default: every cell's."
 )
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -53,7 +53,7 @@ Line: TypeAlias = Annotated[str, kinds.LINE]
 Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)]
 Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]]
 CellNetworks: TypeAlias = Annotated[
-    tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS)
+    tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS, min_count=0)
 ]
 JsonMapping: TypeAlias = Annotated[
     Mapping[str, Any],

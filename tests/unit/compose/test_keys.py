@@ -86,7 +86,6 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("volumes", ["data:/data"]),
         ("use_api_socket", True),
         ("network_mode", "host"),
-        ("network_mode", "bridge"),
         ("network_mode", "service:default"),
         ("devices", ["/dev/kvm"]),
         ("devices", False),
