@@ -369,7 +369,7 @@ KEYS: Final[Mapping[str, Key]] = {
         Outcome.LIMITED,
         {
             "": "init expose",
-            "a cell is in its range's networks or in none; `bridge` and `none` are kept": "network_mode",
+            "`none` and `bridge` are kept: a range has no other networks": "network_mode",
             FOR_HOST: "use_api_socket cgroup devices",
             "each service is one cell": "scale",
             _SHARED: "ipc",

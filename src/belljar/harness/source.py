@@ -121,9 +121,8 @@ class RealCells:
         from belljar.cell import open_range
         from belljar.probe.run import breach_of
 
-        async def on_target(
-            target: Cell, router: Router | None
-        ) -> None:  # before its own program runs
+        # before its own program runs
+        async def on_target(target: Cell, router: Router | None) -> None:
             report = await self.probe(target, router, run=run, phase="start")
             breach = breach_of(report, target.id)
             if breach is not None:
