@@ -44,7 +44,7 @@ async def put_in(cell: Cell, data: TaskData) -> None:
     except (OSError, ValueError) as error:
         raise _unreadable(error) from error
     for file in own.files:
-        await _copy(cell, root, file, trees.get(file.target))
+        await _copy(cell, root, file, trees[file.target])
     if own.hosts:
         await _add_hosts(cell, own.hosts)
 
@@ -89,16 +89,11 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
         )
 
 
-async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> None:
+async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
     digest = hashlib.sha256()
-    if tree is None:
-        await _write(cell, file, file.target, file.content.encode(), mode=file.mode)
-        digest.update(file.content.encode())
-        number, size = 1, len(file.content.encode())
-    elif not tree.is_directory:
+    if not tree.is_directory:
         contents = await _contents(root, tree, tree.entries[0])
-        mode = tree.entries[0].mode if file.mode is None else file.mode
-        await _write(cell, file, file.target, contents, mode=mode)
+        await _write(cell, file.target, contents, mode=tree.entries[0].mode)
         digest.update(contents)
         number, size = 1, len(contents)
     else:
@@ -109,7 +104,7 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> No
             if entry.kind is EntryKind.FILE:
                 contents = await _contents(root, tree, entry)
                 target = posixpath.join(file.target, entry.path)
-                await _write(cell, file, target, contents, mode=entry.mode)
+                await _write(cell, target, contents, mode=entry.mode)
                 size += len(contents)
             # Kind, mode, path, link, and the digest of its contents
             words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
@@ -123,7 +118,7 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> No
     cell.note(
         Kind.TASK_FILES_COPIED,
         {
-            "key": file.key,
+            "key": "volumes",
             "source": file.source,
             "target": file.target,
             "files": number,
@@ -140,13 +135,9 @@ async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
         raise _unreadable(error) from error
 
 
-async def _write(
-    cell: Cell, file: TaskFile, target: str, contents: bytes, *, mode: int | None
-) -> None:
+async def _write(cell: Cell, target: str, contents: bytes, *, mode: int) -> None:
     try:
-        await cell.write_file(
-            target, contents, mode=mode, user="0", owner=file.owner, is_secret=file.is_secret
-        )
+        await cell.write_file(target, contents, mode=mode, user="0", owner="0:0")
     except (OSError, TimeoutError) as error:
         raise _not_taken(cell, target, str(error)) from error
 

@@ -11,8 +11,10 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
+from belljar.compose.document import TaskFiles
 from belljar.compose.model import FOR_HOST, UNKNOWN, Dependency, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
@@ -45,10 +47,14 @@ class Outcome(Enum):
 
 @dataclass
 class Converted:
-    """One service as a cell: policy fields, program, what its files hold, what differs."""
+    """One service as a cell: policy fields, program, what its files hold, what differs.
+
+    `home`: the files that its paths name; None: its file has no directory.
+    """
 
     service: str
     model: Service = field(default_factory=Service)
+    home: TaskFiles | None = None
     words: dict[str, Any] = field(default_factory=dict)
     program: dict[str, Any] = field(default_factory=dict)
     health: dict[str, Any] | None = None
@@ -105,7 +111,9 @@ class Key:
     convert: Convert | None = None
 
 
-def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Converted:
+def read_service(
+    name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
+) -> Converted:
     """Convert a service; keys that cells can't keep go to `refused`."""
     where, known = f"service {name}", {}
     for key, value in written.items():
@@ -118,7 +126,7 @@ def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Co
             known[key] = value
     reasons = {key: fate.why for key, fate in KEYS.items()}
     model = parse(Service, known, where, refused, reasons)
-    converted = Converted(name, model)
+    converted = Converted(name, model, files.of(written) if files is not None else None)
     for key, value in written.items():
         fate = KEYS.get(key)
         if value is not None and fate is not None and fate.outcome is Outcome.DROPPED:
@@ -128,11 +136,6 @@ def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Co
                 fate.convert(getattr(model, key), converted)
     if model.build is not None and model.image.removesuffix(":latest") in STAND_INS:
         refused.add(where, "build", "a cell does not build images", hint=_HINT_BUILD)
-    quota, period = model.cpu_quota, model.cpu_period or _USUAL_PERIOD_US
-    if quota > 0 and period >= 0 and "cpus" not in converted.words.get("resources", {}):
-        number = -(-quota // period)
-        converted.add("resources", cpus=number)
-        converted.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
     return converted
 
 
@@ -167,8 +170,18 @@ def _word(name: str) -> Convert:
     return lambda value, converted: converted.words.update({name: value})
 
 
-def _resource(name: str) -> Convert:
-    return lambda value, converted: converted.add("resources", **{name: value})
+def _no_limit(key: str, converted: Converted) -> None:
+    converted.changed(key, "a cell always has a limit: the policy's")
+
+
+def _resource(name: str, key: str) -> Convert:
+    def convert(value: object, converted: Converted) -> None:
+        if value is None:
+            _no_limit(key, converted)
+        else:
+            converted.add("resources", **{name: value})
+
+    return convert
 
 
 def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
@@ -178,13 +191,27 @@ def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
     converted.words["env"] = {name: item for name, item in pairs.items() if item is not None}
 
 
-def _cpus(number: float, converted: Converted) -> None:
-    if number == 0:  # no limit
-        return
-    whole = max(1, int(-(-number // 1)))
-    if whole != number:
-        converted.changed("cpus", f"a cell has whole processors: {number:g} becomes {whole}")
-    converted.add("resources", cpus=whole)
+_memory: Final = partial(_resource, "memory")
+_processes: Final = partial(_resource, "processes")
+
+
+def _cpus(key: str) -> Convert:
+    def convert(number: float | None, converted: Converted) -> None:
+        if number is None:
+            _no_limit(key, converted)
+            return
+        whole = int(-(-number // 1))
+        if whole != number:
+            converted.changed(key, f"a cell has whole processors: {number:g} becomes {whole}")
+        converted.add("resources", cpus=whole)
+
+    return convert
+
+
+def _cpu_quota(quota: int | None, converted: Converted) -> None:
+    period = converted.model.cpu_period or _USUAL_PERIOD_US
+    if converted.model.cpus is None:  # which Docker does not allow beside it
+        _cpus("cpu_quota")(None if quota is None else quota / period, converted)
 
 
 def _deploy(value: Deploy, converted: Converted) -> None:
@@ -194,14 +221,19 @@ def _deploy(value: Deploy, converted: Converted) -> None:
             converted.changed("deploy.restart_policy", _NOT_RESTARTED)
         elif key not in ("resources", "replicas"):
             converted.dropped(f"deploy.{key}", "it only matters to a swarm")
-    if limits.cpus is not None:
-        _cpus(limits.cpus, converted)
-    for name, limit in (("memory", limits.memory), ("processes", limits.pids)):
-        if limit is not None:
-            converted.add("resources", **{name: limit})
+    for name, convert in (("cpus", _cpus), ("memory", _memory), ("pids", _processes)):
+        if name in limits.model_fields_set:
+            convert(f"deploy.resources.limits.{name}")(getattr(limits, name), converted)
 
 
 _NOT_RESTARTED: Final = "a program that ends is not started again"
+
+
+def _swap(value: str | None, converted: Converted) -> None:
+    if value is None:
+        _no_limit("memswap_limit", converted)
+    else:
+        converted.dropped("memswap_limit", "a cell has no swap")
 
 
 def _reported(kind: Kind, key: str, detail: str, *, usual: object = None) -> Convert:
@@ -317,18 +349,21 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "environment": _environment,
     "working_dir": _word("workdir"),
     "user": _word("user"),
-    "cpus": _cpus,
-    "cpu_count": _cpus,
+    "cpus": _cpus("cpus"),
+    "cpu_count": _cpus("cpu_count"),
+    "cpu_quota": _cpu_quota,
     "security_opt": _security_opt,
     "cap_add": _cap_add,
     "privileged": _privileged,
-    "mem_limit": _resource("memory"),
-    "pids_limit": _resource("processes"),
+    "mem_limit": _memory("mem_limit"),
+    "memswap_limit": _swap,
+    "pids_limit": _processes("pids_limit"),
     "restart": _reported(Kind.CHANGED, "restart", _NOT_RESTARTED, usual="no"),
     "platform": _platform,
     "extra_hosts": _extra_hosts,
     "depends_on": _depends_on,
     "ulimits": _ulimits,
+    "deploy": _deploy,
 }
 # Their values count for nothing else
 _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
@@ -355,14 +390,9 @@ KEYS: Final[Mapping[str, Key]] = {
     **_keys(
         Outcome.APPLIED,
         {
-            "": "command entrypoint cpu_quota cpu_period extends healthcheck networks "
-            "volumes links container_name profiles env_file secrets configs",
+            "": "command entrypoint cpu_period healthcheck networks volumes links "
+            "container_name env_file",
         },
-    ),
-    "deploy": Key(
-        Outcome.APPLIED,
-        "limits of processors, memory and pids are kept; replicas, GPUs and devices are not",
-        _deploy,
     ),
     "runtime": Key(Outcome.APPLIED, FOR_HOST, _reported(Kind.DROPPED, "runtime", _ISOLATION)),
     **_keys(
@@ -384,7 +414,7 @@ KEYS: Final[Mapping[str, Key]] = {
             "a cell is destroyed, not stopped": "stop_signal stop_grace_period pre_stop",
             "`nproc` says as many processors as `cpus` or the policy gives the cell": "cpuset",
             "it divides a host between containers; a cell has its own limits": "mem_reservation "
-            "memswap_limit mem_swappiness cpu_shares cpu_percent blkio_config cpu_rt_period "
+            "mem_swappiness cpu_shares cpu_percent blkio_config cpu_rt_period "
             "cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
             "the policy decides how much a cell may write": "storage_opt",
             "the users of a cell are its own, and none of this host's": "userns_mode",
@@ -403,6 +433,9 @@ KEYS: Final[Mapping[str, Key]] = {
             "put the groups into the image": "group_add",
             "put it into the service's command": "post_start",
             "a cell uses nothing that is provided elsewhere": "provider models",
+            "put the file beside the compose file, and mount it with `volumes`": "secrets configs",
+            "write the services that run into a file of their own": "profiles",
+            "write the service out, or use an anchor": "extends",
         },
     ),
 }

@@ -1,54 +1,36 @@
 """What cells can keep of a compose file, as pydantic models. Pure.
 
-They read a file without references and `extends`. A field's description (a service's: `keys.KEYS`)
-says why other values are refused.
+They read a file without references. A field's description (a service's: `keys.KEYS`) says why
+other values are refused.
 
 Source: compose-spec schema/compose-spec.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from ipaddress import IPv4Network
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from belljar.compose.values import (
-    OutsideTaskError,
-    Refusals,
-    arguments,
-    each,
-    health_test,
-    hosts,
-    names_in,
-    pairs,
-    place_of,
-    seconds,
-    size,
-    switch,
-    text,
-    words,
-)
+from belljar.compose import values
+from belljar.compose.values import OutsideTaskError, Refusals, each, limit, names_in, switch, text
 from belljar.units import printable
 
 NO_VALUE: Final = "its value can't be read"
 UNKNOWN: Final = "Compose has no such key"
+_NOT_READ: Final = frozenset(
+    """
+    subpath propagation recursive entitlements ssh additional_contexts network extra_hosts isolation
+    privileged secrets ulimits ip_range aux_addresses options image external size mode labels name
+    format
+    """.split()  # noqa: SIM905 - shorter to read
+)
+"""Keys that Compose has below services, builds, volumes and networks, and cells don't."""
 _MAX_ENV_FILES: Final = 16
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
-# They only say how strongly a container is isolated
-RUNTIMES: Final = (
-    *("runc", "crun", "youki", "runsc", "kata", "kata-runtime"),
-    *("io.containerd.runc.v2", "io.containerd.runsc.v1", "io.containerd.kata.v2"),
-)
 _DRAWN: Final = "addresses are drawn for each range"
 FOR_HOST: Final = "it would open this host to the cell"
 
@@ -56,10 +38,10 @@ FOR_HOST: Final = "it would open this host to the cell"
 # ---- types of fields
 
 
-def _one_of(allowed: Sequence[object]) -> BeforeValidator:
+def _nothing(why: str = NO_VALUE) -> BeforeValidator:
     def check(value: object) -> object:
-        if not any(type(value) is type(one) and value == one for one in allowed):
-            raise ValueError(NO_VALUE)
+        if value not in ([], {}, "", 0):  # False is 0
+            raise ValueError(why)
         return value
 
     return BeforeValidator(check)
@@ -89,39 +71,51 @@ def _short_mount(value: object) -> object:
     return {"type": kind, "source": parts[0], "target": parts[1], "read_only": "ro" in options}
 
 
+def _arguments(value: object) -> dict[str, str]:
+    if not isinstance(value, (Mapping, list)):
+        raise ValueError("neither a mapping nor a list")
+    return {name: item for name, item in values.pairs(value).items() if item is not None}
+
+
 Text = Annotated[str, BeforeValidator(text)]
 Switch = Annotated[bool, BeforeValidator(switch)]
-Off = Annotated[Any, _one_of((False, "false"))]
-OffOrEmpty = Annotated[Any, _one_of((False, "false", {}))]
-Empty = Annotated[Any, _one_of(([], {}, "", False, 0))]
+Off = Annotated[Literal[False] | None, BeforeValidator(switch)]
+Empty = Annotated[Any, _nothing()]
 One = Annotated[int, Field(strict=False, ge=1, le=1), BeforeValidator(text)]
-Whole = Annotated[int, Field(strict=False), BeforeValidator(text)]
-Number = Annotated[float, Field(strict=False, allow_inf_nan=False), BeforeValidator(text)]
-Size = Annotated[str, BeforeValidator(size)]
-# Docker's -1 and 0 mean no limit, which no cell has
-Count = Annotated[int, Field(strict=False, ge=1), BeforeValidator(text)]
-Names = Annotated[list[str], BeforeValidator(names_in)]
-Command = Annotated[list[str], BeforeValidator(words)]
-Id = Annotated[
-    int, Field(strict=False, ge=0, le=65_535), BeforeValidator(lambda value: text(value or 0))
+# None: no limit, which no cell has
+Whole = Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)]
+Number = Annotated[
+    float | None, Field(strict=False, gt=0, allow_inf_nan=False), BeforeValidator(limit)
 ]
-# Octal digits: YAML 1.2 reads a bare `0440` as 440
-Mode = Annotated[int, Field(ge=0, le=0o777), BeforeValidator(lambda value: int(text(value), 8))]
-InCell = Annotated[str, BeforeValidator(lambda value: place_of(text(value)))]
+Size = Annotated[str | None, BeforeValidator(values.size)]
+Names = Annotated[list[str], BeforeValidator(names_in)]
+Command = Annotated[list[str], BeforeValidator(values.words)]
+InCell = Annotated[str, BeforeValidator(lambda value: values.place_of(text(value)))]
 Tmpfs = Annotated[
-    list[Annotated[str, BeforeValidator(lambda value: place_of(text(value).partition(":")[0]))]],
+    list[
+        Annotated[
+            str, BeforeValidator(lambda value: values.place_of(text(value).partition(":")[0]))
+        ]
+    ],
     BeforeValidator(each),
 ]
-Time = Annotated[float, BeforeValidator(lambda value: seconds(value) if value else 0.0)]
+Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if value else 0.0)]
 SoftLimit = Annotated[
     Text,
     BeforeValidator(lambda value: value.get("soft") if isinstance(value, Mapping) else value),
 ]
-_Bridge = Literal[
-    "com.docker.network.bridge.name",
-    "com.docker.network.bridge.enable_ip_masquerade",
-    "com.docker.network.bridge.host_binding_ipv4",
-    "com.docker.network.driver.mtu",
+# They only say how strongly a container is isolated
+Runtime = Annotated[
+    str,
+    Field(
+        pattern=r"^(runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2)$"
+    ),
+]
+_Bridge = Annotated[
+    str,
+    Field(
+        pattern=r"^com\.docker\.network\.(bridge\.(name|enable_ip_masquerade|host_binding_ipv4)|driver\.mtu)$"
+    ),
 ]
 
 
@@ -129,9 +123,10 @@ _Bridge = Literal[
 
 
 class Part(BaseModel):
-    """A mapping, without its `x-` keys and null values."""
+    """A mapping, without its `x-` keys, null values, and keys that change nothing in a cell."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    ignored: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -140,23 +135,29 @@ class Part(BaseModel):
             return {}
         if not isinstance(value, Mapping):
             raise ValueError("no mapping")
+        ignored = cls.ignored.split()
         named = ((str(key), item) for key, item in value.items() if item is not None)
-        return {key: item for key, item in named if not key.startswith("x-")}
+        return {k: item for k, item in named if not k.startswith("x-") and k not in ignored}
 
 
 class Limits(Part):
     """`deploy.resources.limits`."""
 
-    cpus: Number | None = None
-    memory: Size | None = None
-    pids: Count | None = None
+    cpus: Number = None
+    memory: Size = None
+    pids: Whole = None
+
+
+NO_DEVICE: Final = "no cell has a GPU or another device"
 
 
 class Reservations(Part):
-    """Without `devices`, which a cell does not have."""
+    """Of a host's processors and memory, which is not divided."""
 
-    cpus: Any = None
-    memory: Any = None
+    ignored: ClassVar[str] = "cpus memory"
+
+    devices: Annotated[Any, _nothing(NO_DEVICE)] = None
+    generic_resources: Annotated[Any, _nothing(NO_DEVICE)] = None
 
 
 class DeployResources(Part):
@@ -181,21 +182,15 @@ class Deploy(Part):
 
 
 class Healthcheck(Part):
-    """With Docker's defaults; 0 is the default too."""
+    """With Docker's defaults; 0 is the default too. Without a test: the image's."""
 
-    test: Annotated[list[str] | None, BeforeValidator(health_test)] = None
+    test: Annotated[list[str] | None, BeforeValidator(values.health_test)] = None
     interval: Time = 0.0
     timeout: Time = 0.0
     start_period: Time = 0.0
     start_interval: Time = 0.0
-    retries: Annotated[Count | None, BeforeValidator(lambda value: value or None)] = None
+    retries: Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)] = None
     disable: Switch = False
-
-    @model_validator(mode="after")
-    def _has_test(self) -> Healthcheck:
-        if "test" not in self.model_fields_set and not self.disable:
-            raise ValueError("no test: the times alone of an image's own check are not changed")
-        return self
 
 
 class Condition(Enum):
@@ -217,6 +212,8 @@ class Dependency(Part):
 class Place(Part):
     """A service's place in a network."""
 
+    ignored: ClassVar[str] = "priority gw_priority"
+
     aliases: Names = []
     interface_name: Literal["eth0"] | None = Field(None, description="only `eth0`")
     ipv4_address: Empty = Field(None, description=_DRAWN)
@@ -224,18 +221,17 @@ class Place(Part):
     link_local_ips: Empty = Field(None, description=_DRAWN)
     mac_address: Any = None
     driver_opts: Empty = Field(None, description="none")
-    priority: Any = None
-    gw_priority: Any = None
 
 
 class Subnet(Part):
     """One entry of `ipam.config`."""
 
+    ignored: ClassVar[str] = "gateway"
+
     subnet: (
         Annotated[IPv4Network, BeforeValidator(lambda it: IPv4Network(text(it), strict=False))]
         | None
     ) = None
-    gateway: Any = None
 
 
 class Ipam(Part):
@@ -248,46 +244,48 @@ class Ipam(Part):
 class Network(Part):
     """A declared network."""
 
-    name: Any = None
+    ignored: ClassVar[str] = "name internal attachable labels"
+
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
     driver_opts: dict[_Bridge, Any] = Field(
         {}, description="only those of a host's side of a bridge"
     )
     ipam: Ipam = Field(Ipam(), description=f"only subnets and gateways: {_DRAWN}")
     external: Off = Field(None, description="a range never joins a network of others")
-    internal: Any = None
-    enable_ipv4: Annotated[Any, _one_of((True, "true"))] = Field(None, description="it has IPv4")
+    enable_ipv4: Annotated[Literal[True] | None, BeforeValidator(switch)] = Field(
+        None, description="it has IPv4"
+    )
     enable_ipv6: Off = Field(None, description="it has no IPv6")
-    attachable: Any = None
-    labels: Any = None
 
 
 class Volume(Part):
     """A declared volume: a directory of a cell."""
 
-    name: Any = None
-    labels: Any = None
+    ignored: ClassVar[str] = "name labels"
+
     driver: Literal["local"] | None = Field(None, description=FOR_HOST)
-    external: OffOrEmpty = Field(None, description=FOR_HOST)
-    driver_opts: OffOrEmpty = Field(None, description=FOR_HOST)
+    external: Off = Field(None, description=FOR_HOST)
+    driver_opts: Empty = Field(None, description=FOR_HOST)
 
 
 class BindOptions(Part):
     """Of a mount of this host's files."""
 
+    ignored: ClassVar[str] = "selinux"
+
     create_host_path: Switch = True
-    selinux: Any = None
 
 
 class VolumeOptions(Part):
     """Of a mounted volume."""
 
-    nocopy: Any = None
-    labels: Any = None
+    ignored: ClassVar[str] = "nocopy labels"
 
 
 class Mount(Part):
     """One of a service's `volumes`. `source` "": a nameless volume."""
+
+    ignored: ClassVar[str] = "consistency"
 
     type: Literal["volume", "bind", "tmpfs"]
     source: Text = ""
@@ -296,7 +294,6 @@ class Mount(Part):
     bind: BindOptions | None = None
     volume: VolumeOptions | None = None
     tmpfs: Any = None
-    consistency: Any = None
 
     @model_validator(mode="after")
     def _fits(self) -> Mount:
@@ -316,51 +313,26 @@ class EnvFile(Part):
 
     path: Text
     required: Switch = True
-    format: Literal["raw"] | None = None
-
-
-class Grant(Part):
-    """One of a service's `secrets` or `configs`."""
-
-    source: Text
-    target: Text = ""
-    uid: Id = 0
-    gid: Id = 0
-    mode: Mode = 0o444
-
-
-class Granted(Part):
-    """A declared secret or config."""
-
-    file: Text | None = None
-    content: Text | None = None
-    name: Any = None
-    labels: Any = None
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Granted:
-        if (self.file is None) == (self.content is None):
-            raise ValueError("its contents are either a `file` of the task or `content`")
-        return self
 
 
 class Build(Part):
-    """A service's `build`; untyped fields don't change the image."""
+    """A service's `build`."""
+
+    ignored: ClassVar[str] = (
+        "cache_from cache_to labels no_cache platforms pull shm_size tags provenance sbom"
+    )
 
     context: Text = "."
-    dockerfile: Text = "Dockerfile"
-    args: Annotated[dict[str, str], BeforeValidator(arguments)] = {}
+    dockerfile: Text = ""
+    dockerfile_inline: Text = ""
+    args: Annotated[dict[str, str], BeforeValidator(_arguments)] = {}
     target: Text = ""
-    cache_from: Any = None
-    cache_to: Any = None
-    labels: Any = None
-    no_cache: Any = None
-    platforms: Any = None
-    pull: Any = None
-    shm_size: Any = None
-    tags: Any = None
-    provenance: Any = None
-    sbom: Any = None
+
+    @model_validator(mode="after")
+    def _has_one_dockerfile(self) -> Build:
+        if self.dockerfile and self.dockerfile_inline:
+            raise ValueError("it has both `dockerfile` and `dockerfile_inline`")
+        return self
 
 
 class Service(Part):
@@ -370,7 +342,7 @@ class Service(Part):
     build: Any = None
     command: Command | None = None
     entrypoint: Command | None = None
-    environment: Annotated[dict[str, str | None], BeforeValidator(pairs)] = {}
+    environment: Annotated[dict[str, str | None], BeforeValidator(values.pairs)] = {}
     env_file: Annotated[
         list[Annotated[EnvFile, _short("path")]],
         Field(max_length=_MAX_ENV_FILES),
@@ -378,12 +350,13 @@ class Service(Part):
     ] = []
     working_dir: Text | None = None
     user: Text | None = None
-    cpus: Number = 0
-    cpu_count: Number = 0
-    cpu_quota: Whole = 0
-    cpu_period: Whole = 0
-    mem_limit: Size | None = None
-    pids_limit: Count | None = None
+    cpus: Number = None
+    cpu_count: Number = None
+    cpu_quota: Whole = None
+    cpu_period: Whole = None
+    mem_limit: Size = None
+    memswap_limit: Annotated[str | None, BeforeValidator(limit)] = None
+    pids_limit: Whole = None
     deploy: Deploy = Deploy()
     security_opt: list[Text] = []
     cap_drop: list[Text] = []
@@ -394,20 +367,17 @@ class Service(Part):
     platform: Text = ""
     hostname: Text = ""
     container_name: Text = ""
-    extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(hosts)] = []
+    extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []
     read_only: Switch = False
     tmpfs: Tmpfs = []
-    shm_size: Size | None = None
+    shm_size: Size = None
     ulimits: dict[str, SoftLimit] = {}
-    runtime: Annotated[Any, _one_of(RUNTIMES)] = None
+    runtime: Runtime | None = None
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
     links: Names = []
     networks: Annotated[dict[str, Place], BeforeValidator(_names_as_keys)] = {}
     volumes: list[Annotated[Mount, BeforeValidator(_short_mount)]] = []
-    secrets: Annotated[list[Annotated[Grant, _short("source")]], BeforeValidator(each)] = []
-    configs: Annotated[list[Annotated[Grant, _short("source")]], BeforeValidator(each)] = []
-    profiles: Names = []
     init: Switch = False
     expose: list[Any] = []
     network_mode: Literal["none", "bridge"] | None = None
@@ -415,7 +385,7 @@ class Service(Part):
     scale: One = 1
     ipc: Literal["private", "shareable", "none"] | None = None
     cgroup: Literal["private"] | None = None
-    devices: Annotated[Any, _one_of(([], {}, ""))] = None
+    devices: Empty = None
 
 
 # ---- reading
@@ -426,7 +396,8 @@ _P = TypeVar("_P", bound=Part)
 
 def reasons_of(model: type[Part]) -> dict[str, str]:
     """Why other values of each key are refused; "": none are."""
-    return {name: field.description or "" for name, field in model.model_fields.items()}
+    described = {name: field.description or "" for name, field in model.model_fields.items()}
+    return dict.fromkeys(model.ignored.split(), "") | described
 
 
 def parse(
@@ -473,8 +444,9 @@ def read_part(model: type[_P], written: object) -> _P:
 def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str, str]]:
     """Each fault's place, reason and hint."""
     for fault in error.errors(include_url=False, include_input=False):
-        cause = fault.get("ctx", {}).get("error")
-        why = UNKNOWN if fault["type"] == "extra_forbidden" else fault["msg"]
+        cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
+        if fault["type"] == "extra_forbidden":
+            why = "it is not read here" if fault["loc"][-1] in _NOT_READ else UNKNOWN
         hint = cause.hint if isinstance(cause, OutsideTaskError) else ""
         yield fault["loc"], str(cause) if isinstance(cause, ValueError) else why, hint
 

@@ -34,6 +34,7 @@ NETWORKS: Final = (
     "Two cells that both have some, and none in common, don't reach each other. `[]`: the cell "
     "has no network device, and is reached by commands alone. Default: every cell's."
 )
+_TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -281,6 +282,9 @@ class OpenAiStandIn(StandIn):
     api_key: Line | None = Field(default=None, description="The key it wants. Default: any.")
 
 
+HealthTime: TypeAlias = Literal["interval", "timeout", "start_period", "start_interval", "retries"]
+
+
 class Health(Strict):
     """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
     answers with less than 400, or the image's own check."""
@@ -298,6 +302,11 @@ class Health(Strict):
         default=None,
         description="`true`: the image's own check, which it must have; `false`: none, also "
         "where the image has one.",
+    )
+    times: Mapping[HealthTime, Annotated[str, Field(pattern=_TIME)]] | None = Field(
+        default=None,
+        description="With `image: true`: what replaces the image's own, in seconds (`2s`), as in a "
+        "compose file; `retries` is a number.",
     )
     interval: Annotated[float, kinds.Duration(min="100ms", max="5m")] = Field(
         default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
@@ -318,6 +327,8 @@ class Health(Strict):
     def _one(self) -> Health:
         if sum(part is not None for part in (self.command, self.http, self.image)) != 1:
             raise ValueError("write exactly one of `command`, `http` (with `port`) and `image`")
+        if self.times is not None and not self.image:
+            raise ValueError("`times` are those of `image: true`")
         if (self.http is None) is not (self.port is None):
             raise ValueError("write both `http` and `port`, or neither")
         return self
@@ -380,8 +391,12 @@ class CellStandIn(TargetStandIn):
 
     kind: Literal["cell"] = Field(description="What it plays.")
     files: FilesField = Field(default=(), description="Files that are copied in.")
-    command: Words | None = Field(
-        default=None, description="What runs in it, as a list of words. Default the image's."
+    command: (
+        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)]
+        | None
+    ) = Field(
+        default=None,
+        description="What runs in it, as a list of words; `[]`: nothing. Default the image's.",
     )
     arguments: (
         Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)]

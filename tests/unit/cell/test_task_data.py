@@ -24,7 +24,7 @@ class Asked:
     id = "c"
 
     def __init__(self, *, fails: str = "", refuses: str = "") -> None:
-        self.files: dict[str, tuple[bytes, int | None, str, bool]] = {}
+        self.files: dict[str, tuple[bytes, int | None, str]] = {}
         self.commands: list[list[str]] = []
         self.notes: list[dict[str, Any]] = []
         self.inputs: list[bytes] = []
@@ -51,12 +51,11 @@ class Asked:
         mode: int | None,
         user: str,
         owner: str,
-        is_secret: bool = False,
     ) -> None:
         """Kept, unless it is refused."""
         if path == self.refuses:
             raise IsADirectoryError(21, "Is a directory", path)
-        self.files[path] = (contents, mode, owner, is_secret)
+        self.files[path] = (contents, mode, owner)
 
     async def read_file(self, path: str, *, max_bytes: int, user: str) -> bytes:
         """A hosts file without a line's end, or an archive."""
@@ -83,31 +82,13 @@ async def put(cell: Asked, data: TaskData) -> None:
 
 
 async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
-    """A file's own mode unless one is asked for; a secret's contents are marked; each source is on
-    record with its digest."""
+    """They are root's, with their modes; each source is on record with its digest."""
     (tmp_path / "a").write_text("contents")
     (tmp_path / "a").chmod(0o640)
     cell = Asked()
-    files = (
-        TaskFile(key="volumes", target="/a", source="a"),
-        TaskFile(
-            key="secrets",
-            target="/run/secrets/a",
-            source="a",
-            mode=0o400,
-            owner="1:2",
-            is_secret=True,
-        ),
-        TaskFile(key="configs", target="/c", content="text", mode=0o444),
-    )
-    await put(cell, data_of(tmp_path, *files))
-    assert cell.files == {
-        "/a": (b"contents", 0o640, "0:0", False),
-        "/run/secrets/a": (b"contents", 0o400, "1:2", True),
-        "/c": (b"text", 0o444, "0:0", False),
-    }
-    digest = hashlib.sha256(b"contents").hexdigest()
-    assert [note["sha256"] for note in cell.notes[:2]] == [digest, digest]
+    await put(cell, data_of(tmp_path, TaskFile(target="/a", source="a")))
+    assert cell.files == {"/a": (b"contents", 0o640, "0:0")}
+    assert [note["sha256"] for note in cell.notes] == [hashlib.sha256(b"contents").hexdigest()]
     assert "contents" not in str(cell.notes)
 
 
@@ -119,7 +100,7 @@ async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None
     (tmp_path / "d" / "f").write_text("x")
     (tmp_path / "d" / "-l").symlink_to("f")
     cell = Asked()
-    data = data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d"))
+    data = data_of(tmp_path, TaskFile(target="/srv", source="d"))
     await put(cell, data)
     assert cell.commands == [
         ["rm", "-rf", "--", "/srv"],
@@ -139,7 +120,7 @@ async def test_names_are_added_to_the_hosts_file(tmp_path: Path) -> None:
     """Behind what the image has, each on a line of its own."""
     cell = Asked()
     await put(cell, data_of(tmp_path, hosts=(("shop", "10.0.0.7"), ("six", "::1"))))
-    contents, mode, owner, _ = cell.files["/etc/hosts"]
+    contents, mode, owner = cell.files["/etc/hosts"]
     assert contents == b"127.0.0.1\tlocalhost\n10.0.0.7\tshop\n::1\tsix\n"
     assert (mode, owner) == (0o644, "0:0")
 
@@ -175,13 +156,11 @@ async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "f").touch()
     with pytest.raises(PolicyError, match="no such file"):
-        await put(Asked(), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="none")))
+        await put(Asked(), data_of(tmp_path, TaskFile(target="/a", source="none")))
     with pytest.raises(CellError, match="/srv can't be put there: no such thing"):
         await put(
             Asked(fails="mkdir"),
-            data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d")),
+            data_of(tmp_path, TaskFile(target="/srv", source="d")),
         )
     with pytest.raises(CellError, match="directory"):
-        await put(
-            Asked(refuses="/a"), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="f"))
-        )
+        await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(target="/a", source="f")))

@@ -91,7 +91,7 @@ def mounts(
     models = {name: Service.model_validate(service) for name, service in services.items()}
     found = {name: Converted(name, model) for name, model in models.items()}
     refused = Refusals()
-    add_volumes(found, volumes, None, refused, waits=waits_of(models), default=default)
+    add_volumes(found, volumes, refused, waits=waits_of(models), default=default)
     refused.raise_all()
     return found
 
@@ -199,7 +199,7 @@ def test_a_directory_of_the_task_is_copied(files: TaskFiles, mount: Any, said: s
     """It is not shared, and its author is told what is different."""
     found = data_of(files, mount)
     assert found.data is not None
-    assert found.data.own.files == (TaskFile(key="volumes", target="/srv/app", source="app"),)
+    assert found.data.own.files == (TaskFile(target="/srv/app", source="app"),)
     assert found.data.root == str(files.root)
     (fact,) = found.differences
     assert (fact.kind, fact.key, said in fact.detail) == (Kind.CHANGED, "volumes", True)

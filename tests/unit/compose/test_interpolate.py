@@ -55,7 +55,7 @@ def test_composes_forms(written: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("written", "named"),
     [
-        ("${SAMPLE_METADATA_N}", "SAMPLE_METADATA_N, which is not in this sample's metadata"),
+        ("${SAMPLE_METADATA_N}", "SAMPLE_METADATA_N, and it is not in this sample's metadata"),
         ("$SAMPLE_METADATA_N", "SAMPLE_METADATA_N"),
         ("${SAMPLE_METADATA_N:?it is needed}", "SAMPLE_METADATA_N.*: it is needed"),
         ("${SAMPLE_METADATA_E:?it is needed}", "it is needed"),

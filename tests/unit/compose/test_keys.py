@@ -11,7 +11,7 @@ from tests.unit.compose.test_translate import shop, two
 
 from belljar.compose.document import TaskFiles
 from belljar.compose.keys import KEYS, Outcome, read_service
-from belljar.compose.model import RUNTIMES, Service
+from belljar.compose.model import NO_DEVICE, UNKNOWN, Service
 from belljar.compose.translate import program_of, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import Kind
@@ -54,7 +54,7 @@ def test_every_key_of_compose_has_one_fate() -> None:
     valued = {
         key for key, fate in KEYS.items() if fate.outcome in (Outcome.APPLIED, Outcome.LIMITED)
     }
-    assert set(Service.model_fields) == valued - {"extends"}
+    assert set(Service.model_fields) == valued
     assert all(
         fate.why for fate in KEYS.values() if fate.outcome in (Outcome.DROPPED, Outcome.REFUSED)
     )
@@ -88,7 +88,7 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("network_mode", "host"),
         ("network_mode", "service:default"),
         ("devices", ["/dev/kvm"]),
-        ("devices", False),
+        ("devices", True),
         ("cap_add", ["SYS_ADMIN"]),
         ("security_opt", ["systempaths=unconfined"]),
         ("security_opt", [7]),
@@ -119,7 +119,10 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("deploy", {"replicas": 3}),
         ("deploy", {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}),
         ("deploy", {"made_up": 1}),
-        ("pids_limit", -1),
+        ("pids_limit", -2),
+        ("cpus", -1),
+        ("cpu_quota", -2),
+        ("healthcheck", {"test": "x", "interval": "soon"}),
         ("platform", "windows/amd64"),
         ("made_up", 1),
     ],
@@ -246,10 +249,8 @@ def test_an_image_is_never_built() -> None:
 def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
     """A runtime that means no more is said to be without effect; one that means devices is refused,
     as they are."""
-    assert [read_compose(two(runtime=name)).changes for name in sorted(RUNTIMES)] == [
-        {"image": "agent"}
-    ] * len(RUNTIMES)
-    assert facts(runtime="runc") == {(Kind.DROPPED, "runtime")}
+    for runtime in ("runc", "runsc", "kata-runtime", "io.containerd.kata.v2"):
+        assert facts(runtime=runtime) == {(Kind.DROPPED, "runtime")}
     assert refused(runtime="nvidia") == {"runtime"}
     devices = {
         "reservations": {"devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}
@@ -260,21 +261,22 @@ def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
 def test_what_runs() -> None:
     """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out;
     lists as they are, text as a shell splits it."""
-    assert program_of("x", Service.model_validate({})) == {}
-    assert program_of("x", Service.model_validate({"command": None, "entrypoint": None})) == {}
-    assert program_of("x", Service.model_validate({"command": "run 'a b'"})) == {
+    assert program_of(Service.model_validate({})) == {}
+    assert program_of(Service.model_validate({"command": None, "entrypoint": None})) == {}
+    assert program_of(Service.model_validate({"command": "run 'a b'"})) == {
         "arguments": ["run", "a b"]
     }
-    assert program_of("x", Service.model_validate({"command": []})) == {"arguments": []}
-    assert program_of(
-        "x", Service.model_validate({"entrypoint": ["e"], "command": ["c", "d"]})
-    ) == {"command": ["e", "c", "d"]}
-    assert program_of("x", Service.model_validate({"entrypoint": "e f"})) == {"command": ["e", "f"]}
-    assert program_of("x", Service.model_validate({"entrypoint": "", "command": "c"})) == {
+    assert program_of(Service.model_validate({"command": []})) == {"arguments": []}
+    assert program_of(Service.model_validate({"entrypoint": ["e"], "command": ["c", "d"]})) == {
+        "command": ["e", "c", "d"]
+    }
+    assert program_of(Service.model_validate({"entrypoint": "e f"})) == {"command": ["e", "f"]}
+    assert program_of(Service.model_validate({"entrypoint": "", "command": "c"})) == {
         "command": ["c"]
     }
-    with pytest.raises(CannotKeepError, match="entrypoint"):
-        program_of("x", Service.model_validate({"entrypoint": []}))
+    for empty in ("", []):  # nothing of the image's is left
+        assert program_of(Service.model_validate({"entrypoint": empty})) == {"command": []}
+        assert program_of(Service.model_validate({"command": empty})) == {"arguments": []}
 
 
 @pytest.mark.parametrize("command", [{"a": 1}, 3, "an 'open quote", [["nested"]]])
@@ -310,7 +312,7 @@ def test_resources() -> None:
 
 
 def test_a_share_of_processing_time() -> None:
-    """Is so many processors, rounded up; none is no limit, and `cpus` says it better."""
+    """Is so many processors, rounded up; `cpus` says it better."""
     for fields, cpus in (
         ({"cpu_quota": 150_000}, 2),
         ({"cpu_quota": "50000", "cpu_period": 25_000}, 2),
@@ -318,9 +320,57 @@ def test_a_share_of_processing_time() -> None:
         ({"cpu_count": 4}, 4),
     ):
         assert shop(**fields)["resources"] == {"cpus": cpus}
-    for fields in ({"cpu_quota": -1}, {"cpu_quota": 0}, {"cpu_period": 100_000}, {"cpus": 0}):
-        assert "resources" not in shop(**fields)
-        assert facts(**fields) == set()
+    assert facts(cpu_period=100_000) == set()
+
+
+@pytest.mark.parametrize(
+    ("fields", "keys"),
+    [
+        ({"pids_limit": -1}, {"pids_limit"}),
+        ({"mem_limit": 0, "memswap_limit": -1}, {"mem_limit", "memswap_limit"}),
+        ({"mem_limit": "0b", "cpus": 0}, {"mem_limit", "cpus"}),
+        ({"cpu_quota": -1}, {"cpu_quota"}),
+        ({"cpu_count": "0"}, {"cpu_count"}),
+        (
+            {"deploy": {"resources": {"limits": {"cpus": "0", "memory": "0", "pids": -1}}}},
+            {f"deploy.resources.limits.{name}" for name in ("cpus", "memory", "pids")},
+        ),
+    ],
+)
+def test_no_limit_is_the_policys(fields: dict[str, Any], keys: set[str]) -> None:
+    """Docker's 0 and -1 ask for none, which no cell has: the policy's holds, and that is said."""
+    assert "resources" not in shop(**fields)
+    assert facts(**fields) == {(Kind.CHANGED, key) for key in keys}
+
+
+@pytest.mark.parametrize("value", ["yes", "Y", "ON", "True", True])
+def test_switches_of_yaml_1_1(value: object) -> None:
+    """Docker's reader takes them for true and false, in the usual cases."""
+    opposite = {"yes": "no", "Y": "N", "ON": "Off", "True": "FALSE", True: False}[value]  # type: ignore[index]
+    assert facts(read_only=value, init=value) == {(Kind.CHANGED, "read_only")}
+    assert facts(read_only=opposite, init=opposite, privileged=opposite) == set()
+    assert facts(use_api_socket=opposite) == set()
+    assert refused(use_api_socket=value) == {"use_api_socket"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"volumes": [{"type": "volume", "target": "/d", "volume": {"subpath": "x"}}]}, "volumes"),
+        ({"volumes": [{"type": "bind", "target": "/d", "bind": {"propagation": "x"}}]}, "volumes"),
+        ({"volumes": [{"type": "image", "target": "/d", "image": {"subpath": "x"}}]}, "volumes"),
+        ({"networks": {"default": {"driver_opts": {"a": "b"}}}}, "driver_opts"),
+        ({"env_file": [{"path": "x", "format": "raw"}]}, "env_file"),
+        ({"deploy": {"resources": {"reservations": {"devices": [{}]}}}}, "deploy"),
+    ],
+)
+def test_a_key_that_compose_has_is_never_called_unknown(fields: dict[str, Any], key: str) -> None:
+    """It is refused as one that is not read here."""
+    with pytest.raises(CannotKeepError) as caught:
+        read_compose(two(**fields))
+    assert {fact.key for fact in caught.value.differences} == {key}
+    assert UNKNOWN not in str(caught.value)
+    assert (NO_DEVICE in str(caught.value)) == (key == "deploy")
 
 
 def test_what_is_not_kept_but_harmless_is_said() -> None:
@@ -350,7 +400,6 @@ _KEPT: dict[str, Any] = {
     "healthcheck": {"test": "true"},
     "cpus": "2",
     "cpu_count": 2,
-    "extends": "default",
     "cpu_period": 100_000,
     "mem_limit": "1g",
     "pids_limit": 90,
@@ -358,8 +407,6 @@ _KEPT: dict[str, Any] = {
     "volumes": ["/data"],
     "env_file": "vars.env",
     "extra_hosts": ["x:10.0.0.1"],
-    "secrets": ["key"],
-    "configs": ["key"],
     "network_mode": "none",
     "security_opt": ["no-new-privileges:true"],
     "privileged": False,
@@ -418,12 +465,7 @@ def fate(service: dict[str, Any], root: Path) -> str:
     """What becomes of a service with these fields; `root` is the task's directory."""
     alone = {"services": {"shop": {"image": "x", **service}}}
     (root / "vars.env").write_text("A=1")
-    kept = {"key": {"file": "vars.env"}}
-    file = {
-        **(alone if "network_mode" in service else two(**service)),
-        "secrets": kept,
-        "configs": kept,
-    }
+    file = alone if "network_mode" in service else two(**service)
     try:
         found = read_compose(file, TaskFiles(root)).differences
     except CannotKeepError as error:
@@ -446,8 +488,6 @@ def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
         }
         if "refused" in said:
             found.add(fate(_WIDER.get(key, {key: "anything"}), tmp_path))
-        if key == "profiles":
-            found = {fate({"profiles": ["p"]}, tmp_path)}
         if key == "platform":
             found.add(fate({"platform": "linux/riscv64"}, tmp_path))
         assert found == said, key
@@ -462,7 +502,7 @@ def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
 )
 def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 - YAML
     """This host is no address: its name is left out, and its author is told."""
-    converted = read_service("s", {"image": "i", "extra_hosts": written}, Refusals())
+    converted = read_service("s", {"image": "i", "extra_hosts": written}, None, Refusals())
     assert converted.hosts == [("shop.local", "10.0.0.7"), ("six", "::1")]
     (fact,) = converted.differences
     assert (fact.kind, fact.key) == (Kind.DROPPED, "extra_hosts")
