@@ -28,20 +28,10 @@ services:
   default:
     image: default
     user: root
-    volumes: ["../app:/etc/profile.d:ro", "./one.txt:/one.txt", "rows:/rows:ro"]
+    volumes: ["../app:/etc/profile.d:ro", "./one.txt:/one.txt"]
     env_file: [vars.env, {path: none.env, required: false}]
     environment: {B: explicit}
     extra_hosts: ["shop.example:10.9.8.7", "host.docker.internal:host-gateway"]
-  fill:
-    image: default
-    user: root
-    volumes: ["rows:/data"]
-    command: [sh, -c, "echo row > /data/table && chmod 700 /data/table && ln -s table /data/link"]
-  after:
-    image: default
-    command: sleep infinity
-    depends_on: {fill: {condition: service_completed_successfully}}
-volumes: {rows: }
 """
 WEB = """
 services:
@@ -103,7 +93,6 @@ async def test_a_tasks_files_and_names_are_in_its_cells(
             assert await said(cell, "getent hosts shop.example") == "10.9.8.7        shop.example"
             assert await said(cell, "getent hosts host.docker.internal; echo $?") == "2"
             assert await said(cell, "curl -s http://web:8000/page") == "a page"
-            assert await said(cell, "cat /rows/link; stat -c %a /rows/table") == "row\n700"
             # an entry of the hosts file leads nowhere
             assert await said(cell, "curl -s -m 5 http://shop.example/; echo $?") in ("7", "28")
     assert (task / "one.txt").read_text() == "one"
@@ -111,7 +100,6 @@ async def test_a_tasks_files_and_names_are_in_its_cells(
     assert {(data["key"], data["target"]) for data in copied} == {
         ("volumes", "/etc/profile.d"),
         ("volumes", "/one.txt"),
-        ("volumes", "/rows"),
         ("volumes", "/srv/html"),
     }
     assert verify(run.path).ok(strict=True)

@@ -28,7 +28,7 @@ from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
 from belljar.cell.range import ModelRequests, Range
 from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
-from belljar.cell.task_data import ENVIRONMENT, bring_volumes, trust
+from belljar.cell.task_data import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Recorder
 from belljar.isolation.renewal import Port, PortSettings
@@ -213,8 +213,6 @@ async def open_with_network(
                 await trust(cell, network.certificate)
         if target is not None and on_target is not None:
             await on_target(cell, routers.get(cell.id))
-        if member.policy.data is not None:
-            await bring_volumes(cell, member.policy.data, cells)
         if target is not None:
             waits[member.name] = await start_serving(cell, target)
     return Range(

@@ -147,7 +147,7 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
         raise _failed(
             stand_in,
             cell,
-            "neither the file nor its image has a health check's command",
+            "neither the file nor its image has a check",
         )
     if written.get("times"):
         return cell.image_health_with(written["times"]) or {}

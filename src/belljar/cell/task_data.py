@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,11 +18,10 @@ from belljar.cell.cell import Cell
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.policy.files import Entry, EntryKind, Tree, read_entry, reason
-from belljar.policy.task_data import MAX_BYTES, TaskData, TaskFile, trees_of
+from belljar.policy.task_data import TaskData, TaskFile, trees_of
 from belljar.units import printable
 
 HOSTS: Final = "/etc/hosts"
-ARCHIVE: Final = "/tmp/volume.tar"  # noqa: S108 - the cell's
 _MAX_HOSTS_BYTES: Final = 64 << 10
 _TIMEOUT_S: Final = 60.0
 _USUAL_MODE: Final = 0o755
@@ -47,46 +45,6 @@ async def put_in(cell: Cell, data: TaskData) -> None:
         await _copy(cell, root, file, trees[file.target])
     if own.hosts:
         await _add_hosts(cell, own.hosts)
-
-
-async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -> None:
-    """Copy the directories that other cells of the range have filled, their programs having ended.
-
-    What they hold passes through this host as it is: nothing of it is looked at here.
-
-    Raises `CellError`: one has more than `MAX_BYTES`, or an image lacks `tar`.
-    """
-    for volume in data.own.volumes:
-        writer = cells.get(volume.writer)
-        # The operator's own network replaces the services (`--override`)
-        if writer is None:
-            continue
-        try:
-            listed = await _run(
-                writer, volume.source, ["tar", "-C", volume.source, "-cvf", ARCHIVE, "."]
-            )
-            archive = await writer.read_file(ARCHIVE, max_bytes=MAX_BYTES, user="0")
-        except (OSError, TimeoutError) as error:
-            raise _not_taken(writer, volume.source, str(error)) from error
-        finally:
-            with suppress(OSError, TimeoutError, CellError), anyio.CancelScope(shield=True):
-                await writer.remove(ARCHIVE, user="0", timeout_s=_TIMEOUT_S)
-        await _run(cell, volume.target, ["rm", "-rf", "--", volume.target])
-        await _run(cell, volume.target, ["mkdir", "-p", "--", volume.target])
-        await _run(cell, volume.target, ["tar", "-C", volume.target, "-xpf", "-"], input=archive)
-        cell.note(
-            Kind.TASK_FILES_COPIED,
-            {
-                "key": "volumes",
-                "source": f"volume {volume.name} of {volume.writer}",
-                "target": volume.target,
-                # By the names that the writer's tar printed: all but the directories, which end in
-                # "/".
-                "files": sum(bool(n) and not n.endswith(b"/") for n in listed.split(b"\n")),
-                "bytes": len(archive),
-                "sha256": hashlib.sha256(archive).hexdigest(),
-            },
-        )
 
 
 async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
@@ -161,18 +119,11 @@ def _batches(words: Sequence[str]) -> Iterator[Sequence[str]]:
     return (words[at : at + _WORDS_AT_ONCE] for at in range(0, len(words), _WORDS_AT_ONCE))
 
 
-async def _run(
-    cell: Cell,
-    target: str,
-    argv: list[str],
-    *,
-    input: bytes | None = None,  # noqa: A002 - as in `exec`
-) -> bytes:
-    output = await cell.exec(argv, input=input, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
+async def _run(cell: Cell, target: str, argv: list[str]) -> None:
+    output = await cell.exec(argv, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
     if not output.success:
         why = output.why_not_started or output.stderr.decode("utf-8", "replace")
         raise _not_taken(cell, target, why)
-    return output.stdout
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:

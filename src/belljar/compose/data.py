@@ -1,8 +1,7 @@
 """What services take from a task's files: volumes, variables, builds.
 
 Cells share nothing that one can write. A service's volume is a directory of its cell, a task's file
-is copied. A volume of several services is refused, unless one fills it and ends before the others
-start: these get copies. Pure but for the files it reads.
+is copied, and a volume of several services is refused. Pure but for the files it reads.
 
 Source: compose-spec 05-services.md and build.md.
 """
@@ -10,15 +9,14 @@ Source: compose-spec 05-services.md and build.md.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from belljar.compose.document import HOME_KEY, files_named_by, services_of
 from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv
 from belljar.compose.keys import STAND_INS, Converted
-from belljar.compose.model import Build, Condition, Mount, Volume, parse, read_part, reasons_of
+from belljar.compose.model import Build, Mount, Volume, parse, read_part, reasons_of
 from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
@@ -29,7 +27,7 @@ from belljar.compose.values import (
 )
 from belljar.policy.files import reason
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.policy.task_data import TakenVolume, TaskFile
+from belljar.policy.task_data import TaskFile
 from belljar.units import format_size, printable
 
 _NO_DIRECTORY: Final = (
@@ -39,69 +37,49 @@ _SHARED: Final = "cells share no directory, so one service would not see what an
 _NOT_WRITTEN: Final = "its service can't write to it, so it stays empty"
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """`service` starts when `needed` has reached `condition`."""
-
-    service: str
-    needed: str
-    condition: Condition
-
-
 # ---- volumes
 
 
-def add_volumes(
-    converted: Mapping[str, Converted],
-    volumes: object,
-    refused: Refusals,
-    *,
-    waits: Sequence[Wait] = (),
-    default: str = "",
-) -> None:
-    """Add each service's volumes; what cells can't keep goes to `refused`.
-
-    `default`: the service that starts last.
-    """
+def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
+    """Add each service's volumes; what cells can't keep goes to `refused`."""
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
         where = f"volume {name}"
         with refused.collected():
             parse(Volume, mapping(settings, where), where, refused, reasons_of(Volume))
-    used: dict[str, list[tuple[Converted, Mount]]] = {}
+    used: dict[str, list[Converted]] = {}
     for cell in converted.values():
         for mount in cell.model.volumes:
-            place = mount.target
-            with _refused_item(refused, cell, "volumes", mount.source or place):
+            try:
                 if mount.type == "bind":
                     _copy(cell, mount)
-                    continue
-                # A directory of the cell
-                if not mount.source and mount.read_only:
-                    raise ValueError(_NOT_WRITTEN)
-                if mount.source and mount.source not in declared:
-                    raise ValueError(f"there is no volume {mount.source} in the file")
-                cell.directories.append(place)
-                if mount.type == "tmpfs":
-                    why = "is a directory of the cell; the options of a tmpfs are not kept"
-                    cell.changed("volumes", f"{place} {why}")
-                if mount.source:
-                    used.setdefault(mount.source, []).append((cell, mount))
-    for name, uses in used.items():
-        with refused.collected():
-            _share(name, uses, waits, default)
+                else:
+                    _make(cell, mount, declared)
+            except (OSError, ValueError) as error:
+                shown = printable(mount.source or mount.target, max_chars=100)
+                hint = error.hint if isinstance(error, OutsideTaskError) else ""
+                why = f"{shown}: {printable(reason(error))}"
+                refused.add(cell.where, "volumes", why, hint=hint)
+            else:
+                if mount.type == "volume" and mount.source:
+                    used.setdefault(mount.source, []).append(cell)
+    for name, cells in used.items():
+        if len(cells) > 1:
+            both = ", ".join(dict.fromkeys(cell.service for cell in cells))
+            why = f"{printable(name)}: {printable(both)} have it: {_SHARED}"
+            refused.add(cells[-1].where, "volumes", why)
 
 
-@contextmanager
-def _refused_item(refused: Refusals, cell: Converted, key: str, shown: str) -> Iterator[None]:
-    """A fault in the block refuses this item of the service's key."""
-    try:
-        yield
-    except (OSError, TypeError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        hint = error.hint if isinstance(error, OutsideTaskError) else ""
-        detail = f"{printable(shown, max_chars=100)}: {printable(why)}"
-        refused.add(cell.where, key, detail, hint=hint)
+def _make(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
+    """A directory of the cell."""
+    if mount.read_only:
+        raise ValueError(_NOT_WRITTEN)
+    if mount.source and mount.source not in declared:
+        raise ValueError(f"there is no volume {mount.source} in the file")
+    cell.directories.append(mount.target)
+    if mount.type == "tmpfs":
+        why = "is a directory of the cell; the options of a tmpfs are not kept"
+        cell.changed("volumes", f"{mount.target} {why}")
 
 
 def _copy(cell: Converted, mount: Mount) -> None:
@@ -124,38 +102,6 @@ def _copy(cell: Converted, mount: Mount) -> None:
     )
     size = format_size(tree.total_bytes)
     cell.changed("volumes", f"{mount.source} is copied to {target} ({size}): {later}")
-
-
-def _share(
-    name: str, used: Sequence[tuple[Converted, Mount]], waits: Sequence[Wait], default: str
-) -> None:
-    """Copy a volume that one service fills before the others start."""
-    if len(used) == 1 and not used[0][1].read_only:
-        return
-    ends = [wait for wait in waits if wait.condition is Condition.COMPLETED]
-    for index, (first, filled) in enumerate(used):
-        others, writer = [*used[:index], *used[index + 1 :]], first.service
-        later = {wait.service for wait in ends if wait.needed == writer}
-        is_seen = len(others) == 1 or all(mount.read_only for _, mount in others)
-        starts_later = all(cell.service in {*later, default} - {writer} for cell, _ in others)
-        if later and not filled.read_only and is_seen and starts_later:
-            for cell, mount in others:
-                cell.volumes.append(
-                    TakenVolume(name=name, writer=writer, source=filled.target, target=mount.target)
-                )
-                why = f"{mount.target} is a copy of {name} as {writer} leaves it"
-                cell.changed("volumes", why)
-            return
-    hint, why = "", _NOT_WRITTEN
-    if len(used) > 1:
-        names = ", ".join(dict.fromkeys(cell.service for cell, _ in used))
-        why = f"{names} have it: {_SHARED}"
-        hint = (
-            f"let one service fill it and end (`{Condition.COMPLETED.value}`) before the others "
-            f"start"
-        )
-    shown = printable(name, max_chars=100)
-    raise refusal(used[-1][0].where, "volumes", f"{shown}: {printable(why)}", hint=hint)
 
 
 # ---- variables

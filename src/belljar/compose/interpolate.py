@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any, Final
 
 from belljar.compose.values import CannotKeepError, changed
@@ -20,6 +21,7 @@ from belljar.units import printable
 
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _OPERATOR: Final = re.compile(r":?[-?+]")
 _BRACE: Final = re.compile(r"\$\{|\}")
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
@@ -204,46 +206,19 @@ def _unknown(written: str) -> CannotKeepError:
     return CannotKeepError(f"its compose file has {shown}, which is no reference of Compose's")
 
 
-_BLANK: Final = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
-_VARIABLE: Final = re.compile(
-    r"""
-    [ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_.\-]*)[ \t]*
-    (?:[=:][ \t]*+(?:
-        '(?P<single>(?:[^'\\]|\\.)*)'[ \t]*
-        |"(?P<double>(?:[^"\\]|\\.)*)"[ \t]*
-        |(?P<plain>(?!['"])[^\n]*)
-    ))?
-    (?:\#[^\n]*)?(?:\n|\Z)
-    """,
-    re.ASCII | re.DOTALL | re.VERBOSE,
-)
-_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_CONTROL: Final[Mapping[str, str]] = {"n": "\n", "r": "\r", "t": "\t"}
-_COMMENT: Final = re.compile(r"(?:^|[ \t])#.*")
-
-
 def read_dotenv(text: str) -> dict[str, str | None]:
     """The variables of a file; None for a name without a value. Raises `ValueError`."""
-    text = text.replace("\r\n", "\n")
+    from dotenv.parser import parse_stream
+
     found: dict[str, str | None] = {}
-    at = 0
-    while at < len(text):
-        if blank := _BLANK.match(text, at):
-            at = blank.end()
-            continue
-        start, variable = at, _VARIABLE.match(text, at)
-        if variable is None:
-            line = text.count("\n", 0, start) + 1
-            raise ValueError(f"line {line} is no `NAME=VALUE`, or has an open quote")
-        at, value = variable.end(), variable["single"]
-        if value is not None:
-            value = value.replace("\\'", "'")
-        elif (value := variable["double"]) is None and variable["plain"] is not None:
-            value = _COMMENT.sub("", variable["plain"]).strip()
-        if variable["single"] is None and "$" in (value or ""):
-            line = text.count("\n", 0, start) + 1
-            raise ValueError(f"line {line} has a `$` outside of single quotes: write its value out")
-        if variable["double"] is not None:
-            value = _ESCAPE.sub(lambda found: _CONTROL.get(found[1], found[1]), variable["double"])
-        found[variable["name"]] = value
+    for item in parse_stream(StringIO(text)):
+        line, value = f"line {item.original.line}", item.value or ""
+        if item.error or (item.key is not None and not _VARIABLE.fullmatch(item.key)):
+            raise ValueError(f"{line} is no `NAME=VALUE`, or has an open quote")
+        quote = item.original.string.partition("=")[2].strip()[:1]
+        if "$" in value and quote != "'":
+            raise ValueError(f"{line} has a `$` outside of single quotes: write its value out")
+        if item.key is not None:
+            # A comment, which python-dotenv takes for the value
+            found[item.key] = "" if value.startswith("#") and not quote.strip("#") else item.value
     return found

@@ -7,27 +7,23 @@ Source: compose-spec schema/compose-spec.json, `definitions.service`.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any, Final
 
 from belljar.compose.document import TaskFiles
-from belljar.compose.model import FOR_HOST, UNKNOWN, Dependency, Deploy, Service, parse
+from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
+from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
 """Images that stand for the default image."""
-_USUAL_PERIOD_US: Final = 100_000
-_ARCHITECTURES: Final = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
 _CAPABLE: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.capabilities)
@@ -61,7 +57,6 @@ class Converted:
     hosts: list[tuple[str, str]] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     files: list[TaskFile] = field(default_factory=list)
-    volumes: list[TakenVolume] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     entries: int = 0
     total_bytes: int = 0
@@ -170,16 +165,15 @@ def _word(name: str) -> Convert:
     return lambda value, converted: converted.words.update({name: value})
 
 
-def _no_limit(key: str, converted: Converted) -> None:
-    converted.changed(key, "a cell always has a limit: the policy's")
-
-
 def _resource(name: str, key: str) -> Convert:
-    def convert(value: object, converted: Converted) -> None:
+    def convert(value: Any, converted: Converted) -> None:  # noqa: ANN401 - a number or a size
         if value is None:
-            _no_limit(key, converted)
-        else:
-            converted.add("resources", **{name: value})
+            converted.changed(key, "a cell always has a limit: the policy's")
+            return
+        whole = -int(-value // 1) if name == "cpus" else value
+        if whole != value:
+            converted.changed(key, f"a cell has whole processors: {value:g} becomes {whole}")
+        converted.add("resources", **{name: whole})
 
     return convert
 
@@ -191,39 +185,14 @@ def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
     converted.words["env"] = {name: item for name, item in pairs.items() if item is not None}
 
 
-_memory: Final = partial(_resource, "memory")
-_processes: Final = partial(_resource, "processes")
-
-
-def _cpus(key: str) -> Convert:
-    def convert(number: float | None, converted: Converted) -> None:
-        if number is None:
-            _no_limit(key, converted)
-            return
-        whole = int(-(-number // 1))
-        if whole != number:
-            converted.changed(key, f"a cell has whole processors: {number:g} becomes {whole}")
-        converted.add("resources", cpus=whole)
-
-    return convert
-
-
-def _cpu_quota(quota: int | None, converted: Converted) -> None:
-    period = converted.model.cpu_period or _USUAL_PERIOD_US
-    if converted.model.cpus is None:  # which Docker does not allow beside it
-        _cpus("cpu_quota")(None if quota is None else quota / period, converted)
-
-
 def _deploy(value: Deploy, converted: Converted) -> None:
     limits = value.resources.limits
-    for key in (key for key in Deploy.model_fields if key in value.model_fields_set):
-        if key == "restart_policy":
-            converted.changed("deploy.restart_policy", _NOT_RESTARTED)
-        elif key not in ("resources", "replicas"):
-            converted.dropped(f"deploy.{key}", "it only matters to a swarm")
-    for name, convert in (("cpus", _cpus), ("memory", _memory), ("pids", _processes)):
-        if name in limits.model_fields_set:
-            convert(f"deploy.resources.limits.{name}")(getattr(limits, name), converted)
+    if value.restart_policy is not None:
+        converted.changed("deploy.restart_policy", _NOT_RESTARTED)
+    for name in limits.model_fields_set:
+        resource = "processes" if name == "pids" else name
+        convert = _resource(resource, f"deploy.resources.limits.{name}")
+        convert(getattr(limits, name), converted)
 
 
 _NOT_RESTARTED: Final = "a program that ends is not started again"
@@ -231,7 +200,7 @@ _NOT_RESTARTED: Final = "a program that ends is not started again"
 
 def _swap(value: str | None, converted: Converted) -> None:
     if value is None:
-        _no_limit("memswap_limit", converted)
+        _resource("memory", "memswap_limit")(None, converted)
     else:
         converted.dropped("memswap_limit", "a cell has no swap")
 
@@ -252,37 +221,6 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
             converted.dropped("extra_hosts", why)
         else:
             converted.hosts.append((name, address))
-
-
-def _depends_on(services: dict[str, Dependency], converted: Converted) -> None:
-    if any(needed.restart for needed in services.values()):
-        converted.dropped("depends_on.restart", "no service is started again with another")
-
-
-_ULIMITS: Final[Mapping[str, str]] = {
-    "nofile": f"a program may open {_SOFT_FILES:,} files, and raise that to {_HARD_FILES:,}",
-    "nproc": "the cell's number of processes counts: `pids_limit`, or the policy's `processes`",
-    "core": "no program writes a core dump",
-}
-
-
-def _ulimits(limits: dict[str, str], converted: Converted) -> None:
-    for name, soft in limits.items():
-        if (name, soft) != ("core", "0"):
-            usual = "a program has the limit that the cell's kernel begins with"
-            converted.dropped(f"ulimits.{name}", _ULIMITS.get(name, usual))
-
-
-def _platform(value: str, converted: Converted) -> None:
-    # An image of another architecture is refused when it is imported
-    system, _, architecture = value.partition("/")
-    if system != "linux":
-        raise refusal(converted.where, "platform", "a cell runs Linux")
-    usual = "the image is one of this machine's architecture"
-    if architecture.partition("/")[0] in ("", *_ARCHITECTURES.get(platform.machine(), ())):
-        converted.dropped("platform", usual)
-    else:
-        converted.changed("platform", f"{usual}, {platform.machine()}")
 
 
 # ---- rights
@@ -349,20 +287,15 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "environment": _environment,
     "working_dir": _word("workdir"),
     "user": _word("user"),
-    "cpus": _cpus("cpus"),
-    "cpu_count": _cpus("cpu_count"),
-    "cpu_quota": _cpu_quota,
+    "cpus": _resource("cpus", "cpus"),
     "security_opt": _security_opt,
     "cap_add": _cap_add,
     "privileged": _privileged,
-    "mem_limit": _memory("mem_limit"),
+    "mem_limit": _resource("memory", "mem_limit"),
     "memswap_limit": _swap,
-    "pids_limit": _processes("pids_limit"),
+    "pids_limit": _resource("processes", "pids_limit"),
     "restart": _reported(Kind.CHANGED, "restart", _NOT_RESTARTED, usual="no"),
-    "platform": _platform,
     "extra_hosts": _extra_hosts,
-    "depends_on": _depends_on,
-    "ulimits": _ulimits,
     "deploy": _deploy,
 }
 # Their values count for nothing else
@@ -378,22 +311,18 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind.DROPPED: {
         "ports": "no port is published on this host; the range's cells reach all of them",
         "shm_size": "shared memory may take at least half of a cell's memory",
+        "ulimits": f"a program may open {_SOFT_FILES:,} files (it may raise that to "
+        f"{_HARD_FILES:,}) and writes no core dump; other limits are those of the cell's kernel",
     },
 }
 KEYS: Final[Mapping[str, Key]] = {
+    **dict.fromkeys(Service.model_fields, Key(Outcome.APPLIED)),
     **{key: Key(Outcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
     **{
         key: Key(Outcome.APPLIED, convert=_reported(kind, key, detail))
         for kind, details in _REPORTED.items()
         for key, detail in details.items()
     },
-    **_keys(
-        Outcome.APPLIED,
-        {
-            "": "command entrypoint cpu_period healthcheck networks volumes links "
-            "container_name env_file",
-        },
-    ),
     "runtime": Key(Outcome.APPLIED, FOR_HOST, _reported(Kind.DROPPED, "runtime", _ISOLATION)),
     **_keys(
         Outcome.LIMITED,
@@ -412,10 +341,11 @@ KEYS: Final[Mapping[str, Key]] = {
             "develop pull_policy pull_refresh_after",
             "a cell's program has no interactive input": "stdin_open tty",
             "a cell is destroyed, not stopped": "stop_signal stop_grace_period pre_stop",
+            "the image is one of this machine's architecture": "platform",
             "`nproc` says as many processors as `cpus` or the policy gives the cell": "cpuset",
             "it divides a host between containers; a cell has its own limits": "mem_reservation "
-            "mem_swappiness cpu_shares cpu_percent blkio_config cpu_rt_period "
-            "cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
+            "mem_swappiness cpu_shares cpu_percent cpu_count cpu_quota cpu_period blkio_config "
+            "cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
             "the policy decides how much a cell may write": "storage_opt",
             "the users of a cell are its own, and none of this host's": "userns_mode",
             _ISOLATION: "isolation",

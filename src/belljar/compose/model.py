@@ -100,10 +100,6 @@ Tmpfs = Annotated[
     BeforeValidator(each),
 ]
 Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if value else 0.0)]
-SoftLimit = Annotated[
-    Text,
-    BeforeValidator(lambda value: value.get("soft") if isinstance(value, Mapping) else value),
-]
 # They only say how strongly a container is isolated
 Runtime = Annotated[
     str,
@@ -168,17 +164,15 @@ class DeployResources(Part):
 
 
 class Deploy(Part):
-    """One replica; untyped fields are a swarm's."""
+    """One replica."""
+
+    ignored: ClassVar[str] = (  # a swarm's
+        "labels mode endpoint_mode update_config rollback_config placement"
+    )
 
     resources: DeployResources = DeployResources()
     replicas: One = 1
     restart_policy: Any = None
-    labels: Any = None
-    mode: Any = None
-    endpoint_mode: Any = None
-    update_config: Any = None
-    rollback_config: Any = None
-    placement: Any = None
 
 
 class Healthcheck(Part):
@@ -204,8 +198,9 @@ class Condition(Enum):
 class Dependency(Part):
     """One service of `depends_on`."""
 
+    ignored: ClassVar[str] = "restart"
+
     condition: Annotated[Condition, BeforeValidator(Condition)] = Condition.STARTED
-    restart: Switch = False
     required: Switch = True
 
 
@@ -219,7 +214,7 @@ class Place(Part):
     ipv4_address: Empty = Field(None, description=_DRAWN)
     ipv6_address: Empty = Field(None, description="it has no IPv6")
     link_local_ips: Empty = Field(None, description=_DRAWN)
-    mac_address: Any = None
+    mac_address: Empty = Field(None, description=_DRAWN)
     driver_opts: Empty = Field(None, description="none")
 
 
@@ -351,9 +346,6 @@ class Service(Part):
     working_dir: Text | None = None
     user: Text | None = None
     cpus: Number = None
-    cpu_count: Number = None
-    cpu_quota: Whole = None
-    cpu_period: Whole = None
     mem_limit: Size = None
     memswap_limit: Annotated[str | None, BeforeValidator(limit)] = None
     pids_limit: Whole = None
@@ -364,14 +356,13 @@ class Service(Part):
     privileged: Switch = False
     ports: list[Any] = []
     restart: Any = None
-    platform: Text = ""
     hostname: Text = ""
     container_name: Text = ""
     extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []
     read_only: Switch = False
     tmpfs: Tmpfs = []
     shm_size: Size = None
-    ulimits: dict[str, SoftLimit] = {}
+    ulimits: dict[str, Any] = {}
     runtime: Runtime | None = None
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}

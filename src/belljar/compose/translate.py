@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from ipaddress import IPv4Address
 from typing import Any, Final
 
-from belljar.compose.data import Wait, add_env_files, add_volumes
+from belljar.compose.data import add_env_files, add_volumes
 from belljar.compose.document import TaskFiles, services_of
 from belljar.compose.keys import KEYS, Converted, read_service
 from belljar.compose.model import (
@@ -58,6 +58,15 @@ _DEFAULT: Final = "default"
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _ADDRESS: Final = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])", re.ASCII)
 _DRAWN: Final = "addresses are drawn for each range"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`service` starts when `needed` has reached `condition`."""
+
+    service: str
+    needed: str
+    condition: Condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +144,7 @@ def _read(
     services = {name: each.model for name, each in converted.items()}
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    add_volumes(converted, compose.get("volumes"), refused, waits=waits, default=default)
+    add_volumes(converted, compose.get("volumes"), refused)
     for each in converted.values():
         with refused.collected():
             add_env_files(each)
@@ -156,7 +165,6 @@ def _read(
     held = {
         OWN_CELL if name == default else name: CellData(
             files=tuple(sorted(cell.files, key=lambda file: file.target)),
-            volumes=tuple(cell.volumes),
             hosts=tuple(dict.fromkeys(cell.hosts)),
         )
         for name, cell in converted.items()
@@ -330,10 +338,6 @@ def read_networks(
             if unknown := [of for of in service.networks if of not in {*declared, _DEFAULT}]:
                 why = f"joins a network that is not declared: {printable(unknown[0])}"
                 raise CannotKeepError(f"{shown} {why}")
-        for network_name, place in service.networks.items():
-            if place.mac_address:
-                where = f"service {name} in network {network_name}"
-                found.append(dropped(where, "mac_address", _DRAWN))
     refused.raise_all()
     if len(services) == 1:
         return {}, found

@@ -185,7 +185,7 @@ def build_missing(
             context=context,
             name=each["image"],
             dockerfile=dockerfile,
-            inline=each["inline"],
+            inline=each.get("inline", ""),
             args=each["args"],
             target=each["target"],
             keep_setuid=True,  # what of it works in a cell is its tier's to say
@@ -228,7 +228,7 @@ def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
     root = Path(build["root"])
     command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
     command += ["-t", build["image"], "-f"]
-    command += ["FILE" if build["inline"] else str(root / build["dockerfile"])]
+    command += ["FILE" if build.get("inline") else str(root / build["dockerfile"])]
     for name, value in build["args"].items():
         command += ["--build-arg", f"{name}={value}"]
     command += ["--target", build["target"]] if build["target"] else []

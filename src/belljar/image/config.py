@@ -152,8 +152,7 @@ def image_health(
 
     names = ("interval", "timeout", "start_period", "start_interval")
     written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in names}
-    written |= {"test": check.test, "retries": check.retries, **(times or {})}
-    found = read_health(written)
+    found = read_health({"test": check.test, "retries": check.retries, **written, **(times or {})})
     if check.test[0] == "CMD-SHELL":
         found["command"] = [*(config.shell or _SHELL), check.test[1]]
     return found | {

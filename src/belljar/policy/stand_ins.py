@@ -34,6 +34,7 @@ NETWORKS: Final = (
     "Two cells that both have some, and none in common, don't reach each other. `[]`: the cell "
     "has no network device, and is reached by commands alone. Default: every cell's."
 )
+_TIMES: Final = "^(interval|timeout|start_period|start_interval|retries)$"
 _TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -282,9 +283,6 @@ class OpenAiStandIn(StandIn):
     api_key: Line | None = Field(default=None, description="The key it wants. Default: any.")
 
 
-HealthTime: TypeAlias = Literal["interval", "timeout", "start_period", "start_interval", "retries"]
-
-
 class Health(Strict):
     """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
     answers with less than 400, or the image's own check."""
@@ -303,7 +301,9 @@ class Health(Strict):
         description="`true`: the image's own check, which it must have; `false`: none, also "
         "where the image has one.",
     )
-    times: Mapping[HealthTime, Annotated[str, Field(pattern=_TIME)]] | None = Field(
+    times: (
+        Mapping[Annotated[str, Field(pattern=_TIMES)], Annotated[str, Field(pattern=_TIME)]] | None
+    ) = Field(
         default=None,
         description="With `image: true`: what replaces the image's own, in seconds (`2s`), as in a "
         "compose file; `retries` is a number.",

@@ -30,27 +30,10 @@ class TaskFile(Strict):
     source: str
 
 
-class TakenVolume(Strict):
-    """A directory that a service of the range has filled before this cell's program starts.
-
-    Attributes:
-        name: the volume's.
-        writer: the cell that filled it, and has ended its program.
-        source: where it is there.
-        target: where a copy of it is in this cell.
-    """
-
-    name: str
-    writer: str
-    source: str
-    target: str
-
-
 class CellData(Strict):
     """Of one cell. `hosts`: lines of its hosts file, each a name and an address."""
 
     files: tuple[TaskFile, ...] = ()
-    volumes: tuple[TakenVolume, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from belljar.cell.output import ExecOutput
-from belljar.cell.task_data import ARCHIVE, bring_volumes, put_in
+from belljar.cell.task_data import put_in
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.policy.task_data import CellData, TakenVolume, TaskData, TaskFile
+from belljar.policy.task_data import CellData, TaskData, TaskFile
 
 pytestmark = pytest.mark.anyio
 
@@ -27,19 +27,16 @@ class Asked:
         self.files: dict[str, tuple[bytes, int | None, str]] = {}
         self.commands: list[list[str]] = []
         self.notes: list[dict[str, Any]] = []
-        self.inputs: list[bytes] = []
         self.fails = fails
         self.refuses = refuses
 
-    async def exec(self, argv: list[str], *, input: bytes | None = None, **_: object) -> ExecOutput:  # noqa: A002
+    async def exec(self, argv: list[str], **_: object) -> ExecOutput:
         """Ends well, unless it is the one that fails."""
         self.commands.append(argv)
-        self.inputs += [] if input is None else [input]
         failed = argv[0] == self.fails
         return ExecOutput(
             returncode=int(failed),
             code=int(failed),
-            stdout=b"./\n./a\n./d/\n./d/b\n" if argv[0] == "tar" else b"",
             stderr=b"no such thing" if failed else b"",
         )
 
@@ -58,12 +55,8 @@ class Asked:
         self.files[path] = (contents, mode, owner)
 
     async def read_file(self, path: str, *, max_bytes: int, user: str) -> bytes:
-        """A hosts file without a line's end, or an archive."""
-        return b"an archive" if path == ARCHIVE else b"127.0.0.1\tlocalhost"
-
-    async def remove(self, path: str, *, user: str, timeout_s: float) -> None:
-        """Noted."""
-        self.commands.append(["remove", path, user])
+        """A hosts file without a line's end."""
+        return b"127.0.0.1\tlocalhost"
 
     def note(self, kind: Kind, data: dict[str, Any]) -> None:
         """In a form that the ledger takes."""
@@ -123,32 +116,6 @@ async def test_names_are_added_to_the_hosts_file(tmp_path: Path) -> None:
     contents, mode, owner = cell.files["/etc/hosts"]
     assert contents == b"127.0.0.1\tlocalhost\n10.0.0.7\tshop\n::1\tsix\n"
     assert (mode, owner) == (0o644, "0:0")
-
-
-async def test_what_another_cell_has_filled_is_copied(tmp_path: Path) -> None:
-    """As an archive that this host does not open; one whose cell is not there stays empty."""
-    volumes = (
-        TakenVolume(name="v", writer="fill", source="/out", target="/in"),
-        TakenVolume(name="w", writer="gone", source="/out", target="/none"),
-    )
-    data = TaskData(cells={"default": CellData(volumes=volumes)})
-    cell, fill = Asked(), Asked()
-    await bring_volumes(cell, data, {"fill": fill})  # type: ignore[arg-type, dict-item] # they have what is used of one
-    assert fill.commands == [["tar", "-C", "/out", "-cvf", ARCHIVE, "."], ["remove", ARCHIVE, "0"]]
-    assert cell.commands[-1] == ["tar", "-C", "/in", "-xpf", "-"]
-    assert cell.inputs == [b"an archive"]
-    (note,) = cell.notes
-    assert (note["target"], note["bytes"], note["files"]) == ("/in", 10, 2)
-
-
-async def test_a_failed_archive_is_not_left_behind(tmp_path: Path) -> None:
-    """What `tar` had written when it failed is removed."""
-    volumes = (TakenVolume(name="v", writer="fill", source="/out", target="/in"),)
-    data = TaskData(cells={"default": CellData(volumes=volumes)})
-    fill = Asked(fails="tar")
-    with pytest.raises(CellError):
-        await bring_volumes(Asked(), data, {"fill": fill})  # type: ignore[arg-type, dict-item]
-    assert fill.commands[-1] == ["remove", ARCHIVE, "0"]
 
 
 async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:

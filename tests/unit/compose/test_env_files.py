@@ -69,7 +69,6 @@ def test_without_a_directory_there_are_no_files() -> None:
     [
         ("A=b", "b"),
         ("export A = b ", "b"),
-        ("A: b", "b"),
         ("A=", ""),
         ("A=b # said", "b"),
         ("A=b#c", "b#c"),
@@ -96,7 +95,7 @@ def test_a_reference_is_refused(text: str) -> None:
         read_dotenv(text)
 
 
-@pytest.mark.parametrize("text", ["=b", "A b", "A='b", 'A="b', "A='b' c", "1=b", "A\n'x'"])
+@pytest.mark.parametrize("text", ["=b", "A b", "A='b", 'A="b', "A='b' c", "1=b", "A: b"])
 def test_what_is_no_assignment(text: str) -> None:
     """It is refused with its line."""
     with pytest.raises(ValueError, match=r"line [12]"):

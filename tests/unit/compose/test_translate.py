@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from belljar.compose.translate import MAX_SERVICES, Composed, read_compose
 from belljar.compose.values import CannotKeepError
-from belljar.differences import Kind, sentences
+from belljar.differences import sentences
 from belljar.harness.compat import Refused, judge_compose
 
 

@@ -218,7 +218,7 @@ def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> No
     (tmp_path / "lab.yaml").write_text(
         f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
     )
-    given = CellData(files=(TaskFile(target="/f", source="x"),))
+    given = CellData(hosts=(("x", "10.0.0.1"),))
     ours = BelljarConfig(
         network='{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}',
         data=TaskData(cells={"web": given, OWN_CELL: given}).model_dump_json(),
