@@ -1,5 +1,5 @@
-"""Packages of the real registries, for real clients in cells: wheels for the default image's
-Python, and a Debian package.
+"""Packages of the real registries: wheels for the default image's Python and a Debian package, for
+real clients in cells, and the files of inspect_evals' newest tasks.
 
 `python -m tests.real_packages` fetches them into `build/` (`scripts/test` does); when they are
 there, nothing is asked for.
@@ -36,6 +36,8 @@ WHEELS = (
     "websockets>=13,<18",
 )
 DEBIAN_PACKAGES = ("wget",)
+INSPECT_EVALS = "inspect-evals==0.28.0"
+"""Read, not run: what it depends on is not all in the registry."""
 # Of the default image.
 _CODENAME, _PYTHON, _NEWEST_GLIBC = "bookworm", "3.11", 36
 
@@ -52,6 +54,21 @@ def real_packages() -> Path:
         if not found.is_dir():
             _fetch(found)
     return found
+
+
+def inspect_evals() -> Path:
+    """The files of the package `INSPECT_EVALS`, fetched when they aren't there yet. Raises
+    `CalledProcessError`."""
+    found = ROOT / "build" / INSPECT_EVALS
+    found.parent.mkdir(exist_ok=True)
+    with locked(found.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=found.parent) as draft:
+        if not found.is_dir():
+            options = ["--disable-pip-version-check", "--no-deps", f"--dest={draft}", INSPECT_EVALS]
+            subprocess.run([sys.executable, "-m", "pip", "download", "-qq", *options], check=True)
+            (wheel,) = Path(draft).glob("*.whl")
+            shutil.unpack_archive(wheel, Path(draft, "all"), "zip")
+            Path(draft, "all").rename(found)
+    return found / "inspect_evals"
 
 
 def linked(source: Path, target: Path) -> Path:
@@ -90,5 +107,6 @@ def _fetch(target: Path) -> None:
 if __name__ == "__main__":
     try:
         real_packages()
+        inspect_evals()
     except (HostError, subprocess.CalledProcessError) as error:
         sys.exit(f"the packages for the tests' clients can't be fetched: {error}")
