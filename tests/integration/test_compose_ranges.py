@@ -330,7 +330,9 @@ def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path
     assert sum(line.data["reason"] == "neighbour" for line in flows) >= 2
 
 
-@pytest.mark.parametrize("tier", ["container", pytest.param("microvm", marks=pytest.mark.vm)])
+@pytest.mark.parametrize(
+    "tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough), "microvm"]
+)
 @pytest.mark.parametrize(
     ("first", "last"),
     [

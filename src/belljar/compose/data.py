@@ -23,6 +23,7 @@ from belljar.compose.values import (
     Refusals,
     mapping,
     refusal,
+    switch,
     text,
 )
 from belljar.policy.files import reason
@@ -89,7 +90,7 @@ def _copy(cell: Converted, mount: Mount) -> None:
     try:
         tree = cell.home.tree(path)
     except FileNotFoundError:
-        if mount.read_only or (mount.bind is not None and not mount.bind.create_host_path):
+        if mount.read_only or not switch(mount.bind.get("create_host_path", True)):
             raise
         cell.directories.append(target)
         cell.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
 from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
@@ -41,6 +40,12 @@ DIRECTORY_KEY: Final = "x-belljar-directory"
 """Where a parsed file has the directory it was read from."""
 HOME_KEY: Final = "x-belljar-home"
 """Where a service of an included file has that file's directory, from the root."""
+MAX_NODES: Final = 20_000
+"""Values of a file; a YAML alias counts as all it names."""
+MAX_CHARACTERS: Final = 1 << 20
+"""Of all texts together, likewise."""
+MAX_DEPTH: Final = 64
+MAX_SERVICES: Final = 64
 MAX_BYTES: Final = 128 << 10
 MAX_TEXT_BYTES: Final = 256 << 10
 """Of any further file."""
@@ -261,10 +266,11 @@ def _refused(what: str, where: str) -> PolicyError:
 
 
 def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The services by name. Raises `CannotKeepError` where there are none."""
+    """The services by name. Raises `CannotKeepError` where there are none, or too many."""
     written = mapping(document.get("services"), "services")
-    if not written:
-        raise CannotKeepError("its compose file has no services")
+    if not 0 < len(written) <= MAX_SERVICES:
+        number = f"{len(written):,} services; at most {MAX_SERVICES}" if written else "no services"
+        raise CannotKeepError(f"its compose file has {number}")
     return {name: mapping(of, f"service {name}") for name, of in written.items()}
 
 

@@ -25,11 +25,8 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _OPERATOR: Final = re.compile(r":?[-?+]")
 _BRACE: Final = re.compile(r"\$\{|\}")
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
-MAX_NODES: Final = 20_000
-"""Of a file; a YAML alias counts as all it names."""
 MAX_CHARACTERS: Final = 1 << 20
-"""Of all texts together, and of all inserted text."""
-MAX_DEPTH: Final = 64
+"""Of all inserted text."""
 MAX_VARIABLES: Final = 1024
 """Of all of a service's files of variables."""
 _MAX_NESTED: Final = 16
@@ -44,20 +41,7 @@ class _Reading:
     is_environment: bool = False
     shaping: set[str] = field(default_factory=set)
     defaulted: set[str] = field(default_factory=set)
-    nodes: int = 0
-    read_chars: int = 0
     put_chars: int = 0
-
-    def count(self, value: object, depth: int) -> None:
-        self.nodes += 1
-        self.read_chars += len(value) if isinstance(value, str) else 0
-        for count, most, what in (
-            (self.nodes, MAX_NODES, "has more than {:,} values"),
-            (self.read_chars, MAX_CHARACTERS, "has more than {:,} characters"),
-            (depth, MAX_DEPTH, "is nested deeper than {} levels"),
-        ):
-            if count > most:
-                raise CannotKeepError(f"its compose file {what.format(most)}")
 
     def value_of(self, name: str) -> str | None:
         if not name.startswith(METADATA_PREFIX):
@@ -99,8 +83,7 @@ def interpolate(
 
     `blanks`: no sample is known yet, so missing metadata in `environment` is empty text.
 
-    Raises `CannotKeepError` for an unset variable without a default, for what is no reference, and
-    for a file that is too large or too deep.
+    Raises `CannotKeepError` for an unset variable without a default, and what is no reference.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
@@ -113,8 +96,8 @@ def interpolate(
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
-    """The metadata that a file names anywhere. Raises `CannotKeepError` if it is too large."""
-    found = (name for text in _texts(document, _Reading({}), 0) for name in _NAME.findall(text))
+    """The metadata that a file names anywhere."""
+    found = (name for text in _texts(document) for name in _NAME.findall(text))
     return frozenset(name for name in found if name.startswith(METADATA_PREFIX))
 
 
@@ -123,17 +106,15 @@ def literal(value: str) -> str:
     return _METADATA.sub("$$", value)
 
 
-def _texts(value: object, reading: _Reading, depth: int) -> Iterator[str]:
-    reading.count(value, depth)
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item, reading, depth + 1)
+            yield from _texts(item)
 
 
 def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa: ANN401 - YAML
-    reading.count(value, len(path))
     if isinstance(value, str):
         reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
         return _expand(value, reading)

@@ -32,19 +32,17 @@ _NOT_READ: Final = frozenset(
 _MAX_ENV_FILES: Final = 16
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
 _DRAWN: Final = "addresses are drawn for each range"
+NO_DEVICE: Final = "no cell has a GPU or another device"
 FOR_HOST: Final = "it would open this host to the cell"
 
 
 # ---- types of fields
 
 
-def _nothing(why: str = NO_VALUE) -> BeforeValidator:
-    def check(value: object) -> object:
-        if value not in ([], {}, "", 0):  # False is 0
-            raise ValueError(why)
-        return value
-
-    return BeforeValidator(check)
+def _nothing(value: object) -> object:
+    if value not in ([], {}, "", 0):  # False is 0
+        raise ValueError(NO_VALUE)
+    return value
 
 
 def _short(key: str) -> BeforeValidator:
@@ -71,6 +69,12 @@ def _short_mount(value: object) -> object:
     return {"type": kind, "source": parts[0], "target": parts[1], "read_only": "ro" in options}
 
 
+def _without_devices(value: object) -> object:
+    if not isinstance(value, Mapping) or set(value) - {"cpus", "memory"}:
+        raise ValueError(NO_DEVICE)
+    return value
+
+
 def _arguments(value: object) -> dict[str, str]:
     if not isinstance(value, (Mapping, list)):
         raise ValueError("neither a mapping nor a list")
@@ -80,7 +84,7 @@ def _arguments(value: object) -> dict[str, str]:
 Text = Annotated[str, BeforeValidator(text)]
 Switch = Annotated[bool, BeforeValidator(switch)]
 Off = Annotated[Literal[False] | None, BeforeValidator(switch)]
-Empty = Annotated[Any, _nothing()]
+Empty = Annotated[Any, BeforeValidator(_nothing)]
 One = Annotated[int, Field(strict=False, ge=1, le=1), BeforeValidator(text)]
 # None: no limit, which no cell has
 Whole = Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)]
@@ -144,23 +148,11 @@ class Limits(Part):
     pids: Whole = None
 
 
-NO_DEVICE: Final = "no cell has a GPU or another device"
-
-
-class Reservations(Part):
-    """Of a host's processors and memory, which is not divided."""
-
-    ignored: ClassVar[str] = "cpus memory"
-
-    devices: Annotated[Any, _nothing(NO_DEVICE)] = None
-    generic_resources: Annotated[Any, _nothing(NO_DEVICE)] = None
-
-
 class DeployResources(Part):
     """`deploy.resources`."""
 
     limits: Limits = Limits()
-    reservations: Reservations = Reservations()
+    reservations: Annotated[Any, BeforeValidator(_without_devices)] = None
 
 
 class Deploy(Part):
@@ -263,20 +255,6 @@ class Volume(Part):
     driver_opts: Empty = Field(None, description=FOR_HOST)
 
 
-class BindOptions(Part):
-    """Of a mount of this host's files."""
-
-    ignored: ClassVar[str] = "selinux"
-
-    create_host_path: Switch = True
-
-
-class VolumeOptions(Part):
-    """Of a mounted volume."""
-
-    ignored: ClassVar[str] = "nocopy labels"
-
-
 class Mount(Part):
     """One of a service's `volumes`. `source` "": a nameless volume."""
 
@@ -286,8 +264,8 @@ class Mount(Part):
     source: Text = ""
     target: InCell
     read_only: Switch = False
-    bind: BindOptions | None = None
-    volume: VolumeOptions | None = None
+    bind: dict[Literal["create_host_path", "selinux"], Any] = {}
+    volume: dict[Literal["nocopy", "labels"], Any] = {}
     tmpfs: Any = None
 
     @model_validator(mode="after")
@@ -436,10 +414,11 @@ def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str
     """Each fault's place, reason and hint."""
     for fault in error.errors(include_url=False, include_input=False):
         cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
-        if fault["type"] == "extra_forbidden":
-            why = "it is not read here" if fault["loc"][-1] in _NOT_READ else UNKNOWN
+        place = fault["loc"][:-1] if fault["loc"][-1:] == ("[key]",) else fault["loc"]
+        if fault["type"] == "extra_forbidden" or place != fault["loc"]:
+            why = "it is not read here" if place[-1] in _NOT_READ else UNKNOWN
         hint = cause.hint if isinstance(cause, OutsideTaskError) else ""
-        yield fault["loc"], str(cause) if isinstance(cause, ValueError) else why, hint
+        yield place, str(cause) if isinstance(cause, ValueError) else why, hint
 
 
 def _detail(written: object, place: tuple[int | str, ...], why: str) -> str:

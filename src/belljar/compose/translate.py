@@ -45,7 +45,6 @@ from belljar.units import printable
 SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
 """The keys of a file; others are refused."""
 _REASONS: Final = {key: KEYS[key].why for key in ("secrets", "configs")}
-MAX_SERVICES: Final = 64
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 """`health` of a service whose check the file switches off."""
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
@@ -115,15 +114,6 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
 
-def check_services(compose: Mapping[str, Any]) -> None:
-    """Raises `CannotKeepError` for more than `MAX_SERVICES`."""
-    services = compose.get("services")
-    if isinstance(services, Mapping) and len(services) > MAX_SERVICES:
-        raise CannotKeepError(
-            f"its compose file has {len(services):,} services; at most {MAX_SERVICES}"
-        )
-
-
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
     """The one with `x-default: true`, else `default`, else the first."""
     marked = (name for name, each in services.items() if switch(each.get("x-default") or False))
@@ -133,7 +123,6 @@ def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
 def _read(
     compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]
 ) -> Composed:
-    check_services(compose)
     written = services_of(compose)  # first: of a file that has none, no key is shown
     refused = Refusals()
     for key in sorted(map(str, compose)):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.translate import MAX_SERVICES, Composed, read_compose
+from belljar.compose.document import MAX_SERVICES
+from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import sentences
 from belljar.harness.compat import Refused, judge_compose

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.document import NotReadError, read_yaml
-from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from belljar.compose.document import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, NotReadError, read_yaml
 
 
 class Steps:
