@@ -75,6 +75,17 @@ def _without_devices(value: object) -> object:
     return value
 
 
+def _subnets(value: object) -> list[IPv4Network]:
+    """The subnets of an `ipam`; its gateways count for nothing."""
+    ipam = values.mapping(value, "ipam")
+    entries = [values.mapping(entry, "ipam") for entry in each(ipam.get("config") or [])]
+    unread = set(ipam) - {"driver", "config"} | {k for entry in entries for k in entry}
+    if unread - {"subnet", "gateway"} or ipam.get("driver") not in (None, "default"):
+        raise ValueError(NO_VALUE)
+    written = [entry["subnet"] for entry in entries if "subnet" in entry]
+    return [IPv4Network(text(subnet), strict=False) for subnet in written]
+
+
 def _arguments(value: object) -> dict[str, str]:
     if not isinstance(value, (Mapping, list)):
         raise ValueError("neither a mapping nor a list")
@@ -210,24 +221,6 @@ class Place(Part):
     driver_opts: Empty = Field(None, description="none")
 
 
-class Subnet(Part):
-    """One entry of `ipam.config`."""
-
-    ignored: ClassVar[str] = "gateway"
-
-    subnet: (
-        Annotated[IPv4Network, BeforeValidator(lambda it: IPv4Network(text(it), strict=False))]
-        | None
-    ) = None
-
-
-class Ipam(Part):
-    """A network's subnets."""
-
-    driver: Literal["default"] | None = None
-    config: list[Subnet] = []
-
-
 class Network(Part):
     """A declared network."""
 
@@ -237,7 +230,9 @@ class Network(Part):
     driver_opts: dict[_Bridge, Any] = Field(
         {}, description="only those of a host's side of a bridge"
     )
-    ipam: Ipam = Field(Ipam(), description=f"only subnets and gateways: {_DRAWN}")
+    ipam: Annotated[list[IPv4Network], BeforeValidator(_subnets)] = Field(
+        [], description=f"only subnets and gateways: {_DRAWN}"
+    )
     external: Off = Field(None, description="a range never joins a network of others")
     enable_ipv4: Annotated[Literal[True] | None, BeforeValidator(switch)] = Field(
         None, description="it has IPv4"

@@ -310,10 +310,9 @@ def read_networks(
         where = f"network {name}"
         fields = mapping(settings, where)
         declared[name] = network = parse(Network, fields, where, refused, reasons_of(Network))
-        subnets = [each.subnet for each in network.ipam.config if each.subnet is not None]
-        if subnets:
+        if network.ipam:
             found.append(changed(where, "ipam", _DRAWN))
-        for subnet in subnets:
+        for subnet in network.ipam:
             if named := next((each for each in addresses if each in subnet), None):
                 refused.add(where, "ipam", f"the file names {named}; {_DRAWN}")
         if network.driver_opts:
