@@ -116,18 +116,10 @@ Tmpfs = Annotated[
 ]
 Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if value else 0.0)]
 # They only say how strongly a container is isolated
-Runtime = Annotated[
-    str,
-    Field(
-        pattern=r"^(runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2)$"
-    ),
-]
-_Bridge = Annotated[
-    str,
-    Field(
-        pattern=r"^com\.docker\.network\.(bridge\.(name|enable_ip_masquerade|host_binding_ipv4)|driver\.mtu)$"
-    ),
-]
+_RUNTIMES: Final = r"runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2"
+Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
+_BRIDGE: Final = r"bridge\.(name|enable_ip_masquerade|host_binding_ipv4)|driver\.mtu"
+Bridge = Annotated[str, Field(pattern=rf"^com\.docker\.network\.({_BRIDGE})$")]
 
 
 # ---- parts
@@ -227,7 +219,7 @@ class Network(Part):
     ignored: ClassVar[str] = "name internal attachable labels"
 
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
-    driver_opts: dict[_Bridge, Any] = Field(
+    driver_opts: dict[Bridge, Any] = Field(
         {}, description="only those of a host's side of a bridge"
     )
     ipam: Annotated[list[IPv4Network], BeforeValidator(_subnets)] = Field(

@@ -53,6 +53,12 @@ Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
 Line: TypeAlias = Annotated[str, kinds.LINE]
 Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)]
+Times: TypeAlias = Mapping[
+    Annotated[str, Field(pattern=_TIMES)], Annotated[str, Field(pattern=_TIME)]
+]
+AnyWords: TypeAlias = Annotated[
+    tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)
+]
 Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]]
 CellNetworks: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS, min_count=0)
@@ -301,9 +307,7 @@ class Health(Strict):
         description="`true`: the image's own check, which it must have; `false`: none, also "
         "where the image has one.",
     )
-    times: (
-        Mapping[Annotated[str, Field(pattern=_TIMES)], Annotated[str, Field(pattern=_TIME)]] | None
-    ) = Field(
+    times: Times | None = Field(
         default=None,
         description="With `image: true`: what replaces the image's own, in seconds (`2s`), as in a "
         "compose file; `retries` is a number.",
@@ -391,17 +395,11 @@ class CellStandIn(TargetStandIn):
 
     kind: Literal["cell"] = Field(description="What it plays.")
     files: FilesField = Field(default=(), description="Files that are copied in.")
-    command: (
-        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)]
-        | None
-    ) = Field(
+    command: AnyWords | None = Field(
         default=None,
         description="What runs in it, as a list of words; `[]`: nothing. Default the image's.",
     )
-    arguments: (
-        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)]
-        | None
-    ) = Field(
+    arguments: AnyWords | None = Field(
         default=None,
         description="What stands behind the image's entrypoint, in place of the image's command.",
     )

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.document import TaskFiles
+from belljar.compose.data import builds_of
+from belljar.compose.document import DIRECTORY_KEY, TaskFiles
 from belljar.compose.keys import KEYS, Outcome, read_service
-from belljar.compose.model import NO_DEVICE, UNKNOWN, Service
+from belljar.compose.model import UNKNOWN, Service
 from belljar.compose.translate import program_of, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import Kind
@@ -318,24 +319,76 @@ def test_switches_of_yaml_1_1(value: object) -> None:
     assert refused(use_api_socket=value) == {"use_api_socket"}
 
 
+# Every property that compose-spec's schema/compose-spec.json has below a service, a network and a
+# volume; `*` stands for the key.
+BELOW = {
+    ("services", "build", "*"): """
+        context dockerfile dockerfile_inline entitlements args ssh labels cache_from cache_to no_cache
+        additional_contexts network pull target shm_size extra_hosts isolation privileged secrets tags
+        ulimits platforms provenance sbom""",
+    ("services", "volumes", "*"): """
+        type source target read_only consistency bind volume tmpfs image""",
+    ("services", "volumes", "bind", "*"): "propagation create_host_path recursive selinux",
+    ("services", "volumes", "volume", "*"): "labels nocopy subpath",
+    ("services", "healthcheck", "*"): """
+        disable interval retries test timeout start_period start_interval""",
+    ("services", "depends_on", "default", "*"): "restart required condition",
+    ("services", "env_file", "*"): "path format required",
+    ("services", "deploy", "*"): """
+        mode endpoint_mode replicas labels rollback_config update_config resources restart_policy
+        placement""",
+    ("services", "deploy", "resources", "*"): "limits reservations",
+    ("services", "deploy", "resources", "limits", "*"): "cpus memory pids",
+    ("services", "deploy", "resources", "reservations", "*"): """
+        cpus memory generic_resources devices""",
+    ("services", "networks", "default", "*"): """
+        aliases interface_name ipv4_address ipv6_address link_local_ips mac_address driver_opts
+        priority gw_priority""",
+    ("networks", "*"): """
+        name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels""",
+    ("networks", "ipam", "*"): "driver config options",
+    ("networks", "ipam", "config", "*"): "subnet ip_range gateway aux_addresses",
+    ("volumes", "*"): "name driver driver_opts external labels",
+}
+
+
 @pytest.mark.parametrize(
-    ("fields", "key"),
+    ("path", "key"), [(path, key) for path, keys in BELOW.items() for key in keys.split()]
+)
+def test_no_key_of_compose_is_called_unknown(
+    path: tuple[str, ...], key: str, tmp_path: Path
+) -> None:
+    """It may be refused, as one that is not read here or with what is wrong with it."""
+    value: Any = {key: "anything"}
+    for part in reversed(path[1:-1]):
+        value = {part: [value] if part in ("config", "env_file", "volumes") else value}
+    file = two()
+    if path[0] == "services":
+        file["services"]["shop"] |= value
+    else:
+        file[path[0]] = {"v": value}
+    said = ""
+    try:
+        read_compose(file, TaskFiles(tmp_path))
+        builds_of({**file, DIRECTORY_KEY: str(tmp_path)})
+    except CannotKeepError as error:
+        said = str(error)
+    assert UNKNOWN not in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
     [
-        ({"volumes": [{"type": "volume", "target": "/d", "volume": {"subpath": "x"}}]}, "volumes"),
-        ({"volumes": [{"type": "bind", "target": "/d", "bind": {"propagation": "x"}}]}, "volumes"),
-        ({"volumes": [{"type": "image", "target": "/d", "image": {"subpath": "x"}}]}, "volumes"),
-        ({"networks": {"default": {"driver_opts": {"a": "b"}}}}, "driver_opts"),
-        ({"env_file": [{"path": "x", "format": "raw"}]}, "env_file"),
-        ({"deploy": {"resources": {"reservations": {"devices": [{}]}}}}, "deploy"),
+        ("healthcheck", {"test": "x", "made_up": 1}),
+        ("volumes", [{"type": "volume", "target": "/d", "volume": {"made_up": 1}}]),
+        ("deploy", {"resources": {"limits": {"made_up": 1}}}),
+        ("made_up", 1),
     ],
 )
-def test_a_key_that_compose_has_is_never_called_unknown(fields: dict[str, Any], key: str) -> None:
-    """It is refused as one that is not read here."""
-    with pytest.raises(CannotKeepError) as caught:
-        read_compose(two(**fields))
-    assert {fact.key for fact in caught.value.differences} == {key}
-    assert UNKNOWN not in str(caught.value)
-    assert (NO_DEVICE in str(caught.value)) == (key == "deploy")
+def test_a_key_that_compose_does_not_have_is_called_so(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
+    """At whatever depth."""
+    with pytest.raises(CannotKeepError, match=UNKNOWN):
+        read_compose(two(**{key: value}))
 
 
 def test_what_is_not_kept_but_harmless_is_said() -> None:
