@@ -118,7 +118,7 @@ def make_plan(
             env,
             bounds,
             tier=isolation.tier,
-            network=network if is_attached else None,
+            network=network if network is not None and network.has_cells else None,
         ),
         warnings=(*unbuilt, *sentences, *warnings),
         network=network,
