@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from belljar.compose import values
 from belljar.compose.document import HOME_KEY, files_named_by, services_of
 from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv
 from belljar.compose.keys import STAND_INS, Converted
-from belljar.compose.model import Build, Mount, Volume, parse, read_part, reasons_of
+from belljar.compose.model import Build, Mount, Volume, parse, read_part
 from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
     Refusals,
     mapping,
     refusal,
-    switch,
     text,
 )
 from belljar.policy.files import reason
@@ -47,7 +47,7 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
     for name, settings in declared.items():
         where = f"volume {name}"
         with refused.collected():
-            parse(Volume, mapping(settings, where), where, refused, reasons_of(Volume))
+            parse(Volume, mapping(settings, where), where, refused)
     used: dict[str, list[Converted]] = {}
     for cell in converted.values():
         for mount in cell.model.volumes:
@@ -90,7 +90,7 @@ def _copy(cell: Converted, mount: Mount) -> None:
     try:
         tree = cell.home.tree(path)
     except FileNotFoundError:
-        if mount.read_only or not switch(mount.bind.get("create_host_path", True)):
+        if mount.read_only or not values.switch(mount.bind.get("create_host_path", True)):
             raise
         cell.directories.append(target)
         cell.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")

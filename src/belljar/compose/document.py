@@ -18,15 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.compose.values import (
-    CannotKeepError,
-    OutsideTaskError,
-    each,
-    mapping,
-    number,
-    refusal,
-    text,
-)
+from belljar.compose import values
+from belljar.compose.values import CannotKeepError, OutsideTaskError, each, mapping, refusal, text
 from belljar.errors import PolicyError
 from belljar.policy.files import Tree, list_tree, read_regular, reason
 from belljar.policy.task_data import MAX_ENTRIES
@@ -171,7 +164,7 @@ def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # 
         empty_values=True,
         plain_names=True,
         aliases=True,
-        number=number,
+        number=values.number,
         max_nodes=MAX_NODES,
         max_characters=MAX_CHARACTERS,
     )

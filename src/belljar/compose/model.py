@@ -361,13 +361,13 @@ def parse(
     written: Mapping[str, Any],
     where: str,
     refused: Refusals,
-    reasons: Mapping[str, str],
+    reasons: Mapping[str, str] | None = None,
 ) -> _P:
     """The model of a mapping; keys that it can't keep go to `refused` instead.
 
-    `reasons`: the detail for a refused key; without one, the fault.
+    `reasons`: the detail for a refused key, by default the fields'; without one, the fault.
     """
-    kept = dict(written)
+    kept, reasons = dict(written), reasons_of(model) if reasons is None else reasons
     while True:
         try:
             return model.model_validate(kept)

@@ -15,28 +15,12 @@ from graphlib import CycleError, TopologicalSorter
 from ipaddress import IPv4Address
 from typing import Any, Final
 
+from belljar.compose import values
 from belljar.compose.data import add_env_files, add_volumes
 from belljar.compose.document import TaskFiles, services_of
 from belljar.compose.keys import KEYS, Converted, read_service
-from belljar.compose.model import (
-    Condition,
-    Healthcheck,
-    Network,
-    Service,
-    parse,
-    read_part,
-    reasons_of,
-)
-from belljar.compose.values import (
-    CannotKeepError,
-    Refusals,
-    changed,
-    dropped,
-    is_idle,
-    mapping,
-    refusal,
-    switch,
-)
+from belljar.compose.model import Condition, Healthcheck, Network, Service, parse, read_part
+from belljar.compose.values import CannotKeepError, Refusals, changed, is_idle, mapping, refusal
 from belljar.differences import Difference
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.task_data import CellData, TaskData
@@ -116,7 +100,9 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
 
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
     """The one with `x-default: true`, else `default`, else the first."""
-    marked = (name for name, each in services.items() if switch(each.get("x-default") or False))
+    marked = (
+        name for name, each in services.items() if values.switch(each.get("x-default") or False)
+    )
     return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
 
 
@@ -309,7 +295,7 @@ def read_networks(
     for name, settings in mapping(networks, "networks").items():
         where = f"network {name}"
         fields = mapping(settings, where)
-        declared[name] = network = parse(Network, fields, where, refused, reasons_of(Network))
+        declared[name] = network = parse(Network, fields, where, refused)
         if network.ipam:
             found.append(changed(where, "ipam", _DRAWN))
         for subnet in network.ipam:
@@ -317,7 +303,7 @@ def read_networks(
                 refused.add(where, "ipam", f"the file names {named}; {_DRAWN}")
         if network.driver_opts:
             why = "it is about a host's side of the network, which a range does not have"
-            found.append(dropped(where, "driver_opts", why))
+            found.append(values.dropped(where, "driver_opts", why))
     for name, service in services.items():
         with refused.collected():
             shown = f"its compose service {printable(name)}"
