@@ -410,9 +410,7 @@ def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str
 
 def _detail(written: object, place: tuple[int | str, ...], why: str) -> str:
     # A list's item is shown as it is written, other places by their names
+    shown = [".".join(str(part) for part in place if isinstance(part, str))]
     if place and isinstance(place[0], int):
-        items = each(written)
-        shown = printable(str(items[place[0]]), max_chars=100) if place[0] < len(items) else ""
-        return f"{shown}: {printable(why)}"
-    named = ".".join(printable(str(part)) for part in place)
-    return f"{named}: {printable(why)}" if named else printable(why)
+        shown.insert(0, printable(str(each(written)[place[0]]), max_chars=100))
+    return ": ".join(printable(part) for part in (*shown, why) if part)
