@@ -1,5 +1,5 @@
-"""Packages of the real registries, for real clients in cells: wheels for the default image's
-Python, and a Debian package. And the files of a newer inspect_evals, for the tests that read them.
+"""Packages of the real registries: wheels for the default image's Python and a Debian package, for
+real clients in cells, and the files of inspect_evals' newest tasks.
 
 `python -m tests.real_packages` fetches them into `build/` (`scripts/test` does); when they are
 there, nothing is asked for.
@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 from tests.machine import link_or_copy, locked
@@ -37,8 +36,8 @@ WHEELS = (
     "websockets>=13,<18",
 )
 DEBIAN_PACKAGES = ("wget",)
-# Read, not imported: it needs a package that is on no public registry
 INSPECT_EVALS = "inspect-evals==0.28.0"
+"""Read, not run: what it depends on is not all in the registry."""
 # Of the default image.
 _CODENAME, _PYTHON, _NEWEST_GLIBC = "bookworm", "3.11", 36
 
@@ -46,8 +45,7 @@ _CODENAME, _PYTHON, _NEWEST_GLIBC = "bookworm", "3.11", 36
 def real_packages() -> Path:
     """A directory with `wheels` and `debs`, fetched when they aren't there yet. Raises `HostError`,
     `CalledProcessError`."""
-    parts = (WHEELS, DEBIAN_PACKAGES, INSPECT_EVALS, _CODENAME, _PYTHON, platform.machine())
-    wanted = repr(parts)
+    wanted = repr((WHEELS, DEBIAN_PACKAGES, _CODENAME, _PYTHON, platform.machine()))
     found = ROOT / "build" / f"real-packages-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     if found.is_dir():
         return found
@@ -58,9 +56,19 @@ def real_packages() -> Path:
     return found
 
 
-def inspect_evals_files() -> Path:
-    """The package directory of `INSPECT_EVALS`. Raises as `real_packages`."""
-    return real_packages() / "inspect_evals"
+def inspect_evals() -> Path:
+    """The files of the package `INSPECT_EVALS`, fetched when they aren't there yet. Raises
+    `CalledProcessError`."""
+    found = ROOT / "build" / INSPECT_EVALS
+    found.parent.mkdir(exist_ok=True)
+    with locked(found.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=found.parent) as draft:
+        if not found.is_dir():
+            options = ["--disable-pip-version-check", "--no-deps", f"--dest={draft}", INSPECT_EVALS]
+            subprocess.run([sys.executable, "-m", "pip", "download", "-qq", *options], check=True)
+            (wheel,) = Path(draft).glob("*.whl")
+            shutil.unpack_archive(wheel, Path(draft, "all"), "zip")
+            Path(draft, "all").rename(found)
+    return found / "inspect_evals"
 
 
 def linked(source: Path, target: Path) -> Path:
@@ -86,11 +94,6 @@ def _fetch(target: Path) -> None:
             *platforms,
         ]
         subprocess.run([*pip, *options, *WHEELS], check=True)
-        subprocess.run([*pip, "--no-deps", f"--dest={scratch}", INSPECT_EVALS], check=True)
-        (wheel,) = Path(scratch).glob("inspect_evals-*.whl")
-        with zipfile.ZipFile(wheel) as opened:
-            opened.extractall(Path(scratch))
-        shutil.move(Path(scratch, "inspect_evals"), draft)
         apt = PrivateApt(Path(scratch, "apt"), debian_sources(host_sources(), _CODENAME))
         apt.update()
         for package in DEBIAN_PACKAGES:
@@ -104,5 +107,6 @@ def _fetch(target: Path) -> None:
 if __name__ == "__main__":
     try:
         real_packages()
+        inspect_evals()
     except (HostError, subprocess.CalledProcessError) as error:
         sys.exit(f"the packages for the tests' clients can't be fetched: {error}")

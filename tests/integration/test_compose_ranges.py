@@ -40,8 +40,8 @@ services:
     hostname: front
     user: root
     working_dir: /srv
-    environment: {DATABASE: "http://db:5432/"}
-    depends_on: [db]
+    environment: {DATABASE: "http://db01.corp.local:5432/"}
+    depends_on: [DB01]
     expose: [8000]
     command:
       - python3
@@ -56,8 +56,9 @@ services:
                 self.wfile.write(body)
         http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
     healthcheck: {test: curl -fs http://localhost:8000/, interval: 500ms, retries: 60}
-  db:
+  DB01:
     image: default
+    hostname: DB01.corp.local
     user: root
     command: [sh, -c, 'mkdir /data && cd /data && echo rows > table && exec python3 -m http.server 5432']
     healthcheck: {test: [CMD, curl, -fs, "http://127.0.0.1:5432/table"], interval: 200ms, retries: 100}
@@ -118,15 +119,35 @@ def shop() -> Task:
         ("default", CURL + "http://web:8000/"),
         (None, CURL + "http://front:8000/"),
         ("web", "pwd"),
-        ("web", CURL + "http://db:5432/table"),
+        ("web", CURL + "http://db01:5432/table"),
+        (None, CURL + "http://DB01.Corp.local:5432/table"),
         ("web", CURL + "http://127.0.0.1:5432/table"),
-        ("db", "cat /data/table"),
+        ("DB01", "cat /data/table"),
         (None, CURL + "http://elsewhere:8000/"),
         (None, "python3 -m http.server 7777 > /dev/null 2>&1 & " + CURL + "--retry 60 --retry-connrefused --retry-delay 1 -o /dev/null http://127.0.0.1:7777/; echo up"),
-        ("db", CURL + "-o /dev/null -w '%{http_code}' http://default:7777/"),
+        ("DB01", CURL + "-o /dev/null -w '%{http_code}' http://default:7777/"),
     ]
-    target = "agent|web says rows|web says rows|/srv|rows|7|rows|6|up|200"
+    target = "agent|web says rows|web says rows|/srv|rows|rows|7|rows|6|up|200"
     return Task(dataset=[Sample(id="shop", input="x", target=target)], solver=run(*commands), scorer=said(), sandbox=("docker", "compose.yaml"))
+
+DEVICES = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort | xargs"
+
+@solver
+def look(*names: str) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await sandbox(names[-1]).write_file("/tmp/kept", "kept")
+        said = [await sandbox(names[-1]).read_file("/tmp/kept")]
+        for name in names:
+            result = await sandbox(name).exec(["sh", "-c", DEVICES + "; test ! -e /tmp/kept; echo $?"])
+            said.append(result.stdout.replace("\\n", " ").strip())
+        state.output.completion = "|".join(said)
+        return state
+    return solve
+
+@task
+def sealed(first: str = "lo", last: str = "lo") -> Task:
+    sample = Sample(id="sealed", input="x", target=f"kept|{first} 0|{last} 1")
+    return Task(dataset=[sample], solver=look("default", "Scorer"), scorer=said(), sandbox="docker")
 
 ASK = '''
 import json, urllib.request
@@ -239,6 +260,11 @@ services:
   store: {<<: *serve, environment: {NAME: store}, networks: [back], healthcheck: {test: "curl -fs http://web:8000/", interval: 200ms, retries: 100}}
 networks: {front: , back: {internal: true}}
 """
+SEALED = """
+services:
+  default: {image: default, network_mode: FIRST}
+  Scorer: {image: default, network_mode: LAST}
+"""
 OPENAI = (
     POLICY
     + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
@@ -256,10 +282,10 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def belljar_run(tasks: Path, task: str) -> tuple[int, dict[str, Any], str]:
+def belljar_run(tasks: Path, task: str, *options: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, what `belljar run --json` printed, its standard error."""
     model = ("--model", "mockllm/model") if task != "asks" else ()
-    argv = quick_command("run", "--json", *model, f"tasks.py@{task}")
+    argv = quick_command("run", "--json", *model, f"tasks.py@{task}", *options)
     done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
@@ -302,6 +328,48 @@ def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path
     assert sample["verdict"] == "contained"
     flows = [line for line in read_events(Path(said["run_dir"])) if line.kind is Kind.NETWORK_FLOW]
     assert sum(line.data["reason"] == "neighbour" for line in flows) >= 2
+
+
+@pytest.mark.parametrize(
+    "tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough), "microvm"]
+)
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("none", "none"),
+        pytest.param("bridge", "none", marks=pytest.mark.thorough),
+        pytest.param("none", "bridge", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_service_without_a_network_is_reached_by_commands_alone(
+    first: str, last: str, tier: str, home: Path, tasks: Path
+) -> None:
+    """A cell of `network_mode: none` has no network device, whatever the others have; commands and
+    files reach it; each cell is probed at start and end, and proven to be gone. Where no cell has
+    a device, no network is made."""
+    (tasks / "compose.yaml").write_text(SEALED.replace("FIRST", first).replace("LAST", last))
+    devices = {"none": "lo", "bridge": "eth0 lo"}
+    options = ("-T", f"first={devices[first]}", "-T", f"last={devices[last]}", "--tier", tier)
+    code, said, errors = belljar_run(tasks, "sealed", *options)
+    assert code == 0, errors[-4000:]
+    (sample,) = said["samples"]
+    run = Path(said["run_dir"])
+    assert sample["scores"]["said"] == "1", log_of(run).output.completion
+    assert sample["verdict"] == "contained"
+    assert not said["stray_cells"]
+    lines = list(read_events(run))
+    cells = {line.cell for line in lines if line.kind is Kind.CELL_PLANNED}
+    assert len(cells) == 2
+    assert {line.data["tier"] for line in lines if line.kind is Kind.CELL_PLANNED} == {tier}
+    probed = [line for line in lines if line.kind is Kind.PROBE_COMPLETED]
+    assert {(line.cell, line.data["phase"]) for line in probed if not line.data["problem"]} == {
+        (cell, phase) for cell in cells for phase in ("start", "end")
+    }
+    gone = {x.cell for x in lines if x.kind is Kind.CELL_DESTROYED and x.data["clean"]}
+    assert gone == cells
+    ranges = sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines)
+    assert ranges == ((first, last) != ("none", "none"))
+    assert verify(run).ok(strict=True)
 
 
 def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> None:

@@ -34,6 +34,39 @@ def look():
 def programs(config: str):
     return Task(dataset=[Sample(id="one", input="x", target="ready|user|/var/tmp|yes")], solver=look(), scorer=includes(), sandbox=("belljar", config))
 """
+READS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, TaskState, solver
+from inspect_ai.util import sandbox
+
+@solver
+def look():
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        own = await sandbox().exec(["sh", "-c", "cat /tmp/made; echo $M $N $T; pidof no-such-program"])
+        web = await sandbox("web").exec(["cat", "/tmp/state"])
+        state.output.completion = "|".join((own.stdout + web.stdout).split())
+        return state
+    return solve
+
+@task
+def programs(config: str):
+    return Task(dataset=[Sample(id="one", input="x", target="inline|493|1000|0755|ready")], solver=look(), scorer=includes(), sandbox=("belljar", config))
+"""
+AS_DOCKER_READS = """
+services:
+  default:
+    build: {context: ., dockerfile_inline: "FROM default\\nRUN echo inline > /tmp/made\\nENTRYPOINT [no-such-program]"}
+    entrypoint: ""
+    init: yes
+    environment: {M: 0755, N: 1_000, T: '0755'}
+    depends_on: {web: {condition: service_healthy}}
+    mem_limit: 0
+  web:
+    image: slow
+    healthcheck: {interval: 200ms, retries: 100}
+"""
 POLICY = (
     "belljar: 1\nrisk: low\nimage: {image}\nresources: {{cpus: 1, memory: 256MiB, disk: 64MiB,"
     " processes: 64, lifetime: 10m}}\n"
@@ -64,9 +97,9 @@ def derived(
     store.add(copy, config, name=name, source="a test", created="")
 
 
-def ran(folder: Path, config: str) -> EvalSample:
+def ran(folder: Path, config: str, task: str = TASK) -> EvalSample:
     """The one sample of `belljar run` with this configuration."""
-    (folder / "task.py").write_text(TASK)
+    (folder / "task.py").write_text(task)
     ours = quick_command("run", "--json", "--model", "mockllm/model")
     done = subprocess.run(
         [*ours, "task.py", "-T", f"config={config}"],
@@ -96,6 +129,17 @@ def test_a_compose_files_command_stands_behind_the_entrypoint(home: Path, tmp_pa
     derived(home, "settled", SET_UP.format(wait=0), cmd=("no-such-program",))
     (tmp_path / "compose.yaml").write_text(COMPOSE)
     sample = ran(tmp_path, "compose.yaml")
+    assert sample.output.completion == sample.target, sample.error
+
+
+def test_a_file_means_what_docker_reads(home: Path, tmp_path: Path) -> None:
+    """An inline Dockerfile, whose entrypoint an empty one clears; numbers and switches of YAML 1.1;
+    the image's health check with the file's times, which alone would come too late."""
+    test = ("CMD-SHELL", "grep -q ready /tmp/state")
+    check = HealthCheck(test=test, interval_ns=10**9, retries=1)
+    derived(home, "slow", SET_UP.format(wait=4), cmd=("sleep", "infinity"), check=check)
+    (tmp_path / "compose.yaml").write_text(AS_DOCKER_READS)
+    sample = ran(tmp_path, "compose.yaml", READS)
     assert sample.output.completion == sample.target, sample.error
 
 

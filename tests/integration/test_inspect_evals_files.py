@@ -1,5 +1,4 @@
-"""Every compose file of inspect_evals, where it is installed: what a cell keeps of it, and what
-not.
+"""Every compose file of inspect_evals 0.28: what a cell keeps of it, and what not.
 
 `docs/inspect-evals.md` lists the refused files and the keys that are not kept; here both lists are
 counted.
@@ -7,16 +6,18 @@ counted.
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
 
-from tests.integration.real_images import package
+from tests.real_packages import inspect_evals
 
 from belljar.compose.document import read_document
 from belljar.compose.interpolate import references
 from belljar.differences import Kind
 from belljar.harness.compat import Judgement, Refused, judge_for_sample
+from belljar.policy.network import Network
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
 _REFUSED = re.compile(
@@ -31,7 +32,7 @@ _NOT_KEPT = re.compile(
 def judgements() -> dict[str, Judgement]:
     """What becomes of each file; a sample's metadata names some image wherever a file asks for
     it."""
-    root = package()
+    root = inspect_evals()
     files = sorted(path for path in root.rglob("*compose*.y*ml") if path.is_file())
     found = {}
     for path in files:
@@ -42,11 +43,33 @@ def judgements() -> dict[str, Judgement]:
 
 
 def test_nearly_all_compose_files_are_accepted() -> None:
-    """Of the 145 files at least 130 are accepted."""
+    """Of the 144 files 138 are: 136 as they are, and two that are parts of others, which are. Of
+    the rest four ask for a GPU, one shares a volume, one needs a file that its user makes."""
     found = judgements()
-    assert len(found) == 145
-    accepted = [file for file, judgement in found.items() if not isinstance(judgement, Refused)]
-    assert len(accepted) >= 130
+    assert len(found) == 144
+    refused = {file for file, judgement in found.items() if isinstance(judgement, Refused)}
+    assert len(refused) == 8
+    including = {
+        part: {
+            file
+            for file in found
+            if f"path: ../../servers/{part}/compose.yaml" in (inspect_evals() / file).read_text()
+        }
+        for part in ("owncloud", "rocketchat")
+    }
+    assert all(files and not files & refused for files in including.values())
+    parts = {f"theagentcompany/servers/{part}/compose.yaml" for part in including}
+    assert parts < refused
+
+
+def test_the_task_with_two_sealed_machines() -> None:
+    """Agent and verifier have no network; the verifier is a cell beside the agent's."""
+    file = "gdm_self_reasoning/data/max_tokens/compose.yaml"
+    judgement = judgements()[file]
+    assert not isinstance(judgement, Refused)
+    network = Network.model_validate(json.loads(judgement.changes["network"]), strict=False)
+    assert list(network.stand_ins) == ["verifier"]
+    assert not network.has_cells
 
 
 def test_the_refused_files_are_those_the_docs_list() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.integration.processes import quick_command
-from tests.real_packages import inspect_evals_files
+from tests.real_packages import inspect_evals
 
 from belljar import sync
 from belljar.image import Store
@@ -160,7 +160,7 @@ def programs(tree: ast.AST) -> Iterator[str]:
 
 def test_the_image_has_what_tasks_for_plain_docker_run() -> None:
     """Each program that inspect_evals' code names, except those that it makes itself in /tmp."""
-    found = plain_docker_programs(inspect_evals_files())
+    found = plain_docker_programs(inspect_evals())
     assert {"apps", "humaneval", "mbpp", "usaco"} <= set(found)
     wanted = sorted({name for names in found.values() for name in names if "/tmp/" not in name})
     assert "python" in wanted

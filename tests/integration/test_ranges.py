@@ -206,7 +206,7 @@ async def test_a_blow_between_two_cells_of_a_range(
     """Rules or routes are changed when the first cell stands and the second does not: nothing is
     ever run in the second, and the range has ended as breached."""
 
-    async def strike(_cell: Cell, _router: Router) -> None:
+    async def strike(_cell: Cell, _router: Router | None) -> None:
         (entry,) = (home / "journal").glob("r-*.json")
         await anyio.to_thread.run_sync(within, supervisor_and_gateway(home, entry.stem)[0], *blow)
 

@@ -36,14 +36,15 @@ class CellBase:
         has_port: bool,
         image_command: Sequence[str] = (),
         image_entrypoint: Sequence[str] = (),
-        image_health: Mapping[str, Any] | None = None,
+        image_health: Callable[[Mapping[str, str]], Mapping[str, Any] | None] = lambda _times: None,
     ) -> None:
         self.id = live.cell_id
         self.plan = plan
         self.has_port = has_port
         self.image_command = tuple(image_command)
         self.image_entrypoint = tuple(image_entrypoint)
-        self.image_health: Mapping[str, Any] = image_health or {}
+        self.image_health: Mapping[str, Any] = image_health({}) or {}
+        self.image_health_with = image_health
         self._live = live
         self._recorder = recorder
         self._actor = actor

@@ -13,7 +13,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
-from belljar.capture import MAX_CAPTURED_BYTES, body_of
+from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
@@ -35,7 +35,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
         image_entrypoint: the first of these alone.
         image_health: the image's own health check, as `health` of a target cell; empty where it has
-            none.
+            none. `image_health_with`: with other times.
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """
@@ -49,19 +49,17 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         mode: int | None = None,
         owner: str = "",
         timeout_s: float | None = None,
-        is_secret: bool = False,
     ) -> None:
         """Write a file in the cell: parents are made, an existing file is replaced at once or not
         at all. Text is written as UTF-8.
 
-        `is_secret`: the contents are not kept on record, only their size and digest.
         Relative paths resolve against the work directory. Raises `PermissionError`,
         `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`,
         `CellError`.
         """
         contents = contents.encode() if isinstance(contents, str) else contents
         operation, user = self._operation(), self._user(user)
-        body = body_of("content", contents, max_kept_bytes=0 if is_secret else MAX_CAPTURED_BYTES)
+        body = body_of("content", contents)
         self._recorder.record(
             record.write_started(operation, path, user=user, mode=mode, body=body)
         )

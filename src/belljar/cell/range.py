@@ -54,7 +54,7 @@ class Range:
     Attributes:
         cell: the one that a sample works in.
         targets: the others, by name.
-        network: None when the policy has none; then there is one cell.
+        network: None when no cell is on one.
         routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
         model_requests: what the gateway asks of the evaluated model; None without a network.
     """

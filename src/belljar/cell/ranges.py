@@ -1,6 +1,7 @@
 """The cells of one sample on a network of their own: made in order, and nothing left afterwards.
 
-The network, with its rules, is made first and ends last. Target cells come in the policy's order,
+The network, with its rules, is made first and ends last; where no cell has a port, there is none.
+Target cells come in the policy's order,
 each after those that it awaits are healthy (by default all). The range's own cell is last: nothing
 of a sample runs before everything it may reach is there.
 """
@@ -27,7 +28,7 @@ from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
 from belljar.cell.range import ModelRequests, Range
 from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
-from belljar.cell.task_data import ENVIRONMENT, bring_volumes, trust
+from belljar.cell.task_data import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Recorder
 from belljar.isolation.renewal import Port, PortSettings
@@ -51,8 +52,9 @@ RANGES: Final = "ranges"
 """Where in a run directory its ranges' packet records are, each in a directory that `range.opening`
 names.
 """
-OnTarget: TypeAlias = Callable[[Cell, Router], Awaitable[object]]
-"""Called with a running target cell and its router, before its program is started."""
+OnTarget: TypeAlias = Callable[[Cell, Router | None], Awaitable[object]]
+"""Called with a running target cell and its router (None: it has no port), before its program is
+started."""
 
 
 class MakeCell(Protocol):
@@ -64,10 +66,10 @@ class MakeCell(Protocol):
         parts: Parts,
         *,
         recorder: Recorder,
-        port: Port,
+        port: Port | None,
         place: dict[str, str],
     ) -> AbstractAsyncContextManager[Cell]:
-        """A cell at its port of the range's network."""
+        """A cell at its port of the range's network, if it has one."""
         ...
 
 
@@ -154,8 +156,10 @@ async def open_with_network(
     on_target: OnTarget | None,
 ) -> Range:
     """A range with a network; `stack` ends it. Raises as `open_range`."""
-    # it imports while the templates are looked at
-    run.enter_once(f"fork server {home}", partial(started_fork_server, home))
+    if loaded.policy.network is None:
+        raise RuntimeError("the policy has no network")
+    if loaded.policy.network.has_cells:  # it imports while the templates are looked at
+        run.enter_once(f"fork server {home}", partial(started_fork_server, home))
     members = await prepare_range(loaded, run=run, home=home)
     own, plan = members[-1].parts, members[-1].parts.plan.network
     if plan is None:
@@ -171,38 +175,44 @@ async def open_with_network(
         for cell in list(cells.values()):
             cell.mark_failed(error)
 
-    network = await stack.enter_async_context(
-        open_network(
-            _spec(plan, own, run, recorder),
+    network = None
+    if plan.has_cells:
+        spec = _spec(plan, own, run, recorder)
+        opening = open_network(
+            spec,
             recorder=recorder,
             home=home,
             handle_request=model_requests,
             on_failure=mark_failed,
         )
-    )
-    stack.push_async_exit(partial(_after, network, plan, home, recorder))
-    stack.callback(model_requests.close)  # when the cells are gone, and before the network's end
+        network = await stack.enter_async_context(opening)
+        stack.push_async_exit(partial(_after, network, spec.network, home, recorder))
+        # when the cells are gone, and before the network's end
+        stack.callback(model_requests.close)
     targets = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
     routers: dict[str, Router] = {}
     for member in members:
         target = targets.get(member.name)
         await wait_for(waits, target)
-        parts = trusting(member.parts) if plan.has_tls else member.parts
-        port = RangePort(network, member.name, is_machine=isinstance(parts, MachineParts))
-        place = {"range": network.id, "name": member.name}
+        parts, port, place = member.parts, None, {"name": member.name}
+        if network is not None:
+            place["range"] = network.id
+        is_attached = plan.has_own_cell if target is None else not target.is_detached
+        if network is not None and is_attached:
+            parts = trusting(parts) if plan.has_tls else parts
+            port = RangePort(network, member.name, is_machine=isinstance(parts, MachineParts))
         cell = cells[member.name] = await stack.enter_async_context(
             make(member.policy, parts, recorder=recorder, port=port, place=place)
         )
-        router = routers[cell.id] = RangeRouter(network, plan, member.name)
-        # before anything of its own runs
-        await network.check()
-        if plan.has_tls:
-            await trust(cell, network.certificate)
+        if network is not None and is_attached:
+            routers[cell.id] = RangeRouter(network, plan, member.name)
+            # before anything of its own runs
+            await network.check()
+            if plan.has_tls:
+                await trust(cell, network.certificate)
         if target is not None and on_target is not None:
-            await on_target(cell, router)
-        if member.policy.data is not None:
-            await bring_volumes(cell, member.policy.data, cells)
+            await on_target(cell, routers.get(cell.id))
         if target is not None:
             waits[member.name] = await start_serving(cell, target)
     return Range(
@@ -210,7 +220,7 @@ async def open_with_network(
         targets={name: cell for name, cell in cells.items() if name != OWN_CELL},
         network=network,
         routers=routers,
-        model_requests=model_requests,
+        model_requests=model_requests if network is not None else None,
     )
 
 
@@ -228,13 +238,14 @@ async def prepare_range(
     try:
         check_stand_ins(loaded)
         targets = plan.targets if plan is not None else ()
-        policies = [(target.id, target_policy(loaded, target)) for target in targets]
+        policies = [(target, target_policy(loaded, target)) for target in targets]
     except BelljarError as error:
         run.recorder.record(refused(loaded, error))
         raise
-    for name, policy in policies:
-        parts = await prepare(policy, recorder=run.recorder, home=home, has_port=True)
-        members.append(_Member(name=name, policy=policy, parts=parts))
+    for target, policy in policies:
+        has_port = not target.is_detached
+        parts = await prepare(policy, recorder=run.recorder, home=home, has_port=has_port)
+        members.append(_Member(name=target.id, policy=policy, parts=parts))
     return (*members, _Member(name=OWN_CELL, policy=loaded, parts=own))
 
 
@@ -246,7 +257,8 @@ def _spec(
     Makes the directory of its packet record. Raises `HostError`.
     """
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
-    layout = lay_out(plan, (OWN_CELL,), random_bytes=random_bytes, avoid=parts.facts.routes)
+    own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
+    layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)
     services = {
         item.id: item.service.settings for item in recorder.services if item.service is not None
     }

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -67,7 +68,7 @@ async def ready_cell(
             has_port=port is not None,
             image_command=(*image.entrypoint, *image.cmd),
             image_entrypoint=image.entrypoint,
-            image_health=image_health(image.config),
+            image_health=partial(image_health, image.config),
         )
         about = CellAbout(
             run_id=run_id,

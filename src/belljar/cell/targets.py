@@ -147,8 +147,10 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
         raise _failed(
             stand_in,
             cell,
-            "another service waits for its health, and neither the file nor its image has a check",
+            "neither the file nor its image has a check",
         )
+    if written.get("times"):
+        return cell.image_health_with(written["times"]) or {}
     if written and wants_image is None:
         return dict(written)
     return (
@@ -160,7 +162,7 @@ def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
     """A target's command: its own, the image's entrypoint with its own arguments, or all of the
     image's; often nothing.
     """
-    if settings.get("command"):
+    if settings.get("command") is not None:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
     return cell.image_command if arguments is None else (*cell.image_entrypoint, *arguments)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,11 +18,10 @@ from belljar.cell.cell import Cell
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.policy.files import Entry, EntryKind, Tree, read_entry, reason
-from belljar.policy.task_data import MAX_BYTES, TaskData, TaskFile, trees_of
+from belljar.policy.task_data import TaskData, TaskFile, trees_of
 from belljar.units import printable
 
 HOSTS: Final = "/etc/hosts"
-ARCHIVE: Final = "/tmp/volume.tar"  # noqa: S108 - the cell's
 _MAX_HOSTS_BYTES: Final = 64 << 10
 _TIMEOUT_S: Final = 60.0
 _USUAL_MODE: Final = 0o755
@@ -44,61 +42,16 @@ async def put_in(cell: Cell, data: TaskData) -> None:
     except (OSError, ValueError) as error:
         raise _unreadable(error) from error
     for file in own.files:
-        await _copy(cell, root, file, trees.get(file.target))
+        await _copy(cell, root, file, trees[file.target])
     if own.hosts:
         await _add_hosts(cell, own.hosts)
 
 
-async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -> None:
-    """Copy the directories that other cells of the range have filled, their programs having ended.
-
-    What they hold passes through this host as it is: nothing of it is looked at here.
-
-    Raises `CellError`: one has more than `MAX_BYTES`, or an image lacks `tar`.
-    """
-    for volume in data.own.volumes:
-        writer = cells.get(volume.writer)
-        # The operator's own network replaces the services (`--override`)
-        if writer is None:
-            continue
-        try:
-            listed = await _run(
-                writer, volume.source, ["tar", "-C", volume.source, "-cvf", ARCHIVE, "."]
-            )
-            archive = await writer.read_file(ARCHIVE, max_bytes=MAX_BYTES, user="0")
-        except (OSError, TimeoutError) as error:
-            raise _not_taken(writer, volume.source, str(error)) from error
-        finally:
-            with suppress(OSError, TimeoutError, CellError), anyio.CancelScope(shield=True):
-                await writer.remove(ARCHIVE, user="0", timeout_s=_TIMEOUT_S)
-        await _run(cell, volume.target, ["rm", "-rf", "--", volume.target])
-        await _run(cell, volume.target, ["mkdir", "-p", "--", volume.target])
-        await _run(cell, volume.target, ["tar", "-C", volume.target, "-xpf", "-"], input=archive)
-        cell.note(
-            Kind.TASK_FILES_COPIED,
-            {
-                "key": "volumes",
-                "source": f"volume {volume.name} of {volume.writer}",
-                "target": volume.target,
-                # By the names that the writer's tar printed: all but the directories, which end in
-                # "/".
-                "files": sum(bool(n) and not n.endswith(b"/") for n in listed.split(b"\n")),
-                "bytes": len(archive),
-                "sha256": hashlib.sha256(archive).hexdigest(),
-            },
-        )
-
-
-async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> None:
+async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
     digest = hashlib.sha256()
-    if tree is None:
-        await _write(cell, file, file.target, file.content.encode(), mode=file.mode)
-        digest.update(file.content.encode())
-        number, size = 1, len(file.content.encode())
-    elif not tree.is_directory:
+    if not tree.is_directory:
         contents = await _contents(root, tree, tree.entries[0])
-        mode = tree.entries[0].mode if file.mode is None else file.mode
-        await _write(cell, file, file.target, contents, mode=mode)
+        await _write(cell, file.target, contents, mode=tree.entries[0].mode)
         digest.update(contents)
         number, size = 1, len(contents)
     else:
@@ -109,7 +62,7 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> No
             if entry.kind is EntryKind.FILE:
                 contents = await _contents(root, tree, entry)
                 target = posixpath.join(file.target, entry.path)
-                await _write(cell, file, target, contents, mode=entry.mode)
+                await _write(cell, target, contents, mode=entry.mode)
                 size += len(contents)
             # Kind, mode, path, link, and the digest of its contents
             words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
@@ -123,7 +76,7 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> No
     cell.note(
         Kind.TASK_FILES_COPIED,
         {
-            "key": file.key,
+            "key": "volumes",
             "source": file.source,
             "target": file.target,
             "files": number,
@@ -140,13 +93,9 @@ async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
         raise _unreadable(error) from error
 
 
-async def _write(
-    cell: Cell, file: TaskFile, target: str, contents: bytes, *, mode: int | None
-) -> None:
+async def _write(cell: Cell, target: str, contents: bytes, *, mode: int) -> None:
     try:
-        await cell.write_file(
-            target, contents, mode=mode, user="0", owner=file.owner, is_secret=file.is_secret
-        )
+        await cell.write_file(target, contents, mode=mode, user="0", owner="0:0")
     except (OSError, TimeoutError) as error:
         raise _not_taken(cell, target, str(error)) from error
 
@@ -170,18 +119,11 @@ def _batches(words: Sequence[str]) -> Iterator[Sequence[str]]:
     return (words[at : at + _WORDS_AT_ONCE] for at in range(0, len(words), _WORDS_AT_ONCE))
 
 
-async def _run(
-    cell: Cell,
-    target: str,
-    argv: list[str],
-    *,
-    input: bytes | None = None,  # noqa: A002 - as in `exec`
-) -> bytes:
-    output = await cell.exec(argv, input=input, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
+async def _run(cell: Cell, target: str, argv: list[str]) -> None:
+    output = await cell.exec(argv, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
     if not output.success:
         why = output.why_not_started or output.stderr.decode("utf-8", "replace")
         raise _not_taken(cell, target, why)
-    return output.stdout
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:

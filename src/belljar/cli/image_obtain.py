@@ -52,7 +52,9 @@ def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
     from belljar.policy.reference import parse_reference
 
     try:
-        content = read_regular(Path(build["root"]), build["dockerfile"], MAX_BYTES).decode()
+        content = build.get("inline") or read_regular(
+            Path(build["root"]), build["dockerfile"], MAX_BYTES
+        ).decode("utf-8")
         found = base_images(content, build["args"], target=build["target"])
         return tuple(parse_reference(image).familiar for image in found.images)
     except (OSError, ValueError):

@@ -1,46 +1,34 @@
-"""What services take from a task's files: volumes, secrets, variables, builds.
+"""What services take from a task's files: volumes, variables, builds.
 
 Cells share nothing that one can write. A service's volume is a directory of its cell, a task's file
-is copied. A volume of several services is refused, unless one fills it and ends before the others
-start: these get copies. Pure but for the files it reads.
+is copied, and a volume of several services is refused. Pure but for the files it reads.
 
-Source: compose-spec 05-services.md, 08-configs.md, 09-secrets.md and build.md.
+Source: compose-spec 05-services.md and build.md.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from belljar.compose.document import TaskFiles, files_named_by, running_services
-from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv, read_raw
+from belljar.compose import values
+from belljar.compose.document import HOME_KEY, files_named_by, services_of
+from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv
 from belljar.compose.keys import INSPECTS_IMAGE, Converted, image_of
-from belljar.compose.model import (
-    Build,
-    Condition,
-    Grant,
-    Granted,
-    Mount,
-    Volume,
-    parse,
-    read_part,
-    reasons_of,
-)
+from belljar.compose.model import Build, Mount, Volume, parse, read_part
 from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
     Refusals,
     mapping,
-    place_of,
     refusal,
     text,
 )
-from belljar.policy.files import Entry, EntryKind, Tree, reason
+from belljar.policy.files import reason
 from belljar.policy.reference import parse_reference
-from belljar.policy.task_data import TakenVolume, TaskFile
+from belljar.policy.task_data import TaskFile
 from belljar.units import format_size, printable
 
 _NO_DIRECTORY: Final = (
@@ -48,97 +36,66 @@ _NO_DIRECTORY: Final = (
 )
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
 _NOT_WRITTEN: Final = "its service can't write to it, so it stays empty"
-_PLACES: Final[Mapping[str, str]] = {"secrets": "/run/secrets/", "configs": "/"}
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """`service` starts when `needed` has reached `condition`."""
-
-    service: str
-    needed: str
-    condition: Condition
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One service's place for a named volume."""
-
-    cell: Converted
-    place: str
-    read_only: bool
 
 
 # ---- volumes
 
 
-def add_volumes(
-    converted: Mapping[str, Converted],
-    volumes: object,
-    files: TaskFiles | None,
-    refused: Refusals,
-    *,
-    waits: Sequence[Wait] = (),
-    default: str = "",
-) -> None:
-    """Add each service's volumes; what cells can't keep goes to `refused`.
-
-    `default`: the service that starts last.
-    """
+def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
+    """Add each service's volumes; what cells can't keep goes to `refused`."""
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
         where = f"volume {name}"
         with refused.collected():
-            parse(Volume, mapping(settings, where), where, refused, reasons_of(Volume))
-    used: dict[str, list[_Use]] = {}
+            parse(Volume, mapping(settings, where), where, refused)
+    used: dict[str, list[Converted]] = {}
     for cell in converted.values():
         for mount in cell.model.volumes:
-            place = mount.target
-            with _refused_item(refused, cell, "volumes", mount.source or place):
+            try:
                 if mount.type == "bind":
-                    _copy(cell, mount, files)
-                    continue
-                # A directory of the cell
-                if not mount.source and mount.read_only:
-                    raise ValueError(_NOT_WRITTEN)
-                if mount.source and mount.source not in declared:
-                    raise ValueError(f"there is no volume {mount.source} in the file")
-                cell.directories.append(place)
-                if mount.type == "tmpfs":
-                    why = "is a directory of the cell; the options of a tmpfs are not kept"
-                    cell.changed("volumes", f"{place} {why}")
-                if mount.source:
-                    used.setdefault(mount.source, []).append(_Use(cell, place, mount.read_only))
-    for name, uses in used.items():
-        with refused.collected():
-            _share(name, uses, waits, default)
+                    _copy(cell, mount)
+                else:
+                    _make(cell, mount, declared)
+            except (OSError, ValueError) as error:
+                shown = printable(mount.source or mount.target, max_chars=100)
+                hint = error.hint if isinstance(error, OutsideTaskError) else ""
+                why = f"{shown}: {printable(reason(error))}"
+                refused.add(cell.where, "volumes", why, hint=hint)
+            else:
+                if mount.type == "volume" and mount.source:
+                    used.setdefault(mount.source, []).append(cell)
+    for name, cells in used.items():
+        if len(cells) > 1:
+            both = ", ".join(dict.fromkeys(cell.service for cell in cells))
+            why = f"{printable(name)}: {printable(both)} have it: {_SHARED}"
+            refused.add(cells[-1].where, "volumes", why)
 
 
-@contextmanager
-def _refused_item(refused: Refusals, cell: Converted, key: str, shown: str) -> Iterator[None]:
-    """A fault in the block refuses this item of the service's key."""
-    try:
-        yield
-    except (OSError, TypeError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        hint = error.hint if isinstance(error, OutsideTaskError) else ""
-        detail = f"{printable(shown, max_chars=100)}: {printable(why)}"
-        refused.add(cell.where, key, detail, hint=hint)
+def _make(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
+    """A directory of the cell."""
+    if mount.read_only:
+        raise ValueError(_NOT_WRITTEN)
+    if mount.source and mount.source not in declared:
+        raise ValueError(f"there is no volume {mount.source} in the file")
+    cell.directories.append(mount.target)
+    if mount.type == "tmpfs":
+        why = "is a directory of the cell; the options of a tmpfs are not kept"
+        cell.changed("volumes", f"{mount.target} {why}")
 
 
-def _copy(cell: Converted, mount: Mount, files: TaskFiles | None) -> None:
-    if files is None:
+def _copy(cell: Converted, mount: Mount) -> None:
+    if cell.home is None:
         raise ValueError(_NO_DIRECTORY)
-    target, path = mount.target, files.path(mount.source)
+    target, path = mount.target, cell.home.path(mount.source)
     try:
-        tree = files.tree(path)
+        tree = cell.home.tree(path)
     except FileNotFoundError:
-        if mount.read_only or (mount.bind is not None and not mount.bind.create_host_path):
+        if mount.read_only or not values.switch(mount.bind.get("create_host_path", True)):
             raise
         cell.directories.append(target)
         cell.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")
         return
-    cell.add_file(TaskFile(key="volumes", target=target, source=path), tree)
+    cell.add_file(TaskFile(target=target, source=path), tree)
     later = (
         "root of the cell could change the copy"
         if mount.read_only
@@ -148,111 +105,35 @@ def _copy(cell: Converted, mount: Mount, files: TaskFiles | None) -> None:
     cell.changed("volumes", f"{mount.source} is copied to {target} ({size}): {later}")
 
 
-def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str) -> None:
-    """Copy a volume that one service fills before the others start."""
-    if len(used) == 1 and not used[0].read_only:
-        return
-    ends = [wait for wait in waits if wait.condition is Condition.COMPLETED]
-    for first in used:
-        others = [use for use in used if use is not first]
-        writer = first.cell.service
-        ended = not first.read_only and any(wait.needed == writer for wait in ends)
-        later = {*(wait.service for wait in ends if wait.needed == writer), default}
-        is_seen = len(others) == 1 or all(use.read_only for use in others)
-        if ended and is_seen and all(use.cell.service in later - {writer} for use in others):
-            for use in others:
-                taken = TakenVolume(name=name, writer=writer, source=first.place, target=use.place)
-                use.cell.volumes.append(taken)
-                use.cell.changed(
-                    "volumes", f"{use.place} is a copy of {name} as {writer} leaves it"
-                )
-            return
-    where, hint, why = used[-1].cell.where, "", _NOT_WRITTEN
-    if len(used) > 1:
-        names = ", ".join(dict.fromkeys(use.cell.service for use in used))
-        why = f"{names} have it: {_SHARED}"
-        hint = (
-            f"let one service fill it and end (`{Condition.COMPLETED.value}`) before the others "
-            f"start"
-        )
-    shown = printable(name, max_chars=100)
-    raise refusal(where, "volumes", f"{shown}: {printable(why)}", hint=hint)
-
-
-# ---- secrets and configs
-
-
-def add_granted(cell: Converted, document: Mapping[str, Any], files: TaskFiles | None) -> None:
-    """Add a service's secrets and configs. Raises `CannotKeepError`."""
-    refused = Refusals()
-    for key, grants in (("secrets", cell.model.secrets), ("configs", cell.model.configs)):
-        declared = mapping(document.get(key), key)
-        for grant in grants:
-            with _refused_item(refused, cell, key, grant.source):
-                cell.add_file(*_granted(key, grant, declared, files))
-    refused.raise_all()
-
-
-def _granted(
-    key: str, grant: Grant, declared: Mapping[str, Any], files: TaskFiles | None
-) -> tuple[TaskFile, Tree]:
-    if grant.source not in declared:
-        raise ValueError("it is not declared in the file")
-    source = read_part(Granted, declared[grant.source])
-    target = grant.target or grant.source
-    file = TaskFile(
-        key=key,
-        target=place_of(target if target.startswith("/") else f"{_PLACES[key]}{target}"),
-        mode=grant.mode,
-        owner=f"{grant.uid}:{grant.gid}",
-        is_secret=key == "secrets",
-    )
-    if source.content is not None:
-        size = len(source.content.encode())
-        entry = Entry(path="", kind=EntryKind.FILE, size_bytes=size)
-        return file.model_copy(update={"content": source.content}), Tree(
-            source="", entries=(entry,)
-        )
-    if files is None:
-        raise ValueError(_NO_DIRECTORY)
-    path = files.path(source.file or "")
-    tree = files.tree(path)
-    if tree.is_directory:
-        raise ValueError("it is a directory")
-    return file.model_copy(update={"source": path}), tree
-
-
 # ---- variables
 
 
-def add_env_files(converted: Converted, files: TaskFiles | None) -> None:
+def add_env_files(cell: Converted) -> None:
     """Add a service's `env_file` below its `environment`. Raises `CannotKeepError`."""
-    where, found = f"service {converted.service}", dict[str, str]()
-    for file in converted.model.env_file:
-        if files is None:
-            raise refusal(where, "env_file", _NO_DIRECTORY)
+    found = dict[str, str]()
+    for file in cell.model.env_file:
         path = printable(file.path)
         try:
-            content = files.read_text(files.path(file.path))
-            read = read_raw(content) if file.format else read_dotenv(content, found)
+            if cell.home is None:
+                raise ValueError(_NO_DIRECTORY)
+            read = read_dotenv(cell.home.read_text(cell.home.path(file.path)))
         except FileNotFoundError as error:
             if file.required:
                 hint = "make it; an example is often beside it"
-                raise refusal(where, "env_file", f"{path}: it does not exist", hint=hint) from error
-            converted.changed("env_file", f"{path} does not exist, and is not required")
+                why = f"{path}: it does not exist"
+                raise refusal(cell.where, "env_file", why, hint=hint) from error
+            cell.changed("env_file", f"{path} does not exist, and is not required")
             continue
         except (OSError, ValueError) as error:
-            why = str(error) if isinstance(error, CannotKeepError) else reason(error)
-            raise refusal(where, "env_file", f"{path}: {printable(why)}") from error
+            why = f"{path}: {printable(reason(error))}"
+            raise refusal(cell.where, "env_file", why) from error
         found |= {name: value for name, value in read.items() if value is not None}
-        if unset := sorted(name for name, value in read.items() if value is None):
-            names = ", ".join(unset)
-            why = f"{path}: variables without a value are not set ({names})"
-            converted.changed("env_file", why)
+        if unset := ", ".join(sorted(name for name, value in read.items() if value is None)):
+            cell.changed("env_file", f"{path}: variables without a value are not set ({unset})")
     if len(found) > MAX_VARIABLES:
-        raise refusal(where, "env_file", f"more than {MAX_VARIABLES:,} variables")
-    if converted.model.env_file:
-        converted.words["env"] = {**found, **converted.words.get("env", {})}
+        raise refusal(cell.where, "env_file", f"more than {MAX_VARIABLES:,} variables")
+    if cell.model.env_file:
+        cell.words["env"] = {**found, **cell.words.get("env", {})}
 
 
 # ---- images and builds
@@ -260,7 +141,7 @@ def add_env_files(converted: Converted, files: TaskFiles | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build; paths are below `root`."""
+    """An image to build; paths are below `root`. `inline`: the Dockerfile's text, if it is one."""
 
     image: str
     root: str
@@ -268,6 +149,7 @@ class ServiceBuild:
     dockerfile: str
     args: Mapping[str, str]
     target: str = ""
+    inline: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -291,7 +173,7 @@ def read_build(
     files, written = files_named_by(document), service.get("build")
     if written is None or files is None:
         return None
-    context = ""
+    files, context = files.of(service), ""
     try:
         build = read_part(Build, {"context": written} if isinstance(written, str) else written)
         context = build.context or "."
@@ -304,6 +186,7 @@ def read_build(
             dockerfile=files.path(posixpath.join(context, build.dockerfile or "Dockerfile")),
             args=build.args,
             target=build.target,
+            inline=build.dockerfile_inline,
         )
     except ValueError as error:
         why = f"{context}: {error}" if context else str(error)
@@ -311,28 +194,22 @@ def read_build(
 
 
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
-    """The builds of the services that run. Raises `CannotKeepError`."""
+    """The builds of the services. Raises `CannotKeepError`."""
     found = []
-    for name, service in running_services(document).items():
+    for name, service in services_of(document).items():
         if image := text(service.get("image") or ""):
             found.append(read_build(name, service, document, parse_reference(image).familiar))
     return tuple(build for build in found if build is not None)
 
 
 def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
-    """Each running service's image. Raises `CannotKeepError`."""
-    try:
-        running = running_services(document)
-    except CannotKeepError:
-        raise
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        why = printable(str(error), max_chars=200)
-        raise CannotKeepError(f"its compose file can't be read: {why}") from error
-    return tuple(_image(name, service, document) for name, service in running.items())
+    """Each service's image. Raises `CannotKeepError`."""
+    return tuple(_image(name, of, document) for name, of in services_of(document).items())
 
 
 def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -> ServiceImage:
-    only = {key: service[key] for key in ("image", "build") if service.get(key) is not None}
+    keys = ("image", "build", HOME_KEY)
+    only = {key: service[key] for key in keys if service.get(key) is not None}
     try:
         made = interpolate({"services": {name: only}}, {}, blanks=True).document
         settled = made["services"][name]

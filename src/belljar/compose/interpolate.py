@@ -4,7 +4,7 @@ Only a sample's metadata has values, named `SAMPLE_METADATA_<KEY>` by Inspect. T
 environment is never read: any other variable has its default, and without one the file is refused.
 
 Source: compose-spec 12-interpolation; docs.docker.com/compose/how-tos/environment-variables/
-variable-interpolation, `.env` file syntax; `format: raw` as `docker run --env-file`.
+variable-interpolation, `.env` file syntax.
 """
 
 from __future__ import annotations
@@ -12,53 +12,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any, Final
 
-from belljar.compose.values import CannotKeepError
-from belljar.differences import Difference, Kind
+from belljar.compose.values import CannotKeepError, changed
+from belljar.differences import Difference
 from belljar.units import printable
 
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _OPERATOR: Final = re.compile(r":?[-?+]")
+_BRACE: Final = re.compile(r"\$\{|\}")
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
-MAX_NODES: Final = 20_000
-"""Of a file; a YAML alias counts as all it names."""
 MAX_CHARACTERS: Final = 1 << 20
-"""Of all texts together, and of all inserted text."""
-MAX_DEPTH: Final = 64
+"""Of all inserted text."""
 MAX_VARIABLES: Final = 1024
-"""Of a file of variables, and of all of a service."""
+"""Of all of a service's files of variables."""
 _MAX_NESTED: Final = 16
 
 
 @dataclass
 class _Reading:
-    """One pass over a file. `variables`: a sample's; `defined`: a file's own."""
+    """One pass over a file, with a sample's `variables`."""
 
     variables: Mapping[str, str]
-    defined: Mapping[str, str] = field(default_factory=dict)
     blanks: bool = False
     is_environment: bool = False
     shaping: set[str] = field(default_factory=set)
     defaulted: set[str] = field(default_factory=set)
-    nodes: int = 0
-    read_chars: int = 0
     put_chars: int = 0
 
-    def count(self, value: object, depth: int) -> None:
-        self.nodes += 1
-        self.read_chars += len(value) if isinstance(value, str) else 0
-        if self.nodes > MAX_NODES:
-            raise CannotKeepError(f"its compose file has more than {MAX_NODES:,} values")
-        if self.read_chars > MAX_CHARACTERS:
-            raise CannotKeepError(f"its compose file has more than {MAX_CHARACTERS:,} characters")
-        if depth > MAX_DEPTH:
-            raise CannotKeepError(f"its compose file is nested deeper than {MAX_DEPTH} levels")
-
     def value_of(self, name: str) -> str | None:
-        if name in self.defined:
-            return self.defined[name]
         if not name.startswith(METADATA_PREFIX):
             return None
         if not self.is_environment:
@@ -67,20 +52,18 @@ class _Reading:
 
     def missing(self, name: str, why: str = "") -> str:
         """The text of an unset variable, or `CannotKeepError`."""
-        if self.blanks and self.is_environment and name.startswith(METADATA_PREFIX):
+        is_metadata = name.startswith(METADATA_PREFIX)
+        if self.blanks and self.is_environment and is_metadata:
             return ""
-        reason = f": {printable(why, max_chars=200)}" if why else ""
-        if name.startswith(METADATA_PREFIX):
-            raise CannotKeepError(
-                f"its compose file asks for ${name}, which is not in this sample's "
-                f"metadata{reason}",
-                hint=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
-            )
+        shown = printable(name)
+        reason, hint = "this host's environment is never read", "use the sample's metadata: $"
+        hint += f"{METADATA_PREFIX}…"
+        if is_metadata:
+            reason, hint = "it is not in this sample's metadata", "add it to the sample's metadata"
+        reason += f": {printable(why, max_chars=200)}" if why else ""
         raise CannotKeepError(
-            f"its compose file asks for ${printable(name)}, and this host's environment is never "
-            f"read{reason}",
-            hint=f"give a default (${{{printable(name)}:-…}}), or use the sample's metadata: "
-            f"${METADATA_PREFIX}…",
+            f"its compose file asks for ${shown}, and {reason}",
+            hint=f"{hint}, or give a default: ${{{shown}:-…}}",
         )
 
 
@@ -100,8 +83,7 @@ def interpolate(
 
     `blanks`: no sample is known yet, so missing metadata in `environment` is empty text.
 
-    Raises `CannotKeepError` for an unset variable without a default, for what is no reference, and
-    for a file that is too large or too deep.
+    Raises `CannotKeepError` for an unset variable without a default, and what is no reference.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
@@ -109,16 +91,13 @@ def interpolate(
     return Interpolated(
         document=made,
         shaping=frozenset(reading.shaping),
-        differences=tuple(
-            Difference(kind=Kind.CHANGED, key=f"${name}", detail=why)
-            for name in sorted(reading.defaulted)
-        ),
+        differences=tuple(changed("", f"${name}", why) for name in sorted(reading.defaulted)),
     )
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
-    """The metadata that a file names anywhere. Raises `CannotKeepError` if it is too large."""
-    found = (name for text in _texts(document, _Reading({}), 0) for name in _NAME.findall(text))
+    """The metadata that a file names anywhere."""
+    found = (name for text in _texts(document) for name in _NAME.findall(text))
     return frozenset(name for name in found if name.startswith(METADATA_PREFIX))
 
 
@@ -127,32 +106,28 @@ def literal(value: str) -> str:
     return _METADATA.sub("$$", value)
 
 
-def _texts(value: object, reading: _Reading, depth: int) -> Iterator[str]:
-    reading.count(value, depth)
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item, reading, depth + 1)
+            yield from _texts(item)
 
 
 def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa: ANN401 - YAML
-    reading.count(value, len(path))
     if isinstance(value, str):
         reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
-        return expand(value, reading)
+        return _expand(value, reading)
     if isinstance(value, Mapping):
         # What a file keeps under `x-` for its anchors is also at the place of use.
-        used = (
-            (str(key), item) for key, item in value.items() if path or not str(key).startswith("x-")
-        )
+        used = ((str(k), item) for k, item in value.items() if path or not str(k).startswith("x-"))
         return {key: _walk(item, reading, (*path, key)) for key, item in used}
     if isinstance(value, (list, tuple)):
         return [_walk(item, reading, (*path, "")) for item in value]
     return value
 
 
-def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
+def _expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
     """One value. A `$` before neither a name nor a brace stays."""
     if nested > _MAX_NESTED:
         raise CannotKeepError("its compose file nests references too deep")
@@ -179,7 +154,7 @@ def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
 
 def _closing(text: str, start: int) -> int:
     depth = 1
-    for brace in re.compile(r"\$\{|\}").finditer(text, start):
+    for brace in _BRACE.finditer(text, start):
         depth += 1 if brace[0] == "${" else -1
         if depth == 0:
             return brace.start()
@@ -195,94 +170,36 @@ def _braced(body: str, reading: _Reading, nested: int) -> str:
     if operator is None:
         return reading.missing(name[0]) if value is None else value
     is_given = value is not None and (value != "" or not operator[0].startswith(":"))
-    if operator[0][-1] == "+":
-        return expand(body[operator.end() :], reading, nested=nested + 1) if is_given else ""
-    if value is not None and is_given:
+    if value is not None and is_given and operator[0][-1] != "+":
         return value
-    argument = expand(body[operator.end() :], reading, nested=nested + 1)
+    if not is_given and operator[0][-1] == "+":
+        return ""
+    argument = _expand(body[operator.end() :], reading, nested=nested + 1)
     if operator[0][-1] == "?":
         return reading.missing(name[0], argument)
-    if not name[0].startswith(METADATA_PREFIX):
+    if operator[0][-1] == "-" and not name[0].startswith(METADATA_PREFIX):
         reading.defaulted.add(name[0])
     return argument
 
 
 def _unknown(written: str) -> CannotKeepError:
-    return CannotKeepError(
-        f"its compose file has {printable(written, max_chars=60)}, which is no reference of "
-        f"Compose's"
-    )
+    shown = printable(written, max_chars=60)
+    return CannotKeepError(f"its compose file has {shown}, which is no reference of Compose's")
 
 
-# ---- files of variables
+def read_dotenv(text: str) -> dict[str, str | None]:
+    """The variables of a file; None for a name without a value. Raises `ValueError`."""
+    from dotenv.parser import parse_stream
 
-
-_BLANK: Final = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
-_VARIABLE: Final = re.compile(
-    r"""
-    [ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_.\-]*)[ \t]*
-    (?:[=:][ \t]*+(?:
-        '(?P<single>(?:[^'\\]|\\.)*)'[ \t]*
-        |"(?P<double>(?:[^"\\]|\\.)*)"[ \t]*
-        |(?P<plain>(?!['"])[^\n]*)
-    ))?
-    (?:\#[^\n]*)?(?:\n|\Z)
-    """,
-    re.ASCII | re.DOTALL | re.VERBOSE,
-)
-_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_CONTROL: Final[Mapping[str, str]] = {"n": "\n", "r": "\r", "t": "\t", "$": "$$"}
-_COMMENT: Final = re.compile(r"(?:^|[ \t])#.*")
-
-
-def read_dotenv(text: str, defined: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables of a file; None for a name without a value.
-
-    A `$` refers to those before it and to `defined`, those of earlier files. Raises `ValueError`
-    for what can't be read and for more than `MAX_VARIABLES`.
-    """
-    text = text.replace("\r\n", "\n")
     found: dict[str, str | None] = {}
-    at = total = 0
-    while at < len(text):
-        if blank := _BLANK.match(text, at):
-            at = blank.end()
-            continue
-        variable = _VARIABLE.match(text, at)
-        if variable is None:
-            line = text.count("\n", 0, at) + 1
-            raise ValueError(f"line {line} is no `NAME=VALUE`, or has an open quote")
-        at, name, value = variable.end(), variable["name"], variable["single"]
-        if value is not None:
-            value = value.replace("\\'", "'")
-        else:
-            if variable["double"] is not None:
-                escaped = variable["double"]
-                value = _ESCAPE.sub(lambda found: _CONTROL.get(found[1], found[1]), escaped)
-            elif variable["plain"] is not None:
-                value = _COMMENT.sub("", variable["plain"]).strip()
-            if value is not None:
-                known = {name: value for name, value in found.items() if value is not None}
-                value = expand(value, _Reading({}, {**defined, **known}))
-        found[name] = value
-        total += len(value or "")
-        if len(found) > MAX_VARIABLES or total > MAX_CHARACTERS:
-            raise ValueError(
-                f"more than {MAX_VARIABLES:,} variables or {MAX_CHARACTERS:,} characters"
-            )
-    return found
-
-
-def read_raw(text: str) -> dict[str, str | None]:
-    """As `read_dotenv` for `format: raw`: each line as it is."""
-    found: dict[str, str | None] = {}
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, equals, value = line.lstrip().partition("=")
-        if not name or any(character.isspace() for character in name):
-            raise ValueError(f"line {number} is no `NAME=VALUE`")
-        found[name] = value if equals else None
-        if len(found) > MAX_VARIABLES:
-            raise ValueError(f"more than {MAX_VARIABLES:,} variables")
+    for item in parse_stream(StringIO(text)):
+        line, value = f"line {item.original.line}", item.value or ""
+        if item.error or (item.key is not None and not _VARIABLE.fullmatch(item.key)):
+            raise ValueError(f"{line} is no `NAME=VALUE`, or has an open quote")
+        quote = item.original.string.partition("=")[2].strip()[:1]
+        if "$" in value and quote != "'":
+            raise ValueError(f"{line} has a `$` outside of single quotes: write its value out")
+        if item.key is not None:
+            # A comment, which python-dotenv takes for the value
+            found[item.key] = "" if value.startswith("#") and not quote.strip("#") else item.value
     return found

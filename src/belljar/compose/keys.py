@@ -7,19 +7,19 @@ Source: compose-spec schema/compose-spec.json, `definitions.service`.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
-from belljar.compose.model import FOR_HOST, UNKNOWN, Dependency, Deploy, Service, parse
+from belljar.compose.document import TaskFiles
+from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
+from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
 GENERIC_IMAGE: Final = "inspect"
@@ -29,8 +29,6 @@ GENERIC_DETAIL: Final = (
     f"Belljar's image `{GENERIC_IMAGE}` instead of `{INSPECTS_IMAGE}`: Debian 12 with its Python "
     "3.11, as root in `/`, without a browser and that image's tool server"
 )
-_USUAL_PERIOD_US: Final = 100_000
-_ARCHITECTURES: Final = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
 _CAPABLE: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.capabilities)
@@ -50,17 +48,20 @@ class Outcome(Enum):
 
 @dataclass
 class Converted:
-    """One service as a cell: policy fields, program, what its files hold, what differs."""
+    """One service as a cell: policy fields, program, what its files hold, what differs.
+
+    `home`: the files that its paths name; None: its file has no directory.
+    """
 
     service: str
     model: Service = field(default_factory=Service)
+    home: TaskFiles | None = None
     words: dict[str, Any] = field(default_factory=dict)
     program: dict[str, Any] = field(default_factory=dict)
     health: dict[str, Any] | None = None
     hosts: list[tuple[str, str]] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     files: list[TaskFile] = field(default_factory=list)
-    volumes: list[TakenVolume] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     entries: int = 0
     total_bytes: int = 0
@@ -110,7 +111,9 @@ class Key:
     convert: Convert | None = None
 
 
-def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Converted:
+def read_service(
+    name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
+) -> Converted:
     """Convert a service; keys that cells can't keep go to `refused`."""
     where, known = f"service {name}", {}
     for key, value in written.items():
@@ -123,7 +126,7 @@ def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Co
             known[key] = value
     reasons = {key: fate.why for key, fate in KEYS.items()}
     model = parse(Service, known, where, refused, reasons)
-    converted = Converted(name, model)
+    converted = Converted(name, model, files.of(written) if files is not None else None)
     for key, value in written.items():
         fate = KEYS.get(key)
         if value is not None and fate is not None and fate.outcome is Outcome.DROPPED:
@@ -133,11 +136,6 @@ def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Co
                 fate.convert(getattr(model, key), converted)
     if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
         refused.add(where, "build", "a cell does not build images", hint=_HINT_BUILD)
-    quota, period = model.cpu_quota, model.cpu_period or _USUAL_PERIOD_US
-    if quota > 0 and period >= 0 and "cpus" not in converted.words.get("resources", {}):
-        number = -(-quota // period)
-        converted.add("resources", cpus=number)
-        converted.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
     return converted
 
 
@@ -182,8 +180,17 @@ def _word(name: str) -> Convert:
     return lambda value, converted: converted.words.update({name: value})
 
 
-def _resource(name: str) -> Convert:
-    return lambda value, converted: converted.add("resources", **{name: value})
+def _resource(name: str, key: str) -> Convert:
+    def convert(value: Any, converted: Converted) -> None:  # noqa: ANN401 - a number or a size
+        if value is None:
+            converted.changed(key, "a cell always has a limit: the policy's")
+            return
+        whole = -int(-value // 1) if name == "cpus" else value
+        if whole != value:
+            converted.changed(key, f"a cell has whole processors: {value:g} becomes {whole}")
+        converted.add("resources", **{name: whole})
+
+    return convert
 
 
 def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
@@ -193,30 +200,24 @@ def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
     converted.words["env"] = {name: item for name, item in pairs.items() if item is not None}
 
 
-def _cpus(number: float, converted: Converted) -> None:
-    if number == 0:  # no limit
-        return
-    whole = max(1, int(-(-number // 1)))
-    if whole != number:
-        converted.changed("cpus", f"a cell has whole processors: {number:g} becomes {whole}")
-    converted.add("resources", cpus=whole)
-
-
 def _deploy(value: Deploy, converted: Converted) -> None:
     limits = value.resources.limits
-    for key in (key for key in Deploy.model_fields if key in value.model_fields_set):
-        if key == "restart_policy":
-            converted.changed("deploy.restart_policy", _NOT_RESTARTED)
-        elif key not in ("resources", "replicas"):
-            converted.dropped(f"deploy.{key}", "it only matters to a swarm")
-    if limits.cpus is not None:
-        _cpus(limits.cpus, converted)
-    for name, limit in (("memory", limits.memory), ("processes", limits.pids)):
-        if limit is not None:
-            converted.add("resources", **{name: limit})
+    if value.restart_policy is not None:
+        converted.changed("deploy.restart_policy", _NOT_RESTARTED)
+    for name in limits.model_fields_set:
+        resource = "processes" if name == "pids" else name
+        convert = _resource(resource, f"deploy.resources.limits.{name}")
+        convert(getattr(limits, name), converted)
 
 
 _NOT_RESTARTED: Final = "a program that ends is not started again"
+
+
+def _swap(value: str | None, converted: Converted) -> None:
+    if value is None:
+        _resource("memory", "memswap_limit")(None, converted)
+    else:
+        converted.dropped("memswap_limit", "a cell has no swap")
 
 
 def _reported(kind: Kind, key: str, detail: str, *, usual: object = None) -> Convert:
@@ -235,37 +236,6 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
             converted.dropped("extra_hosts", why)
         else:
             converted.hosts.append((name, address))
-
-
-def _depends_on(services: dict[str, Dependency], converted: Converted) -> None:
-    if any(needed.restart for needed in services.values()):
-        converted.dropped("depends_on.restart", "no service is started again with another")
-
-
-_ULIMITS: Final[Mapping[str, str]] = {
-    "nofile": f"a program may open {_SOFT_FILES:,} files, and raise that to {_HARD_FILES:,}",
-    "nproc": "the cell's number of processes counts: `pids_limit`, or the policy's `processes`",
-    "core": "no program writes a core dump",
-}
-
-
-def _ulimits(limits: dict[str, str], converted: Converted) -> None:
-    for name, soft in limits.items():
-        if (name, soft) != ("core", "0"):
-            usual = "a program has the limit that the cell's kernel begins with"
-            converted.dropped(f"ulimits.{name}", _ULIMITS.get(name, usual))
-
-
-def _platform(value: str, converted: Converted) -> None:
-    # An image of another architecture is refused when it is imported
-    system, _, architecture = value.partition("/")
-    if system != "linux":
-        raise refusal(converted.where, "platform", "a cell runs Linux")
-    usual = "the image is one of this machine's architecture"
-    if architecture.partition("/")[0] in ("", *_ARCHITECTURES.get(platform.machine(), ())):
-        converted.dropped("platform", usual)
-    else:
-        converted.changed("platform", f"{usual}, {platform.machine()}")
 
 
 # ---- rights
@@ -332,18 +302,16 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "environment": _environment,
     "working_dir": _word("workdir"),
     "user": _word("user"),
-    "cpus": _cpus,
-    "cpu_count": _cpus,
+    "cpus": _resource("cpus", "cpus"),
     "security_opt": _security_opt,
     "cap_add": _cap_add,
     "privileged": _privileged,
-    "mem_limit": _resource("memory"),
-    "pids_limit": _resource("processes"),
+    "mem_limit": _resource("memory", "mem_limit"),
+    "memswap_limit": _swap,
+    "pids_limit": _resource("processes", "pids_limit"),
     "restart": _reported(Kind.CHANGED, "restart", _NOT_RESTARTED, usual="no"),
-    "platform": _platform,
     "extra_hosts": _extra_hosts,
-    "depends_on": _depends_on,
-    "ulimits": _ulimits,
+    "deploy": _deploy,
 }
 # Their values count for nothing else
 _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
@@ -358,33 +326,24 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind.DROPPED: {
         "ports": "no port is published on this host; the range's cells reach all of them",
         "shm_size": "shared memory may take at least half of a cell's memory",
+        "ulimits": f"a program may open {_SOFT_FILES:,} files (it may raise that to "
+        f"{_HARD_FILES:,}) and writes no core dump; other limits are those of the cell's kernel",
     },
 }
 KEYS: Final[Mapping[str, Key]] = {
+    **dict.fromkeys(Service.model_fields, Key(Outcome.APPLIED)),
     **{key: Key(Outcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
     **{
         key: Key(Outcome.APPLIED, convert=_reported(kind, key, detail))
         for kind, details in _REPORTED.items()
         for key, detail in details.items()
     },
-    **_keys(
-        Outcome.APPLIED,
-        {
-            "": "command entrypoint cpu_quota cpu_period extends healthcheck networks "
-            "volumes links container_name profiles env_file secrets configs",
-        },
-    ),
-    "deploy": Key(
-        Outcome.APPLIED,
-        "limits of processors, memory and pids are kept; replicas, GPUs and devices are not",
-        _deploy,
-    ),
     "runtime": Key(Outcome.APPLIED, FOR_HOST, _reported(Kind.DROPPED, "runtime", _ISOLATION)),
     **_keys(
         Outcome.LIMITED,
         {
             "": "init expose",
-            "a range has one network and nothing beyond it; only `none` is kept": "network_mode",
+            "`none` and `bridge` are kept: a range has no other networks": "network_mode",
             FOR_HOST: "use_api_socket cgroup devices",
             "each service is one cell": "scale",
             _SHARED: "ipc",
@@ -397,10 +356,11 @@ KEYS: Final[Mapping[str, Key]] = {
             "develop pull_policy pull_refresh_after",
             "a cell's program has no interactive input": "stdin_open tty",
             "a cell is destroyed, not stopped": "stop_signal stop_grace_period pre_stop",
+            "the image is one of this machine's architecture": "platform",
             "`nproc` says as many processors as `cpus` or the policy gives the cell": "cpuset",
             "it divides a host between containers; a cell has its own limits": "mem_reservation "
-            "memswap_limit mem_swappiness cpu_shares cpu_percent blkio_config cpu_rt_period "
-            "cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
+            "mem_swappiness cpu_shares cpu_percent cpu_count cpu_quota cpu_period blkio_config "
+            "cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
             "the policy decides how much a cell may write": "storage_opt",
             "the users of a cell are its own, and none of this host's": "userns_mode",
             _ISOLATION: "isolation",
@@ -418,6 +378,9 @@ KEYS: Final[Mapping[str, Key]] = {
             "put the groups into the image": "group_add",
             "put it into the service's command": "post_start",
             "a cell uses nothing that is provided elsewhere": "provider models",
+            "put the file beside the compose file, and mount it with `volumes`": "secrets configs",
+            "write the services that run into a file of their own": "profiles",
+            "write the service out, or use an anchor": "extends",
         },
     ),
 }

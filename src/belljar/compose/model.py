@@ -1,68 +1,48 @@
 """What cells can keep of a compose file, as pydantic models. Pure.
 
-They read a file without references and `extends`. A field's description (a service's: `keys.KEYS`)
-says why other values are refused.
+They read a file without references. A field's description (a service's: `keys.KEYS`) says why
+other values are refused.
 
 Source: compose-spec schema/compose-spec.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from ipaddress import IPv4Network
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from belljar.compose.values import (
-    OutsideTaskError,
-    Refusals,
-    arguments,
-    each,
-    health_test,
-    hosts,
-    names_in,
-    pairs,
-    place_of,
-    seconds,
-    size,
-    switch,
-    text,
-    words,
-)
+from belljar.compose import values
+from belljar.compose.values import OutsideTaskError, Refusals, each, limit, names_in, switch, text
 from belljar.units import printable
 
 NO_VALUE: Final = "its value can't be read"
 UNKNOWN: Final = "Compose has no such key"
+_NOT_READ: Final = frozenset(
+    """
+    subpath propagation recursive entitlements ssh additional_contexts network extra_hosts isolation
+    privileged secrets ulimits ip_range aux_addresses options image external size mode labels name
+    format
+    """.split()  # noqa: SIM905 - shorter to read
+)
+"""Keys that Compose has below services, builds, volumes and networks, and cells don't."""
 _MAX_ENV_FILES: Final = 16
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
-# They only say how strongly a container is isolated
-RUNTIMES: Final = (
-    *("runc", "crun", "youki", "runsc", "kata", "kata-runtime"),
-    *("io.containerd.runc.v2", "io.containerd.runsc.v1", "io.containerd.kata.v2"),
-)
 _DRAWN: Final = "addresses are drawn for each range"
+NO_DEVICE: Final = "no cell has a GPU or another device"
 FOR_HOST: Final = "it would open this host to the cell"
 
 
 # ---- types of fields
 
 
-def _one_of(allowed: Sequence[object]) -> BeforeValidator:
-    def check(value: object) -> object:
-        if not any(type(value) is type(one) and value == one for one in allowed):
-            raise ValueError(NO_VALUE)
-        return value
-
-    return BeforeValidator(check)
+def _nothing(value: object) -> object:
+    if value not in ([], {}, "", 0):  # False is 0
+        raise ValueError(NO_VALUE)
+    return value
 
 
 def _short(key: str) -> BeforeValidator:
@@ -89,49 +69,67 @@ def _short_mount(value: object) -> object:
     return {"type": kind, "source": parts[0], "target": parts[1], "read_only": "ro" in options}
 
 
+def _without_devices(value: object) -> object:
+    if not isinstance(value, Mapping) or set(value) - {"cpus", "memory"}:
+        raise ValueError(NO_DEVICE)
+    return value
+
+
+def _subnets(value: object) -> list[IPv4Network]:
+    """The subnets of an `ipam`; its gateways count for nothing."""
+    ipam = values.mapping(value, "ipam")
+    entries = [values.mapping(entry, "ipam") for entry in each(ipam.get("config") or [])]
+    unread = set(ipam) - {"driver", "config"} | {k for entry in entries for k in entry}
+    if unread - {"subnet", "gateway"} or ipam.get("driver") not in (None, "default"):
+        raise ValueError(NO_VALUE)
+    written = [entry["subnet"] for entry in entries if "subnet" in entry]
+    return [IPv4Network(text(subnet), strict=False) for subnet in written]
+
+
+def _arguments(value: object) -> dict[str, str]:
+    if not isinstance(value, (Mapping, list)):
+        raise ValueError("neither a mapping nor a list")
+    return {name: item for name, item in values.pairs(value).items() if item is not None}
+
+
 Text = Annotated[str, BeforeValidator(text)]
 Switch = Annotated[bool, BeforeValidator(switch)]
-Off = Annotated[Any, _one_of((False, "false"))]
-OffOrEmpty = Annotated[Any, _one_of((False, "false", {}))]
-Empty = Annotated[Any, _one_of(([], {}, "", False, 0))]
+Off = Annotated[Literal[False] | None, BeforeValidator(switch)]
+Empty = Annotated[Any, BeforeValidator(_nothing)]
 One = Annotated[int, Field(strict=False, ge=1, le=1), BeforeValidator(text)]
-Whole = Annotated[int, Field(strict=False), BeforeValidator(text)]
-Number = Annotated[float, Field(strict=False, allow_inf_nan=False), BeforeValidator(text)]
-Size = Annotated[str, BeforeValidator(size)]
-# Docker's -1 and 0 mean no limit, which no cell has
-Count = Annotated[int, Field(strict=False, ge=1), BeforeValidator(text)]
-Names = Annotated[list[str], BeforeValidator(names_in)]
-Command = Annotated[list[str], BeforeValidator(words)]
-Id = Annotated[
-    int, Field(strict=False, ge=0, le=65_535), BeforeValidator(lambda value: text(value or 0))
+# None: no limit, which no cell has
+Whole = Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)]
+Number = Annotated[
+    float | None, Field(strict=False, gt=0, allow_inf_nan=False), BeforeValidator(limit)
 ]
-# Octal digits: YAML 1.2 reads a bare `0440` as 440
-Mode = Annotated[int, Field(ge=0, le=0o777), BeforeValidator(lambda value: int(text(value), 8))]
-InCell = Annotated[str, BeforeValidator(lambda value: place_of(text(value)))]
+Size = Annotated[str | None, BeforeValidator(values.size)]
+Names = Annotated[list[str], BeforeValidator(names_in)]
+Command = Annotated[list[str], BeforeValidator(values.words)]
+InCell = Annotated[str, BeforeValidator(lambda value: values.place_of(text(value)))]
 Tmpfs = Annotated[
-    list[Annotated[str, BeforeValidator(lambda value: place_of(text(value).partition(":")[0]))]],
+    list[
+        Annotated[
+            str, BeforeValidator(lambda value: values.place_of(text(value).partition(":")[0]))
+        ]
+    ],
     BeforeValidator(each),
 ]
-Time = Annotated[float, BeforeValidator(lambda value: seconds(value) if value else 0.0)]
-SoftLimit = Annotated[
-    Text,
-    BeforeValidator(lambda value: value.get("soft") if isinstance(value, Mapping) else value),
-]
-_Bridge = Literal[
-    "com.docker.network.bridge.name",
-    "com.docker.network.bridge.enable_ip_masquerade",
-    "com.docker.network.bridge.host_binding_ipv4",
-    "com.docker.network.driver.mtu",
-]
+Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if value else 0.0)]
+# They only say how strongly a container is isolated
+_RUNTIMES: Final = r"runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2"
+Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
+_BRIDGE: Final = r"bridge\.(name|enable_ip_masquerade|host_binding_ipv4)|driver\.mtu"
+Bridge = Annotated[str, Field(pattern=rf"^com\.docker\.network\.({_BRIDGE})$")]
 
 
 # ---- parts
 
 
 class Part(BaseModel):
-    """A mapping, without its `x-` keys and null values."""
+    """A mapping, without its `x-` keys, null values, and keys that change nothing in a cell."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    ignored: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -140,62 +138,48 @@ class Part(BaseModel):
             return {}
         if not isinstance(value, Mapping):
             raise ValueError("no mapping")
+        ignored = cls.ignored.split()
         named = ((str(key), item) for key, item in value.items() if item is not None)
-        return {key: item for key, item in named if not key.startswith("x-")}
+        return {k: item for k, item in named if not k.startswith("x-") and k not in ignored}
 
 
 class Limits(Part):
     """`deploy.resources.limits`."""
 
-    cpus: Number | None = None
-    memory: Size | None = None
-    pids: Count | None = None
-
-
-class Reservations(Part):
-    """Without `devices`, which a cell does not have."""
-
-    cpus: Any = None
-    memory: Any = None
+    cpus: Number = None
+    memory: Size = None
+    pids: Whole = None
 
 
 class DeployResources(Part):
     """`deploy.resources`."""
 
     limits: Limits = Limits()
-    reservations: Reservations = Reservations()
+    reservations: Annotated[Any, BeforeValidator(_without_devices)] = None
 
 
 class Deploy(Part):
-    """One replica; untyped fields are a swarm's."""
+    """One replica."""
+
+    ignored: ClassVar[str] = (  # a swarm's
+        "labels mode endpoint_mode update_config rollback_config placement"
+    )
 
     resources: DeployResources = DeployResources()
     replicas: One = 1
     restart_policy: Any = None
-    labels: Any = None
-    mode: Any = None
-    endpoint_mode: Any = None
-    update_config: Any = None
-    rollback_config: Any = None
-    placement: Any = None
 
 
 class Healthcheck(Part):
-    """With Docker's defaults; 0 is the default too."""
+    """With Docker's defaults; 0 is the default too. Without a test: the image's."""
 
-    test: Annotated[list[str] | None, BeforeValidator(health_test)] = None
+    test: Annotated[list[str] | None, BeforeValidator(values.health_test)] = None
     interval: Time = 0.0
     timeout: Time = 0.0
     start_period: Time = 0.0
     start_interval: Time = 0.0
-    retries: Annotated[Count | None, BeforeValidator(lambda value: value or None)] = None
+    retries: Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)] = None
     disable: Switch = False
-
-    @model_validator(mode="after")
-    def _has_test(self) -> Healthcheck:
-        if "test" not in self.model_fields_set and not self.disable:
-            raise ValueError("no test: the times alone of an image's own check are not changed")
-        return self
 
 
 class Condition(Enum):
@@ -209,94 +193,67 @@ class Condition(Enum):
 class Dependency(Part):
     """One service of `depends_on`."""
 
+    ignored: ClassVar[str] = "restart"
+
     condition: Annotated[Condition, BeforeValidator(Condition)] = Condition.STARTED
-    restart: Switch = False
     required: Switch = True
 
 
 class Place(Part):
     """A service's place in a network."""
 
+    ignored: ClassVar[str] = "priority gw_priority"
+
     aliases: Names = []
     interface_name: Literal["eth0"] | None = Field(None, description="only `eth0`")
     ipv4_address: Empty = Field(None, description=_DRAWN)
     ipv6_address: Empty = Field(None, description="it has no IPv6")
     link_local_ips: Empty = Field(None, description=_DRAWN)
-    mac_address: Any = None
+    mac_address: Empty = Field(None, description=_DRAWN)
     driver_opts: Empty = Field(None, description="none")
-    priority: Any = None
-    gw_priority: Any = None
-
-
-class Subnet(Part):
-    """One entry of `ipam.config`."""
-
-    subnet: (
-        Annotated[IPv4Network, BeforeValidator(lambda it: IPv4Network(text(it), strict=False))]
-        | None
-    ) = None
-    gateway: Any = None
-
-
-class Ipam(Part):
-    """A network's subnets."""
-
-    driver: Literal["default"] | None = None
-    config: list[Subnet] = []
 
 
 class Network(Part):
     """A declared network."""
 
-    name: Any = None
+    ignored: ClassVar[str] = "name internal attachable labels"
+
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
-    driver_opts: dict[_Bridge, Any] = Field(
+    driver_opts: dict[Bridge, Any] = Field(
         {}, description="only those of a host's side of a bridge"
     )
-    ipam: Ipam = Field(Ipam(), description=f"only subnets and gateways: {_DRAWN}")
+    ipam: Annotated[list[IPv4Network], BeforeValidator(_subnets)] = Field(
+        [], description=f"only subnets and gateways: {_DRAWN}"
+    )
     external: Off = Field(None, description="a range never joins a network of others")
-    internal: Any = None
-    enable_ipv4: Annotated[Any, _one_of((True, "true"))] = Field(None, description="it has IPv4")
+    enable_ipv4: Annotated[Literal[True] | None, BeforeValidator(switch)] = Field(
+        None, description="it has IPv4"
+    )
     enable_ipv6: Off = Field(None, description="it has no IPv6")
-    attachable: Any = None
-    labels: Any = None
 
 
 class Volume(Part):
     """A declared volume: a directory of a cell."""
 
-    name: Any = None
-    labels: Any = None
+    ignored: ClassVar[str] = "name labels"
+
     driver: Literal["local"] | None = Field(None, description=FOR_HOST)
-    external: OffOrEmpty = Field(None, description=FOR_HOST)
-    driver_opts: OffOrEmpty = Field(None, description=FOR_HOST)
-
-
-class BindOptions(Part):
-    """Of a mount of this host's files."""
-
-    create_host_path: Switch = True
-    selinux: Any = None
-
-
-class VolumeOptions(Part):
-    """Of a mounted volume."""
-
-    nocopy: Any = None
-    labels: Any = None
+    external: Off = Field(None, description=FOR_HOST)
+    driver_opts: Empty = Field(None, description=FOR_HOST)
 
 
 class Mount(Part):
     """One of a service's `volumes`. `source` "": a nameless volume."""
 
+    ignored: ClassVar[str] = "consistency"
+
     type: Literal["volume", "bind", "tmpfs"]
     source: Text = ""
     target: InCell
     read_only: Switch = False
-    bind: BindOptions | None = None
-    volume: VolumeOptions | None = None
+    bind: dict[Literal["create_host_path", "selinux"], Any] = {}
+    volume: dict[Literal["nocopy", "labels"], Any] = {}
     tmpfs: Any = None
-    consistency: Any = None
 
     @model_validator(mode="after")
     def _fits(self) -> Mount:
@@ -316,51 +273,26 @@ class EnvFile(Part):
 
     path: Text
     required: Switch = True
-    format: Literal["raw"] | None = None
-
-
-class Grant(Part):
-    """One of a service's `secrets` or `configs`."""
-
-    source: Text
-    target: Text = ""
-    uid: Id = 0
-    gid: Id = 0
-    mode: Mode = 0o444
-
-
-class Granted(Part):
-    """A declared secret or config."""
-
-    file: Text | None = None
-    content: Text | None = None
-    name: Any = None
-    labels: Any = None
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Granted:
-        if (self.file is None) == (self.content is None):
-            raise ValueError("its contents are either a `file` of the task or `content`")
-        return self
 
 
 class Build(Part):
-    """A service's `build`; untyped fields don't change the image."""
+    """A service's `build`."""
+
+    ignored: ClassVar[str] = (
+        "cache_from cache_to labels no_cache platforms pull shm_size tags provenance sbom"
+    )
 
     context: Text = "."
-    dockerfile: Text = "Dockerfile"
-    args: Annotated[dict[str, str], BeforeValidator(arguments)] = {}
+    dockerfile: Text = ""
+    dockerfile_inline: Text = ""
+    args: Annotated[dict[str, str], BeforeValidator(_arguments)] = {}
     target: Text = ""
-    cache_from: Any = None
-    cache_to: Any = None
-    labels: Any = None
-    no_cache: Any = None
-    platforms: Any = None
-    pull: Any = None
-    shm_size: Any = None
-    tags: Any = None
-    provenance: Any = None
-    sbom: Any = None
+
+    @model_validator(mode="after")
+    def _has_one_dockerfile(self) -> Build:
+        if self.dockerfile and self.dockerfile_inline:
+            raise ValueError("it has both `dockerfile` and `dockerfile_inline`")
+        return self
 
 
 class Service(Part):
@@ -370,7 +302,7 @@ class Service(Part):
     build: Any = None
     command: Command | None = None
     entrypoint: Command | None = None
-    environment: Annotated[dict[str, str | None], BeforeValidator(pairs)] = {}
+    environment: Annotated[dict[str, str | None], BeforeValidator(values.pairs)] = {}
     env_file: Annotated[
         list[Annotated[EnvFile, _short("path")]],
         Field(max_length=_MAX_ENV_FILES),
@@ -378,12 +310,10 @@ class Service(Part):
     ] = []
     working_dir: Text | None = None
     user: Text | None = None
-    cpus: Number = 0
-    cpu_count: Number = 0
-    cpu_quota: Whole = 0
-    cpu_period: Whole = 0
-    mem_limit: Size | None = None
-    pids_limit: Count | None = None
+    cpus: Number = None
+    mem_limit: Size = None
+    memswap_limit: Annotated[str | None, BeforeValidator(limit)] = None
+    pids_limit: Whole = None
     deploy: Deploy = Deploy()
     security_opt: list[Text] = []
     cap_drop: list[Text] = []
@@ -391,31 +321,27 @@ class Service(Part):
     privileged: Switch = False
     ports: list[Any] = []
     restart: Any = None
-    platform: Text = ""
     hostname: Text = ""
     container_name: Text = ""
-    extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(hosts)] = []
+    extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []
     read_only: Switch = False
     tmpfs: Tmpfs = []
-    shm_size: Size | None = None
-    ulimits: dict[str, SoftLimit] = {}
-    runtime: Annotated[Any, _one_of(RUNTIMES)] = None
+    shm_size: Size = None
+    ulimits: dict[str, Any] = {}
+    runtime: Runtime | None = None
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
     links: Names = []
     networks: Annotated[dict[str, Place], BeforeValidator(_names_as_keys)] = {}
     volumes: list[Annotated[Mount, BeforeValidator(_short_mount)]] = []
-    secrets: Annotated[list[Annotated[Grant, _short("source")]], BeforeValidator(each)] = []
-    configs: Annotated[list[Annotated[Grant, _short("source")]], BeforeValidator(each)] = []
-    profiles: Names = []
     init: Switch = False
     expose: list[Any] = []
-    network_mode: Literal["none"] | None = None
+    network_mode: Literal["none", "bridge"] | None = None
     use_api_socket: Off = None
     scale: One = 1
     ipc: Literal["private", "shareable", "none"] | None = None
     cgroup: Literal["private"] | None = None
-    devices: Annotated[Any, _one_of(([], {}, ""))] = None
+    devices: Empty = None
 
 
 # ---- reading
@@ -426,7 +352,8 @@ _P = TypeVar("_P", bound=Part)
 
 def reasons_of(model: type[Part]) -> dict[str, str]:
     """Why other values of each key are refused; "": none are."""
-    return {name: field.description or "" for name, field in model.model_fields.items()}
+    described = {name: field.description or "" for name, field in model.model_fields.items()}
+    return dict.fromkeys(model.ignored.split(), "") | described
 
 
 def parse(
@@ -434,13 +361,13 @@ def parse(
     written: Mapping[str, Any],
     where: str,
     refused: Refusals,
-    reasons: Mapping[str, str],
+    reasons: Mapping[str, str] | None = None,
 ) -> _P:
     """The model of a mapping; keys that it can't keep go to `refused` instead.
 
-    `reasons`: the detail for a refused key; without one, the fault.
+    `reasons`: the detail for a refused key, by default the fields'; without one, the fault.
     """
-    kept = dict(written)
+    kept, reasons = dict(written), reasons_of(model) if reasons is None else reasons
     while True:
         try:
             return model.model_validate(kept)
@@ -473,17 +400,17 @@ def read_part(model: type[_P], written: object) -> _P:
 def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str, str]]:
     """Each fault's place, reason and hint."""
     for fault in error.errors(include_url=False, include_input=False):
-        cause = fault.get("ctx", {}).get("error")
-        why = UNKNOWN if fault["type"] == "extra_forbidden" else fault["msg"]
+        cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
+        place = fault["loc"][:-1] if fault["loc"][-1:] == ("[key]",) else fault["loc"]
+        if fault["type"] == "extra_forbidden" or place != fault["loc"]:
+            why = "it is not read here" if place[-1] in _NOT_READ else UNKNOWN
         hint = cause.hint if isinstance(cause, OutsideTaskError) else ""
-        yield fault["loc"], str(cause) if isinstance(cause, ValueError) else why, hint
+        yield place, str(cause) if isinstance(cause, ValueError) else why, hint
 
 
 def _detail(written: object, place: tuple[int | str, ...], why: str) -> str:
     # A list's item is shown as it is written, other places by their names
+    shown = [".".join(str(part) for part in place if isinstance(part, str))]
     if place and isinstance(place[0], int):
-        items = each(written)
-        shown = printable(str(items[place[0]]), max_chars=100) if place[0] < len(items) else ""
-        return f"{shown}: {printable(why)}"
-    named = ".".join(printable(str(part)) for part in place)
-    return f"{named}: {printable(why)}" if named else printable(why)
+        shown.insert(0, printable(str(each(written)[place[0]]), max_chars=100))
+    return ": ".join(printable(part) for part in (*shown, why) if part)

@@ -9,56 +9,47 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from ipaddress import IPv4Address
 from typing import Any, Final
 
-from belljar.compose.data import Wait, add_env_files, add_granted, add_volumes
-from belljar.compose.document import TaskFiles, read_services, running_services
-from belljar.compose.keys import Converted, read_service
-from belljar.compose.model import (
-    Condition,
-    Healthcheck,
-    Network,
-    Service,
-    parse,
-    read_part,
-    reasons_of,
-)
-from belljar.compose.values import (
-    CannotKeepError,
-    Refusals,
-    changed,
-    dropped,
-    is_idle,
-    mapping,
-    refusal,
-    switch,
-)
+from belljar.compose import values
+from belljar.compose.data import add_env_files, add_volumes
+from belljar.compose.document import TaskFiles, services_of
+from belljar.compose.keys import KEYS, Converted, read_service
+from belljar.compose.model import Condition, Healthcheck, Network, Service, parse, read_part
+from belljar.compose.values import CannotKeepError, Refusals, changed, is_idle, mapping, refusal
 from belljar.differences import Difference
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 
-SECTIONS: Final = frozenset(
-    {"services", "version", "name", "networks", "volumes", "secrets", "configs"}
-)
+SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
 """The keys of a file; others are refused."""
-MAX_SERVICES: Final = 64
+_REASONS: Final = {key: KEYS[key].why for key in ("secrets", "configs")}
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 """`health` of a service whose check the file switches off."""
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
 _MAX_TRIES: Final = 1000
-_CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
+_CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
 """The implicit network, and the sample's own cell in a range."""
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _ADDRESS: Final = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])", re.ASCII)
 _DRAWN: Final = "addresses are drawn for each range"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`service` starts when `needed` has reached `condition`."""
+
+    service: str
+    needed: str
+    condition: Condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,47 +98,31 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
 
-def check_services(compose: Mapping[str, Any]) -> None:
-    """Raises `CannotKeepError` for more than `MAX_SERVICES`."""
-    services = compose.get("services")
-    if isinstance(services, Mapping) and len(services) > MAX_SERVICES:
-        raise CannotKeepError(
-            f"its compose file has {len(services):,} services; at most {MAX_SERVICES}"
-        )
-
-
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
     """The one with `x-default: true`, else `default`, else the first."""
-    marked = (name for name, each in services.items() if switch(each.get("x-default") or False))
+    marked = (
+        name for name, each in services.items() if values.switch(each.get("x-default") or False)
+    )
     return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
 
 
 def _read(
     compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]
 ) -> Composed:
-    check_services(compose)
-    written = running_services(compose)  # first: of a file that has none, no key is shown
-    why = "no profile is active: the service does not run"
-    differences += [
-        dropped(f"service {name}", "profiles", why)
-        for name in read_services(compose)
-        if name not in written
-    ]
+    written = services_of(compose)  # first: of a file that has none, no key is shown
     refused = Refusals()
     for key in sorted(map(str, compose)):
         if key not in SECTIONS and not key.startswith("x-"):
-            refused.add("", key, "cells have no use for this part of a file")
+            refused.add("", key, _REASONS.get(key, "cells have no use for this part of a file"))
     default = default_service(written)
-    converted = {name: read_service(name, each, refused) for name, each in written.items()}
+    converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
     services = {name: each.model for name, each in converted.items()}
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    add_volumes(converted, compose.get("volumes"), files, refused, waits=waits, default=default)
+    add_volumes(converted, compose.get("volumes"), refused)
     for each in converted.values():
         with refused.collected():
-            add_env_files(each, files)
-        with refused.collected():
-            add_granted(each, compose, files)
+            add_env_files(each)
     with refused.collected():
         joined, of_networks = read_networks(services, compose.get("networks"), written)
         differences += of_networks
@@ -162,30 +137,23 @@ def _read(
         cells = {name: converted[name] for name in order}
         network = _network(cells, names_of(services, default), joined, waits, own=default)
     env = {"env": tuple(own.words["env"].items())} if "env" in own.words else {}
+    held = {
+        OWN_CELL if name == default else name: CellData(
+            files=tuple(sorted(cell.files, key=lambda file: file.target)),
+            hosts=tuple(dict.fromkeys(cell.hosts)),
+        )
+        for name, cell in converted.items()
+    }
+    data = {name: of for name, of in held.items() if of != CellData()}
     return Composed(
         service=default,
         changes={**own.words, **env},
         program={**own.program, **({"health": own.health} if own.health else {})},
         network=network,
         is_apart=services[default].network_mode == "none",
-        data=_data(converted, files, own=default),
+        data=TaskData(cells=data, root=str(files.root) if files else "") if data else None,
         differences=tuple(dict.fromkeys(differences)),
     )
-
-
-def _data(
-    converted: Mapping[str, Converted], files: TaskFiles | None, *, own: str
-) -> TaskData | None:
-    held = {
-        OWN_CELL if name == own else name: CellData(
-            files=tuple(sorted(cell.files, key=lambda file: file.target)),
-            volumes=tuple(cell.volumes),
-            hosts=tuple(dict.fromkeys(cell.hosts)),
-        )
-        for name, cell in converted.items()
-    }
-    cells = {name: data for name, data in held.items() if data != CellData()}
-    return TaskData(cells=cells, root=str(files.root) if files else "") if cells else None
 
 
 # ---- programs and health
@@ -196,29 +164,24 @@ def add_program(cell: Converted) -> None:
     made = [*cell.directories, *cell.model.tmpfs]
     if "workdir" in cell.words:  # Docker makes it too
         made = [cell.words["workdir"], *made]
-    cell.program = program_of(cell.service, cell.model) | ({"directories": made} if made else {})
-    if cell.model.healthcheck is not None:
+    cell.program = program_of(cell.model) | ({"directories": made} if made else {})
+    if cell.model.healthcheck is not None and cell.model.healthcheck.model_fields_set:
         cell.health = _health(cell.model.healthcheck)
 
 
-def program_of(name: str, service: Service) -> dict[str, Any]:
-    """What runs, in a target cell's fields. Raises `CannotKeepError`.
+def program_of(service: Service) -> dict[str, Any]:
+    """What runs, in a target cell's fields.
 
     `command` is all of it; `arguments` follow the image's entrypoint. As in Compose, an
-    `entrypoint` and an empty `command` drop the image's command.
+    `entrypoint` drops the image's command, and an empty one its entrypoint too.
     """
     if service.entrypoint is None:
         return {} if service.command is None else {"arguments": service.command}
-    whole = [*service.entrypoint, *(service.command or ())]
-    if not whole:
-        raise refusal(f"service {name}", "entrypoint", "it is empty, and there is no command")
-    return {"command": whole}
+    return {"command": [*service.entrypoint, *(service.command or ())]}
 
 
-def read_health(check: object) -> dict[str, Any] | None:
-    """A target cell's `health`; None: the image's. Raises `CannotKeepError`."""
-    if check is None:
-        return None
+def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
+    """A target cell's `health` by Compose's fields. Raises `CannotKeepError`."""
     try:
         return _health(read_part(Healthcheck, check))
     except ValueError as error:
@@ -228,10 +191,17 @@ def read_health(check: object) -> dict[str, Any] | None:
 def _health(check: Healthcheck) -> dict[str, Any]:
     """It asks at least once a second, and waits as long as Inspect does for Compose.
 
-    That is start_period and a timeout, and `retries` times interval and timeout.
+    That is start_period and a timeout, and `retries` times interval and timeout. Times alone are
+    those of the image's check.
     """
-    if check.test is None or check.disable:
+    written = check.model_fields_set
+    if check.disable or ("test" in written and check.test is None):
         return dict(UNCHECKED)
+    if check.test is None:
+        given = {name: getattr(check, name) for name in _TIMES}
+        times = {name: f"{value:.9f}s" for name, value in given.items() if value}
+        times |= {"retries": str(check.retries)} if check.retries else {}
+        return {"image": True, **({"times": times} if times else {})}
     interval_s, timeout_s = check.interval or _USUAL_S, check.timeout or _USUAL_S
     retries, start_s = check.retries or _USUAL_RETRIES, check.start_period
     wait_s = min(retries * interval_s + start_s, _MAX_WAIT_S)
@@ -311,7 +281,9 @@ def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: s
 def read_networks(
     services: Mapping[str, Service], networks: object, written: object
 ) -> tuple[dict[str, list[str]], list[Difference]]:
-    """Each service's networks, empty if all share one; and what differs.
+    """Each service's networks, left out where all share one; and what differs.
+
+    A service with `network_mode: none` has none.
 
     Addresses are drawn, so services (`written`) that name one in the file's subnets are refused.
     Raises `CannotKeepError`.
@@ -323,17 +295,15 @@ def read_networks(
     for name, settings in mapping(networks, "networks").items():
         where = f"network {name}"
         fields = mapping(settings, where)
-        declared[name] = network = parse(Network, fields, where, refused, reasons_of(Network))
-        subnets = [each.subnet for each in network.ipam.config if each.subnet is not None]
-        if subnets:
+        declared[name] = network = parse(Network, fields, where, refused)
+        if network.ipam:
             found.append(changed(where, "ipam", _DRAWN))
-        for subnet in subnets:
-            at = bisect_left(addresses, subnet.network_address)
-            if at < len(addresses) and addresses[at] in subnet:
-                refused.add(where, "ipam", f"the file names {addresses[at]}; {_DRAWN}")
+        for subnet in network.ipam:
+            if named := next((each for each in addresses if each in subnet), None):
+                refused.add(where, "ipam", f"the file names {named}; {_DRAWN}")
         if network.driver_opts:
             why = "it is about a host's side of the network, which a range does not have"
-            found.append(dropped(where, "driver_opts", why))
+            found.append(values.dropped(where, "driver_opts", why))
     for name, service in services.items():
         with refused.collected():
             shown = f"its compose service {printable(name)}"
@@ -342,19 +312,18 @@ def read_networks(
             if unknown := [of for of in service.networks if of not in {*declared, _DEFAULT}]:
                 why = f"joins a network that is not declared: {printable(unknown[0])}"
                 raise CannotKeepError(f"{shown} {why}")
-        for network_name, place in service.networks.items():
-            if place.mac_address:
-                where = f"service {name} in network {network_name}"
-                found.append(dropped(where, "mac_address", _DRAWN))
     refused.raise_all()
     if len(services) == 1:
         return {}, found
-    if alone := [name for name, service in services.items() if service.network_mode == "none"]:
-        why = "its compose file has several services, and one without a network"
-        raise CannotKeepError(f"{why}: {printable(', '.join(alone))}")
-    joined = {name: list(service.networks) or [_DEFAULT] for name, service in services.items()}
-    is_shared = set.intersection(*(set(of) for of in joined.values()))
-    return {} if is_shared else joined, found
+    alone: dict[str, list[str]] = {}
+    joined: dict[str, list[str]] = {}
+    for name, service in services.items():
+        if service.network_mode == "none":
+            alone[name] = []
+        else:
+            joined[name] = list(service.networks) or [_DEFAULT]
+    is_shared = joined and set.intersection(*map(set, joined.values()))
+    return alone if is_shared else {**joined, **alone}, found
 
 
 def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
@@ -368,7 +337,7 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
     owner: dict[str, str] = {}
     for name, service in services.items():
         if name != default and (name == _DEFAULT or not _CELL_NAME.fullmatch(name)):
-            why = "letters in lower case, digits, `.`, `_` and `-`"
+            why = "letters, digits, `.`, `_` and `-`"
             if name == _DEFAULT:
                 why = "the cell that the sample works in is called so"
             raise CannotKeepError(

@@ -10,7 +10,9 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from ipaddress import ip_address
+from math import isfinite
 from typing import Any, Final
 
 from belljar.differences import Difference, Kind, sentences
@@ -19,13 +21,7 @@ from belljar.units import printable
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
 _UNITS: Final = ("", "k", "m", "g", "t")
 _TIME: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
-_SECONDS: Final = {
-    "ns": 1e-9,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "μs": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
+_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0} | {
     "m": 60.0,
     "h": 3600.0,
     "d": 86400.0,
@@ -40,6 +36,13 @@ GATEWAY: Final = "host-gateway"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
+_NO_LIMIT: Final = frozenset({"0", "-1"})
+_BASED: Final = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]*|[1-9][0-9]*", re.ASCII)
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+_INTEGERS: Final = range(-(1 << 63), 1 << 64)
+_SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
+    ("false", "no", "n", "off"), False
+)
 
 
 class CannotKeepError(ValueError):
@@ -117,11 +120,9 @@ class Refusals:
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
     """A mapping with names as text; None is an empty one."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
+    if value is not None and not isinstance(value, Mapping):
         raise CannotKeepError(f"its compose file's {printable(where)} is no mapping")
-    return {str(key): item for key, item in value.items()}
+    return {str(key): item for key, item in (value or {}).items()}
 
 
 def names_in(value: object) -> list[str]:
@@ -133,24 +134,45 @@ def names_in(value: object) -> list[str]:
     return [str(name) for name in value]
 
 
+def number(written: str) -> int | float | None:
+    """A plain scalar's number by Docker's reader of YAML (Go's yaml.v3): `0755` is octal."""
+    plain = written.replace("_", "")
+    digits = plain[1:] if plain[:1] in ("+", "-") else plain
+    if not written.startswith("_") and _BASED.fullmatch(digits):
+        is_octal = digits[0] == "0" and digits[1:].isdecimal()
+        found = int(digits, 8 if is_octal else 0) * (-1 if plain[0] == "-" else 1)
+        if found in _INTEGERS:
+            return found
+    return float(plain) if not written.startswith("_") and _FLOAT.fullmatch(plain) else None
+
+
 def switch(value: object) -> bool:
-    """A boolean, also as text: an inserted variable is text."""
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if not isinstance(value, bool):
+    """A boolean, also as text: of YAML 1.1, or an inserted variable."""
+    found = _SWITCHES.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(found, bool):
         raise ValueError("neither true nor false")
-    return value
+    return found
 
 
 def text(value: object) -> str:
-    """A scalar as Compose writes it: `true`, and 1 for 1.0."""
+    """A scalar as Compose writes it: `true`, and numbers as Go prints them."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if not isinstance(value, (str, int, float)):
+    if isinstance(value, float):
+        return _as_go_prints(value)
+    if not isinstance(value, (str, int)):
         raise ValueError("no text")
     return str(value)
+
+
+def _as_go_prints(value: float) -> str:
+    if not isfinite(value):
+        return {"inf": "+Inf", "-inf": "-Inf"}.get(str(value), "NaN")
+    found = Decimal(repr(value)).normalize()
+    if -5 < found.adjusted() < 21:
+        return f"{found:f}"
+    mantissa, _, exponent = f"{found:e}".partition("e")
+    return f"{mantissa}e{int(exponent):+03d}"
 
 
 def words(value: object) -> list[str]:
@@ -163,12 +185,22 @@ def words(value: object) -> list[str]:
     return shlex.split(value) if isinstance(value, str) else parts
 
 
-def size(value: object) -> str:
-    """A size in bytes; `k` is 1024, as for Docker."""
-    found = _SIZE.fullmatch(text(value).strip())
+def limit(value: object) -> str | None:
+    """A limit's text; None for Docker's 0 and -1, which are no limit."""
+    written = text(value).strip()
+    return None if written in _NO_LIMIT else written
+
+
+def size(value: object) -> str | None:
+    """A size in bytes, where `k` is 1024, as for Docker; None: no limit."""
+    written = limit(value)
+    if written is None:
+        return None
+    found = _SIZE.fullmatch(written)
     if found is None:
         raise ValueError("no size")
-    return f"{int(float(found[1]) * 1024 ** _UNITS.index(found[2].lower()))}B"
+    in_bytes = int(float(found[1]) * 1024 ** _UNITS.index(found[2].lower()))
+    return f"{in_bytes}B" if in_bytes else None
 
 
 def seconds(value: object) -> float:
@@ -194,36 +226,26 @@ def pairs(value: object) -> dict[str, str | None]:
     return {name: item if equals else None for name, equals, item in split}
 
 
-def arguments(value: object) -> dict[str, str]:
-    """Names with values; those without are left out."""
-    if not isinstance(value, (Mapping, list)):
-        raise ValueError("neither a mapping nor a list")
-    return {name: item for name, item in pairs(value).items() if item is not None}
-
-
 def hosts(value: object) -> list[tuple[str, str]]:
     """Names and addresses of `extra_hosts`, in any of its forms."""
     if isinstance(value, Mapping):
-        pairs = [(str(name), text(item)) for name, items in value.items() for item in each(items)]
+        written = [[str(name), text(item)] for name, items in value.items() for item in each(items)]
     else:
-        split = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
-        if any(len(pair) != 2 for pair in split):
-            raise ValueError("no name and address")
-        pairs = [(name.strip(), address.strip()) for name, address in split]
+        written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
+    if len(written) > _MAX_HOSTS:
+        raise ValueError(f"at most {_MAX_HOSTS} names")
     found = []
-    for name, address in pairs:
+    for name, address in ([part.strip() for part in (*line, "")[:2]] for line in written):
+        plain = address.removeprefix("[").removesuffix("]")
         if _HOST_NAME.fullmatch(name) is None:
             raise ValueError(f"{name} is no host name")
         try:
             if "%" in address:  # an IPv6 zone may be any text, line breaks too
                 raise ValueError("a zone")
-            plain = address.removeprefix("[").removesuffix("]")
             found.append((name, GATEWAY if address == GATEWAY else str(ip_address(plain))))
         except ValueError:
             why = f"{name}: {address} is neither an IP address nor `{GATEWAY}`"
             raise ValueError(why) from None
-    if len(found) > _MAX_HOSTS:
-        raise ValueError(f"at most {_MAX_HOSTS} names")
     return found
 
 
@@ -234,8 +256,6 @@ def health_test(value: object) -> list[str] | None:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a test that is no command")
     kind, *rest = [text(word) for word in value] or [""]
-    if not kind:
-        raise ValueError("no test")
     if kind == "NONE":
         return None
     if kind == "CMD-SHELL" and len(rest) == 1:
@@ -261,12 +281,9 @@ _SHELLS: Final = frozenset(
 
 def is_idle(command: Sequence[str]) -> bool:
     """Whether it only keeps a container from ending."""
-    if not command:
-        return True
     words = list(command)
-    if words[0] in _SHELLS:
-        if len(words) == 1:
-            return True
-        if words[1] in ("-c", "-lc") and len(words) == 3:
-            words = words[2].removeprefix("exec ").split()
+    if not words or (words[0] in _SHELLS and len(words) == 1):
+        return True
+    if words[0] in _SHELLS and words[1] in ("-c", "-lc") and len(words) == 3:
+        words = words[2].removeprefix("exec ").split()
     return " ".join(words).strip() in _WAITING

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from belljar.compose.data import builds_of
-from belljar.compose.document import files_named_by
+from belljar.compose.document import files_named_by, services_of
 from belljar.compose.interpolate import interpolate, literal, references
-from belljar.compose.translate import Composed, check_services, read_compose
+from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
@@ -99,7 +99,7 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:
     """Decide about a compose file; metadata comes later."""
     try:
-        check_services(compose)
+        services_of(compose)
         if references(compose):
             return Honoured(changes={"compose": json.dumps(compose, default=str)})
     except (TypeError, ValueError, RecursionError) as error:

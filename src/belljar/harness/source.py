@@ -121,7 +121,8 @@ class RealCells:
         from belljar.cell import open_range
         from belljar.probe.run import breach_of
 
-        async def on_target(target: Cell, router: Router) -> None:  # before its own program runs
+        # before its own program runs
+        async def on_target(target: Cell, router: Router | None) -> None:
             report = await self.probe(target, router, run=run, phase="start")
             breach = breach_of(report, target.id)
             if breach is not None:
@@ -184,6 +185,7 @@ def build_missing(
             context=context,
             name=each["image"],
             dockerfile=dockerfile,
+            inline=each.get("inline", ""),
             args=each["args"],
             target=each["target"],
             keep_setuid=True,  # what of it works in a cell is its tier's to say
@@ -225,7 +227,8 @@ def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
     """The command line of one `ServiceBuild`'s JSON."""
     root = Path(build["root"])
     command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
-    command += ["-t", build["image"], "-f", str(root / build["dockerfile"])]
+    command += ["-t", build["image"], "-f"]
+    command += ["FILE" if build.get("inline") else str(root / build["dockerfile"])]
     for name, value in build["args"].items():
         command += ["--build-arg", f"{name}={value}"]
     command += ["--target", build["target"]] if build["target"] else []

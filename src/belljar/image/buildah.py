@@ -58,7 +58,7 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """What to build. `dockerfile`: None for the context's own.
+    """What to build. `dockerfile`: None for the context's own; `inline`: its text instead.
 
     `volumes`: host directories that the steps may read, in Belljar's own recipes only.
     """
@@ -66,6 +66,7 @@ class BuildRequest:
     context: Path
     name: str
     dockerfile: Path | None = None
+    inline: str = ""
     args: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
     has_network: bool = False
@@ -161,7 +162,8 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
     """Read the Dockerfile, its context and bases. Raises as `build_dockerfile`."""
     dockerfile = request.dockerfile or _dockerfile_in(request.context)
     try:
-        raw = read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
+        raw = request.inline.encode()
+        raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
         text = raw.decode("utf-8-sig")

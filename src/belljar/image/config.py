@@ -141,16 +141,18 @@ def _health_check(value: object) -> HealthCheck | None:
     return HealthCheck(test=test, **numbers)
 
 
-def image_health(config: ImageConfig) -> dict[str, Any] | None:
-    """The image's check as a cell's `health`, in seconds."""
+def image_health(
+    config: ImageConfig, times: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """The image's check as a cell's `health`, in seconds; `times` (Compose's) replace its own."""
     check = config.healthcheck
     if check is None:
         return None
     from belljar.compose.translate import read_health
 
-    times = ("interval", "timeout", "start_period", "start_interval")
-    written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in times}
-    found = read_health({"test": check.test, "retries": check.retries, **written}) or {}
+    names = ("interval", "timeout", "start_period", "start_interval")
+    written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in names}
+    found = read_health({"test": check.test, "retries": check.retries, **written, **(times or {})})
     if check.test[0] == "CMD-SHELL":
         found["command"] = [*(config.shell or _SHELL), check.test[1]]
     return found | {

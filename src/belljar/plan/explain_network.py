@@ -31,6 +31,9 @@ def reach(network: NetworkPlan) -> Iterator[str]:
         f"counted{but}"
     )
     for item in network.stand_ins:
+        if item.is_detached:
+            yield f"{printable(item.id)} (a cell without a network): by commands alone"
+            continue
         names = [printable(name) for name in item.names]
         if item.kind == "metadata":
             names.append(METADATA_ADDRESS)

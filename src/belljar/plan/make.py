@@ -83,10 +83,11 @@ def make_plan(
     """
     demanded = demanded_tier(policy.risk, policy.tier)
     network = _network(policy, facts, base)
-    isolation, skipped = _choose(policy, facts, demanded, has_port=has_port or network is not None)
+    is_attached = network is not None and network.has_own_cell
+    isolation, skipped = _choose(policy, facts, demanded, has_port=has_port or is_attached)
     env = {**(image.env if image else {}), **policy.env}
     bounds, warnings = isolation.bounds, isolation.warnings
-    if network is not None:
+    if network is not None and network.has_cells:
         from belljar.plan import explain_network
 
         bounds += explain_network.bounds(network)
@@ -112,7 +113,12 @@ def make_plan(
         limits=policy.resources,
         bounds=bounds,
         blast_radius=explain_cell.blast_radius(
-            policy, image, env, bounds, tier=isolation.tier, network=network
+            policy,
+            image,
+            env,
+            bounds,
+            tier=isolation.tier,
+            network=network if network is not None and network.has_cells else None,
         ),
         warnings=(*unbuilt, *sentences, *warnings),
         network=network,
@@ -131,7 +137,8 @@ def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan
     network = plan_network(
         policy.network, base, decoys=policy.decoys, open_files_max=facts.open_files_max
     )
-    if found := network_obstacles(facts, {item.kind for item in network.stand_ins}):
+    kinds = {item.kind for item in network.stand_ins}
+    if found := network_obstacles(facts, kinds) if network.has_cells else ():
         raise explain.ObstacleError(*explain.obstacle_text(found[0]), found)
     return replace(network, controllers=facts.cgroup.controllers)
 

@@ -97,7 +97,7 @@ class CellPlan:
         env: the image's with the policy's over it.
         skipped_tiers: of the warnings, which tiers were skipped, and why.
         obstacles: the same as data, by tier.
-        network: None: the cell has no network device at all.
+        network: the range's; None: the cell has no network device at all.
         rights: what the workload may do inside beyond an ordinary container's.
     """
 

@@ -63,6 +63,11 @@ class StandInPlan:
         return self.kind in TARGET_KINDS
 
     @property
+    def is_detached(self) -> bool:
+        """Whether it is a cell without a network device, reached by commands alone."""
+        return self.is_target and self.settings.get("networks") == []
+
+    @property
     def networks(self) -> frozenset[str]:
         """A cell's: the networks it is in; empty: every one."""
         return frozenset(self.settings.get("networks") or ())
@@ -214,6 +219,21 @@ class NetworkPlan:
             cpu_quota_percent=self.bounds.group_cpu_percent,
             processes=self.bounds.group_processes,
         )
+
+    @property
+    def has_own_cell(self) -> bool:
+        """Whether the range's own cell has a network device."""
+        return not any(item.is_detached for item in self.stand_ins if item.id == OWN_CELL)
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether any cell has; without, no network is made."""
+        return self.has_own_cell or any(not item.is_detached for item in self.targets)
+
+    def attached(self) -> NetworkPlan:
+        """The network itself, without the cells that have no device in it."""
+        kept = tuple(item for item in self.stand_ins if not item.is_detached)
+        return replace(self, stand_ins=kept)
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:

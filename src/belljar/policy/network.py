@@ -32,7 +32,7 @@ RUN_BUDGETS: Final = 100
 """A run's default budget, in samples' budgets."""
 MIN_REASON_CHARS: Final = 10
 MAX_REASON_CHARS: Final = 500
-_ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Default(Enum):
@@ -124,7 +124,7 @@ def _read_ids(value: object) -> object:
     for name, body in value.items():
         if not isinstance(name, str) or not _ID.fullmatch(name):
             raise At(
-                "is not a valid name of a stand-in: use at most 64 lower-case letters, digits, "
+                "is not a valid name of a stand-in: use at most 64 letters, digits, "
                 "`.`, `_` and `-`",
                 str(name),
             )
@@ -205,6 +205,13 @@ class Network(Strict):
                 raise At(f"{why}: use a stand-in of kind `metadata`", *path)
         _check_targets(self)
         return self
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether any cell of the range has a network device."""
+        targets = (item for item in self.stand_ins.values() if isinstance(item, TargetStandIn))
+        cells = (self.own_cell, *targets)
+        return any(cell is None or cell.networks != () for cell in cells)
 
     def patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
         """Each host name, whose it is, and where it is written."""

@@ -197,7 +197,7 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
     for index, decoy in enumerate(decoys):
         if not decoy.is_service:
             continue
-        if network is None:
+        if network is None or not network.has_cells:
             raise At(
                 f"{quoted(decoy.id)} is a service, which needs a network; write `network: "
                 f"{{default: deny}}`",

@@ -31,9 +31,11 @@ from belljar.units import listed
 MAX_WORDS: Final = 1024
 MAX_NETWORKS: Final = 16
 NETWORKS: Final = (
-    "Two cells that both have some, and none in common, don't reach each other. Default: every "
-    "cell's."
+    "Two cells that both have some, and none in common, don't reach each other. `[]`: the cell "
+    "has no network device, and is reached by commands alone. Default: every cell's."
 )
+_TIMES: Final = "^(interval|timeout|start_period|start_interval|retries)$"
+_TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -51,9 +53,15 @@ Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
 Line: TypeAlias = Annotated[str, kinds.LINE]
 Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)]
+Times: TypeAlias = Mapping[
+    Annotated[str, Field(pattern=_TIMES)], Annotated[str, Field(pattern=_TIME)]
+]
+AnyWords: TypeAlias = Annotated[
+    tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)
+]
 Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]]
 CellNetworks: TypeAlias = Annotated[
-    tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS)
+    tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS, min_count=0)
 ]
 JsonMapping: TypeAlias = Annotated[
     Mapping[str, Any],
@@ -283,6 +291,11 @@ class Health(Strict):
         description="`true`: the image's own check, which it must have; `false`: none, also "
         "where the image has one.",
     )
+    times: Times | None = Field(
+        default=None,
+        description="With `image: true`: what replaces the image's own, in seconds (`2s`), as in a "
+        "compose file; `retries` is a number.",
+    )
     interval: Annotated[float, kinds.Duration(min="100ms", max="5m")] = Field(
         default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
     )
@@ -302,6 +315,8 @@ class Health(Strict):
     def _one(self) -> Health:
         if sum(part is not None for part in (self.command, self.http, self.image)) != 1:
             raise ValueError("write exactly one of `command`, `http` (with `port`) and `image`")
+        if self.times is not None and not self.image:
+            raise ValueError("`times` are those of `image: true`")
         if (self.http is None) is not (self.port is None):
             raise ValueError("write both `http` and `port`, or neither")
         return self
@@ -364,13 +379,11 @@ class CellStandIn(TargetStandIn):
 
     kind: Literal["cell"] = Field(description="What it plays.")
     files: FilesField = Field(default=(), description="Files that are copied in.")
-    command: Words | None = Field(
-        default=None, description="What runs in it, as a list of words. Default the image's."
+    command: AnyWords | None = Field(
+        default=None,
+        description="What runs in it, as a list of words; `[]`: nothing. Default the image's.",
     )
-    arguments: (
-        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)]
-        | None
-    ) = Field(
+    arguments: AnyWords | None = Field(
         default=None,
         description="What stands behind the image's entrypoint, in place of the image's command.",
     )

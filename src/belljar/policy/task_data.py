@@ -23,46 +23,17 @@ MAX_BYTES: Final = 100 << 20
 class TaskFile(Strict):
     """A file or directory for one cell.
 
-    Attributes:
-        key: the compose file's key that asks for it.
-        target: its absolute path in the cell.
-        source: its path below the task's root; "" for `content`.
-        content: the text itself.
-        mode: its permissions; None: those that it has.
-        owner: `uid:gid` in the cell.
-        is_secret: its contents are not kept on record, only their digest.
+    `target`: its absolute path in the cell; `source`: its path below the task's root.
     """
 
-    key: str
     target: str
-    source: str = ""
-    content: str = ""
-    mode: int | None = None
-    owner: str = "0:0"
-    is_secret: bool = False
-
-
-class TakenVolume(Strict):
-    """A directory that a service of the range has filled before this cell's program starts.
-
-    Attributes:
-        name: the volume's.
-        writer: the cell that filled it, and has ended its program.
-        source: where it is there.
-        target: where a copy of it is in this cell.
-    """
-
-    name: str
-    writer: str
     source: str
-    target: str
 
 
 class CellData(Strict):
     """Of one cell. `hosts`: lines of its hosts file, each a name and an address."""
 
     files: tuple[TaskFile, ...] = ()
-    volumes: tuple[TakenVolume, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
 
@@ -101,8 +72,6 @@ def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
     trees: dict[str, Tree] = {}
     entries = total_bytes = 0
     for file in data.files:
-        if not file.source:
-            continue
         tree = trees[file.target] = list_tree(root, file.source, max_entries=MAX_ENTRIES - entries)
         entries += len(tree.entries)
         total_bytes += tree.total_bytes

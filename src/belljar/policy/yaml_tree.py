@@ -46,12 +46,20 @@ _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.AS
 _MAX_DIGITS: Final = 64
 
 
+def core_number(text: str) -> int | float | None:
+    """A plain scalar's number by YAML 1.2's core schema, if it is one."""
+    if _INT.fullmatch(text) or _BASED.fullmatch(text):
+        return int(text, 0 if text[1:2] in ("o", "x") else 10)
+    return float(text) if _FLOAT.fullmatch(text) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How strictly a document is read; the defaults are a policy's.
 
     Attributes:
         plain_names: a plain `200:` is the name `200`.
+        number: reads a plain number.
         aliases: anchors, aliases, merge keys, `!!str` and all directives are read.
         max_nodes: values and names, with everything aliases and merge keys stand for.
         max_characters: of all scalars together, counted likewise.
@@ -63,6 +71,7 @@ class Reading:
     empty_values: bool = False
     plain_names: bool = False
     aliases: bool = False
+    number: Callable[[str], int | float | None] = core_number
     max_nodes: int | None = None
     max_characters: int | None = None
 
@@ -178,19 +187,17 @@ def _mark(mark: Any) -> Mark:  # noqa: ANN401 - ruamel's marks are untyped
     return Mark(line=mark.line + 1, column=mark.column + 1)
 
 
-def scalar(text: str, *, plain: bool) -> object:
-    """A scalar's value by YAML 1.2's core schema (section 10.3.2)."""
+def scalar(
+    text: str, *, plain: bool, number: Callable[[str], int | float | None] = core_number
+) -> object:
+    """A scalar's value by YAML 1.2's core schema (section 10.3.2), or with other numbers."""
     if not plain:
         return text
     if text in _SPECIAL:
         return _SPECIAL[text]
     if len(text) <= _MAX_DIGITS:
-        if _INT.fullmatch(text):
-            return int(text)
-        if _BASED.fullmatch(text):
-            return int(text, 0)
-        if _FLOAT.fullmatch(text):
-            return float(text)
+        if (found := number(text)) is not None:
+            return found
         if _NOT_A_NUMBER.fullmatch(text):
             return float(text.replace(".", "").lower())
     return text
@@ -324,7 +331,7 @@ class _Builder:
     def _scalar(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
         mark, text = _mark(event.start_mark), event.value
         plain = event.style is None and event.tag is None
-        value = scalar(text, plain=plain)
+        value = scalar(text, plain=plain, number=self.reading.number)
         if not self._count(mark, 1, len(text)):
             return False
         if event.anchor is not None:

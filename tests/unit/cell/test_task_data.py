@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from belljar.cell.output import ExecOutput
-from belljar.cell.task_data import ARCHIVE, bring_volumes, put_in
+from belljar.cell.task_data import put_in
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.policy.task_data import CellData, TakenVolume, TaskData, TaskFile
+from belljar.policy.task_data import CellData, TaskData, TaskFile
 
 pytestmark = pytest.mark.anyio
 
@@ -24,22 +24,19 @@ class Asked:
     id = "c"
 
     def __init__(self, *, fails: str = "", refuses: str = "") -> None:
-        self.files: dict[str, tuple[bytes, int | None, str, bool]] = {}
+        self.files: dict[str, tuple[bytes, int | None, str]] = {}
         self.commands: list[list[str]] = []
         self.notes: list[dict[str, Any]] = []
-        self.inputs: list[bytes] = []
         self.fails = fails
         self.refuses = refuses
 
-    async def exec(self, argv: list[str], *, input: bytes | None = None, **_: object) -> ExecOutput:  # noqa: A002
+    async def exec(self, argv: list[str], **_: object) -> ExecOutput:
         """Ends well, unless it is the one that fails."""
         self.commands.append(argv)
-        self.inputs += [] if input is None else [input]
         failed = argv[0] == self.fails
         return ExecOutput(
             returncode=int(failed),
             code=int(failed),
-            stdout=b"./\n./a\n./d/\n./d/b\n" if argv[0] == "tar" else b"",
             stderr=b"no such thing" if failed else b"",
         )
 
@@ -51,20 +48,15 @@ class Asked:
         mode: int | None,
         user: str,
         owner: str,
-        is_secret: bool = False,
     ) -> None:
         """Kept, unless it is refused."""
         if path == self.refuses:
             raise IsADirectoryError(21, "Is a directory", path)
-        self.files[path] = (contents, mode, owner, is_secret)
+        self.files[path] = (contents, mode, owner)
 
     async def read_file(self, path: str, *, max_bytes: int, user: str) -> bytes:
-        """A hosts file without a line's end, or an archive."""
-        return b"an archive" if path == ARCHIVE else b"127.0.0.1\tlocalhost"
-
-    async def remove(self, path: str, *, user: str, timeout_s: float) -> None:
-        """Noted."""
-        self.commands.append(["remove", path, user])
+        """A hosts file without a line's end."""
+        return b"127.0.0.1\tlocalhost"
 
     def note(self, kind: Kind, data: dict[str, Any]) -> None:
         """In a form that the ledger takes."""
@@ -83,31 +75,13 @@ async def put(cell: Asked, data: TaskData) -> None:
 
 
 async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
-    """A file's own mode unless one is asked for; a secret's contents are marked; each source is on
-    record with its digest."""
+    """They are root's, with their modes; each source is on record with its digest."""
     (tmp_path / "a").write_text("contents")
     (tmp_path / "a").chmod(0o640)
     cell = Asked()
-    files = (
-        TaskFile(key="volumes", target="/a", source="a"),
-        TaskFile(
-            key="secrets",
-            target="/run/secrets/a",
-            source="a",
-            mode=0o400,
-            owner="1:2",
-            is_secret=True,
-        ),
-        TaskFile(key="configs", target="/c", content="text", mode=0o444),
-    )
-    await put(cell, data_of(tmp_path, *files))
-    assert cell.files == {
-        "/a": (b"contents", 0o640, "0:0", False),
-        "/run/secrets/a": (b"contents", 0o400, "1:2", True),
-        "/c": (b"text", 0o444, "0:0", False),
-    }
-    digest = hashlib.sha256(b"contents").hexdigest()
-    assert [note["sha256"] for note in cell.notes[:2]] == [digest, digest]
+    await put(cell, data_of(tmp_path, TaskFile(target="/a", source="a")))
+    assert cell.files == {"/a": (b"contents", 0o640, "0:0")}
+    assert [note["sha256"] for note in cell.notes] == [hashlib.sha256(b"contents").hexdigest()]
     assert "contents" not in str(cell.notes)
 
 
@@ -119,7 +93,7 @@ async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None
     (tmp_path / "d" / "f").write_text("x")
     (tmp_path / "d" / "-l").symlink_to("f")
     cell = Asked()
-    data = data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d"))
+    data = data_of(tmp_path, TaskFile(target="/srv", source="d"))
     await put(cell, data)
     assert cell.commands == [
         ["rm", "-rf", "--", "/srv"],
@@ -139,35 +113,9 @@ async def test_names_are_added_to_the_hosts_file(tmp_path: Path) -> None:
     """Behind what the image has, each on a line of its own."""
     cell = Asked()
     await put(cell, data_of(tmp_path, hosts=(("shop", "10.0.0.7"), ("six", "::1"))))
-    contents, mode, owner, _ = cell.files["/etc/hosts"]
+    contents, mode, owner = cell.files["/etc/hosts"]
     assert contents == b"127.0.0.1\tlocalhost\n10.0.0.7\tshop\n::1\tsix\n"
     assert (mode, owner) == (0o644, "0:0")
-
-
-async def test_what_another_cell_has_filled_is_copied(tmp_path: Path) -> None:
-    """As an archive that this host does not open; one whose cell is not there stays empty."""
-    volumes = (
-        TakenVolume(name="v", writer="fill", source="/out", target="/in"),
-        TakenVolume(name="w", writer="gone", source="/out", target="/none"),
-    )
-    data = TaskData(cells={"default": CellData(volumes=volumes)})
-    cell, fill = Asked(), Asked()
-    await bring_volumes(cell, data, {"fill": fill})  # type: ignore[arg-type, dict-item] # they have what is used of one
-    assert fill.commands == [["tar", "-C", "/out", "-cvf", ARCHIVE, "."], ["remove", ARCHIVE, "0"]]
-    assert cell.commands[-1] == ["tar", "-C", "/in", "-xpf", "-"]
-    assert cell.inputs == [b"an archive"]
-    (note,) = cell.notes
-    assert (note["target"], note["bytes"], note["files"]) == ("/in", 10, 2)
-
-
-async def test_a_failed_archive_is_not_left_behind(tmp_path: Path) -> None:
-    """What `tar` had written when it failed is removed."""
-    volumes = (TakenVolume(name="v", writer="fill", source="/out", target="/in"),)
-    data = TaskData(cells={"default": CellData(volumes=volumes)})
-    fill = Asked(fails="tar")
-    with pytest.raises(CellError):
-        await bring_volumes(Asked(), data, {"fill": fill})  # type: ignore[arg-type, dict-item]
-    assert fill.commands[-1] == ["remove", ARCHIVE, "0"]
 
 
 async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
@@ -175,13 +123,11 @@ async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "f").touch()
     with pytest.raises(PolicyError, match="no such file"):
-        await put(Asked(), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="none")))
+        await put(Asked(), data_of(tmp_path, TaskFile(target="/a", source="none")))
     with pytest.raises(CellError, match="/srv can't be put there: no such thing"):
         await put(
             Asked(fails="mkdir"),
-            data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d")),
+            data_of(tmp_path, TaskFile(target="/srv", source="d")),
         )
     with pytest.raises(CellError, match="directory"):
-        await put(
-            Asked(refuses="/a"), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="f"))
-        )
+        await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(target="/a", source="f")))

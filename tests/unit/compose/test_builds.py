@@ -78,7 +78,7 @@ def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> Non
         "/etc",
         "https://example.org/repo.git",
         "{context: ., dockerfile: ../../Dockerfile}",
-        "{context: ., dockerfile_inline: FROM x}",
+        "{context: ., dockerfile: D, dockerfile_inline: FROM x}",
         "{context: ., secrets: [a]}",
         "{context: ., network: host}",
         "{context: ., additional_contexts: {a: /}}",
@@ -90,6 +90,13 @@ def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str)
     before anything is read."""
     with pytest.raises((CannotKeepError, ValueError)):
         builds(tmp_path, written)
+
+
+def test_a_dockerfile_within_the_file(tmp_path: Path) -> None:
+    """Its text is built, under a name of its own."""
+    (build,) = builds(tmp_path, '{context: ., dockerfile_inline: "FROM default\\nRUN true"}')
+    assert (build.inline, build.context) == ("FROM default\nRUN true", "task")
+    assert build.image.startswith("task-web:")
 
 
 def test_arguments_come_from_the_file_alone(tmp_path: Path) -> None:
@@ -119,12 +126,11 @@ def test_the_images_of_a_file() -> None:
         },
         "b": {"image": f"x:1@{DIGEST}"},
         "c": {"image": "${IMAGE:-debian}"},
-        "d": {"extends": "a"},
+        "d": {"image": "python:3.12"},
         "e": {"build": ".", "image": "p-e"},
         "f": {"image": "aisiuk/inspect-tool-support"},
         "g": {"image": "ghcr.io/a:${SAMPLE_METADATA_TAG}"},
         "h": {"image": "Not An Image"},
-        "i": {"image": "resting", "profiles": ["x"]},
         "j": {"build": "."},
     }
     found = service_images({"services": services, "whatever": 1})
@@ -146,7 +152,7 @@ def test_the_images_of_a_file() -> None:
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(("services", "image", "build", "profiles", "extends", "a", "b")),
+                st.sampled_from(("services", "image", "build", "context", "a", "b")),
                 inner,
                 max_size=4,
             )

@@ -14,10 +14,10 @@ from belljar.compose.data import add_volumes
 from belljar.compose.document import TaskFiles
 from belljar.compose.keys import Converted
 from belljar.compose.model import Service
-from belljar.compose.translate import Composed, read_compose, waits_of
+from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import Kind
-from belljar.policy.task_data import TakenVolume, TaskFile
+from belljar.policy.task_data import TaskFile
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
@@ -84,14 +84,12 @@ def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
     assert [(fact.kind, fact.key) for fact in found.differences] == [(Kind.CHANGED, "volumes")]
 
 
-def mounts(
-    services: dict[str, Any], volumes: dict[str, Any], default: str = ""
-) -> dict[str, Converted]:
+def mounts(services: dict[str, Any], volumes: dict[str, Any]) -> dict[str, Converted]:
     """What becomes of the services' volumes. Raises `CannotKeepError`."""
     models = {name: Service.model_validate(service) for name, service in services.items()}
     found = {name: Converted(name, model) for name, model in models.items()}
     refused = Refusals()
-    add_volumes(found, volumes, None, refused, waits=waits_of(models), default=default)
+    add_volumes(found, volumes, refused)
     refused.raise_all()
     return found
 
@@ -104,52 +102,6 @@ def test_two_services_share_no_directory() -> None:
     ):
         with pytest.raises(CannotKeepError, match="cells share no directory"):
             mounts(services, {"v": None})
-
-
-def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Converted]:
-    """What becomes of a volume that `fill` has, and readers of it; `waits`: what each reader waits
-    for in it."""
-    needs = {
-        name: {"fill": {"condition": waits.get(name, "service_completed_successfully")}}
-        for name in "ab"
-    }
-    services: dict[str, Any] = {"fill": {"volumes": [fill]}}
-    services |= {name: {"volumes": [line]} for name, line in zip("ab", readers, strict=False)}
-    services |= {
-        name: {**services[name], "depends_on": needs[name]} for name in services if name in needs
-    }
-    services["last"] = {"volumes": [readers[2]]} if len(readers) > 2 else {}
-    return mounts(services, {"v": None}, default="last")
-
-
-def test_what_one_service_fills_first_is_copied_to_the_others() -> None:
-    """Where all of them start after its end; the one that the sample works in starts last
-    anyway."""
-    found = filled("v:/in:ro", "v:/there:ro", "v:/last:ro")
-    copies = {name: each.volumes for name, each in found.items() if each.volumes}
-    assert copies == {
-        name: [TakenVolume(name="v", writer="fill", source="/out", target=place)]
-        for name, place in (("a", "/in"), ("b", "/there"), ("last", "/last"))
-    }
-    assert [fact.kind for fact in found["a"].differences] == [Kind.CHANGED]
-    assert filled("v:/in")["a"].volumes  # nobody is left who would see what it writes
-
-
-@pytest.mark.parametrize(
-    ("readers", "more"),
-    [
-        (("v:/in:ro",), {"a": "service_started"}),
-        (("v:/in:ro", "v:/in:ro"), {"b": "service_started"}),
-        (("v:/in", "v:/in:ro"), {}),
-        (("v:/in",), {"fill": "v:/out:ro"}),
-    ],
-)
-def test_any_other_volume_of_several_is_refused(
-    readers: tuple[str, ...], more: dict[str, str]
-) -> None:
-    """Where one would wait for what another writes, a copy of its own would be another task."""
-    with pytest.raises(CannotKeepError, match="cells share no directory"):
-        filled(*readers, **more)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +151,7 @@ def test_a_directory_of_the_task_is_copied(files: TaskFiles, mount: Any, said: s
     """It is not shared, and its author is told what is different."""
     found = data_of(files, mount)
     assert found.data is not None
-    assert found.data.own.files == (TaskFile(key="volumes", target="/srv/app", source="app"),)
+    assert found.data.own.files == (TaskFile(target="/srv/app", source="app"),)
     assert found.data.root == str(files.root)
     (fact,) = found.differences
     assert (fact.kind, fact.key, said in fact.detail) == (Kind.CHANGED, "volumes", True)

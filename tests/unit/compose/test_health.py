@@ -12,15 +12,13 @@ from inspect_ai.util._sandbox.docker.service import service_healthcheck_time
 from belljar.compose.model import Healthcheck
 from belljar.compose.translate import read_health
 from belljar.compose.values import CannotKeepError, seconds
+from belljar.image.config import HealthCheck, ImageConfig, image_health
 from belljar.policy.stand_ins import Health
 
 
 def health(**check: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
     """What a target cell is asked."""
-    found = read_health(check)
-    if found is None:
-        raise ValueError("nothing is asked")
-    return found
+    return read_health(check)
 
 
 def test_composes_defaults() -> None:
@@ -48,19 +46,34 @@ def test_the_ways_to_write_a_test(test: Any, command: list[str]) -> None:  # noq
     assert health(test=test)["command"] == command
 
 
-@pytest.mark.parametrize("check", [None, {"test": ["NONE"]}, {"test": "x", "disable": True}])
-def test_nothing_to_ask(check: Any) -> None:  # noqa: ANN401 - YAML
-    """What the file switches off is off in the image too; a file that says nothing leaves the
-    image's own check."""
-    assert read_health(check) == (None if check is None else {"image": False})
-    assert check is None or Health.model_validate(read_health(check), strict=False).image is False
+@pytest.mark.parametrize("check", [{"test": ["NONE"]}, {"test": "x", "disable": "yes"}])
+def test_nothing_to_ask(check: dict[str, Any]) -> None:
+    """What the file switches off is off in the image too."""
+    assert read_health(check) == {"image": False}
+    assert Health.model_validate(read_health(check), strict=False).image is False
+
+
+def test_times_alone_are_of_the_images_check() -> None:
+    """Docker merges field by field: the image's test, and its times where the file has none."""
+    config = ImageConfig(
+        healthcheck=HealthCheck(test=("CMD", "up"), interval_ns=10**9, start_period_ns=7 * 10**9)
+    )
+    found = Health.model_validate(health(interval="2s", retries=5, timeout="1s"), strict=False)
+    assert found.image
+    asked = image_health(config, found.times)
+    whole = health(test=["CMD", "up"], interval="2s", retries=5, timeout="1s", start_period="7s")
+    assert asked is not None
+    assert asked["command"] == ["up"]
+    read = Health.model_validate(whole, strict=False)
+    for name in ("interval", "timeout", "retries", "within"):
+        assert asked[name] == getattr(read, name)
+    assert image_health(ImageConfig(), found.times) is None
 
 
 @pytest.mark.parametrize(
     ("check", "named"),
     [
-        ({"interval": "1s"}, "the times alone"),
-        ({"test": []}, "no test"),
+        ({"test": []}, "none of CMD"),
         ({"test": ["curl", "x"]}, "none of CMD"),
         ({"test": ["CMD"]}, "none of CMD"),
         ({"test": {"a": 1}}, "no command"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from belljar.compose.data import builds_of
 from belljar.compose.document import MAX_FILES, MAX_INCLUDES, files_named_by, read_document
 from belljar.compose.translate import read_compose
 from belljar.errors import PolicyError
@@ -20,10 +21,8 @@ services:
     env_file: db.env
     build: {context: ./image}
     volumes: ["./data:/data:ro", "rows:/rows", {type: bind, source: ./one, target: /one}]
-    configs: [settings]
 volumes: {rows: }
 networks: {lab: {internal: true}}
-configs: {settings: {file: ./settings}}
 """
 
 
@@ -35,7 +34,7 @@ def task(tmp_path: Path) -> Path:
     (tmp_path / "__init__.py").touch()
     (tmp_path / "shared" / "compose.yaml").write_text(DATABASE)
     (tmp_path / "shared" / "db.env").write_text("A=1")
-    for name in ("one", "settings", "data/rows"):
+    for name in ("one", "data/rows"):
         (tmp_path / "shared" / name).write_text(name)
     return tmp_path / "task"
 
@@ -52,31 +51,31 @@ def read(task: Path, text: str) -> dict[str, Any]:
         "../shared/compose.yaml",
         "[../shared/compose.yaml]",
         "[{path: ../shared/compose.yaml}]",
-        "{path: [../shared/compose.yaml], project_directory: ../shared}",
     ],
 )
 def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> None:
-    """Its services, volumes, networks and configs stand beside the file's own."""
+    """Its services, volumes and networks stand beside the file's own."""
     text = f"include: {written}\nservices: {{default: {{image: i, networks: [lab]}}}}"
     document = read(task, text)
     found = read_compose(document, files_named_by(document))
     assert found.data is not None
     copied = {file.target: file.source for file in found.data.of("db").own.files}
-    assert copied == {"/data": "shared/data", "/one": "shared/one", "/settings": "shared/settings"}
+    assert copied == {"/data": "shared/data", "/one": "shared/one"}
     assert found.network is not None
     assert found.network["stand_ins"]["db"]["env"] == {"A": "1"}
     assert found.network["stand_ins"]["db"]["directories"] == ["/rows"]
-    assert document["services"]["db"]["build"] == {"context": "./../shared/image"}
+    (build,) = builds_of(document)
+    assert (build.context, build.dockerfile) == ("shared/image", "shared/image/Dockerfile")
 
 
-def test_only_the_source_of_an_included_mount_is_moved(task: Path) -> None:
-    """Its target is a path of the cell, whatever it looks like."""
-    mounts = '["./data:/../data/:ro", "./data://app", "/app"]'
-    text = f"services: {{db: {{image: db, volumes: {mounts}}}}}"
-    (task.parent / "shared" / "compose.yaml").write_text(text)
-    document = read(task, "include: ../shared/compose.yaml")
-    moved = ["./../shared/data:/../data/:ro", "./../shared/data://app", "/app"]
-    assert document["services"]["db"]["volumes"] == moved
+def test_a_file_does_not_say_where_it_is(task: Path) -> None:
+    """What an author writes in place of Belljar's own mark leads nowhere."""
+    home = f"x-belljar-home: {task.parent.parent}"
+    (task.parent.parent / "one").write_text("outside")
+    text = f"services: {{db: {{image: db, {home}, volumes: ['./one:/one:ro']}}}}"
+    document = read(task, text)
+    with pytest.raises(ValueError, match="no such file"):
+        read_compose(document, files_named_by(document))
 
 
 def test_an_included_file_of_variables_without_a_list(task: Path) -> None:
@@ -87,17 +86,6 @@ def test_an_included_file_of_variables_without_a_list(task: Path) -> None:
     found = read_compose(document, files_named_by(document))
     assert found.network is not None
     assert found.network["stand_ins"]["db"]["env"] == {"A": "1"}
-
-
-def test_a_service_of_another_file_is_extended(task: Path) -> None:
-    """With its own directory; what the file says itself wins."""
-    base = "{file: ../shared/compose.yaml, service: db}"
-    document = read(task, f"services: {{default: {{extends: {base}, image: mine, configs: []}}}}")
-    own = document["services"]["default"]
-    assert (own["image"], own["env_file"]) == ("mine", "./../shared/db.env")
-    assert "extends" not in own
-    with pytest.raises(PolicyError, match="no service nobody"):
-        read(task, f"services: {{d: {{extends: {base.replace('db', 'nobody')}}}}}")
 
 
 def test_a_name_that_both_have_is_an_error(task: Path) -> None:
@@ -122,6 +110,8 @@ def test_a_name_that_both_have_is_an_error(task: Path) -> None:
         "https://example.com/compose.yaml",
         "${SAMPLE_METADATA_X}/compose.yaml",
         "{path: ../shared/compose.yaml, env_file: .env}",
+        "{path: ../shared/compose.yaml, project_directory: .}",
+        "{path: [../shared/compose.yaml]}",
         "{path: ../shared/compose.yaml, made_up: 1}",
         "{path: ../shared/db.env}",
         "7",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +54,7 @@ def test_composes_forms(written: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("written", "named"),
     [
-        ("${SAMPLE_METADATA_N}", "SAMPLE_METADATA_N, which is not in this sample's metadata"),
+        ("${SAMPLE_METADATA_N}", "SAMPLE_METADATA_N, and it is not in this sample's metadata"),
         ("$SAMPLE_METADATA_N", "SAMPLE_METADATA_N"),
         ("${SAMPLE_METADATA_N:?it is needed}", "SAMPLE_METADATA_N.*: it is needed"),
         ("${SAMPLE_METADATA_E:?it is needed}", "it is needed"),
@@ -126,28 +125,8 @@ def test_references() -> None:
     assert references(file) == {"SAMPLE_METADATA_A", "SAMPLE_METADATA_B"}
 
 
-def test_a_file_that_grows_is_refused() -> None:
-    """Aliases of YAML can mean more than any file says, and themselves."""
-    bomb: Any = "x"
-    for _ in range(30):
-        bomb = [bomb, bomb]
-    circle: list[Any] = []
-    circle.append(circle)
-    for document in ({"x": bomb}, {"x": circle}):
-        for read in (references, lambda it: interpolate(it, {})):
-            with pytest.raises(
-                CannotKeepError, match=r"more than 20,000 values|deeper than 64 levels"
-            ):
-                read(document)
-
-
 def test_texts_that_grow_are_refused() -> None:
-    """A long text that stands in many places, and metadata that is put in often, are counted before
-    they are there."""
-    long = "$$" * 1000
-    for read in (references, lambda it: interpolate(it, {})):
-        with pytest.raises(CannotKeepError, match="more than 1,048,576 characters"):
-            read({"x": [long] * 600})
+    """Metadata that is put in often is counted before it is there."""
     file = {"x": "$SAMPLE_METADATA_A" * 1000}
     with pytest.raises(
         CannotKeepError, match="references stand for more than 1,048,576 characters"

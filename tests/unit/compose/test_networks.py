@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.model import Network, Place
+from belljar.compose.model import Network as ComposeNetwork
+from belljar.compose.model import Place, reasons_of
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import Kind
+from belljar.policy.network import Network
 
 # Every property of `definitions.network`, and of a service's `networks`, in compose-spec's
 # schema/compose-spec.json.
@@ -23,8 +25,8 @@ PLACE = (
 
 def test_every_key_of_compose_has_a_fate() -> None:
     """None is forgotten."""
-    assert sorted(Network.model_fields) == sorted(NETWORK.split())
-    assert sorted(Place.model_fields) == sorted(PLACE.split())
+    assert sorted(reasons_of(ComposeNetwork)) == sorted(NETWORK.split())
+    assert sorted(reasons_of(Place)) == sorted(PLACE.split())
 
 
 def joined(**networks: list[str]) -> dict[str, Any]:
@@ -63,9 +65,27 @@ def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) ->
 
 
 def test_a_service_without_a_network_among_others() -> None:
-    """It would have one, as every cell of a range."""
-    with pytest.raises(CannotKeepError, match="without a network: shop"):
-        read_compose(two(network_mode="none"))
+    """Its cell is in no network; those that have one share it as ever."""
+    network = read_compose(two(network_mode="none")).network
+    assert network is not None
+    assert network["stand_ins"]["shop"]["networks"] == []
+    assert "networks" not in network["own_cell"]
+
+
+def test_services_without_a_network() -> None:
+    """No cell is in one: a policy's network that is none."""
+    network = read_compose(
+        {"services": {x: {"image": x, "network_mode": "none"} for x in ("default", "scorer")}}
+    ).network
+    assert network is not None
+    assert not Network.model_validate(network, strict=False).has_cells
+
+
+def test_the_bridge_is_the_usual_network() -> None:
+    """As without the line, alone and among others."""
+    assert shop(network_mode="bridge") == shop()
+    alone = {"services": {"default": {"image": "i", "network_mode": "bridge"}}}
+    assert read_compose(alone) == read_compose({"services": {"default": {"image": "i"}}})
 
 
 def test_a_network_must_be_declared() -> None:
@@ -130,6 +150,7 @@ def test_what_a_range_is_anyway() -> None:
         ("ipv4_address", "172.16.238.10"),
         ("ipv6_address", "2001:db8::1"),
         ("link_local_ips", ["169.254.1.1"]),
+        ("mac_address", "02:42:ac:11:00:02"),
         ("driver_opts", {"a": "b"}),
         ("interface_name", "eth1"),
         ("made_up", 1),
@@ -150,12 +171,10 @@ def test_what_nothing_relies_on_is_not_kept() -> None:
         "ipam": {"config": [{"subnet": "172.30.0.0/16", "gateway": "172.30.0.1"}]}
     }
     own["driver_opts"] = {"com.docker.network.bridge.name": "br-lab"}
-    place = {"lab": {"mac_address": "02:42:ac:11:00:02"}}
-    found = read_compose({**two(networks=place), "networks": {"lab": own}})
+    found = read_compose({**two(networks=["lab"]), "networks": {"lab": own}})
     assert {(fact.kind, fact.where, fact.key) for fact in found.differences} == {
         (Kind.CHANGED, "network lab", "ipam"),
         (Kind.DROPPED, "network lab", "driver_opts"),
-        (Kind.DROPPED, "service shop in network lab", "mac_address"),
     }
 
 
@@ -191,6 +210,16 @@ def test_names() -> None:
     assert network["stand_ins"]["shop"]["names"] == ["shop", "store"]
 
 
+def test_names_differ_by_more_than_case() -> None:
+    """A service keeps its name, and its host names are found however they are written."""
+    services = {"default": {"image": "a"}, "DC01": {"image": "b", "hostname": "DC01.corp.local"}}
+    network = read_compose({"services": services}).network
+    assert network is not None
+    assert network["stand_ins"]["DC01"]["names"] == ["dc01", "dc01.corp.local"]
+    with pytest.raises(CannotKeepError, match="the same name: dc01"):
+        read_compose({"services": {**services, "dc01": {"image": "c"}}})
+
+
 def test_a_name_of_two_services() -> None:
     """Docker would answer with either; a name of a range leads to one cell."""
     with pytest.raises(CannotKeepError, match="default and shop have the same name: shop"):
@@ -199,7 +228,7 @@ def test_a_name_of_two_services() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["Web", "a b", "x" * 65, "default"])
+@pytest.mark.parametrize("name", ["_web", "a b", "x" * 65, "default"])
 def test_a_name_that_no_cell_can_have(name: str) -> None:
     """Is refused here, by name, and not as a fault of the policy."""
     with pytest.raises(CannotKeepError, match="can't be called"):

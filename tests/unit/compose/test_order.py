@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.data import Wait
 from belljar.compose.model import Condition, Service
-from belljar.compose.translate import completed_of, in_order, read_compose, waits_of
+from belljar.compose.translate import Wait, completed_of, in_order, read_compose, waits_of
 from belljar.compose.values import CannotKeepError
 
 

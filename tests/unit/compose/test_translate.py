@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.translate import MAX_SERVICES, Composed, read_compose
+from belljar.compose.document import MAX_SERVICES
+from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
-from belljar.differences import Kind, sentences
+from belljar.differences import sentences
 from belljar.harness.compat import Refused, judge_compose
 
 
@@ -135,20 +136,7 @@ def test_whose_health_is_waited_for_has_a_check() -> None:
     assert health == {"db": {"image": True}, "log": None, "mail": {"image": False}}
 
 
-def test_a_service_of_a_profile_is_left_out() -> None:
-    """No profile is ever active: what activates one is this host's environment. It is said; who
-    depends on it is refused."""
-    found = read_compose(two(profiles=["debug"]))
-    (fact,) = found.differences
-    assert found.network is None
-    assert (fact.kind, fact.where, fact.key) == (Kind.DROPPED, "service shop", "profiles")
-    file = two(profiles=["debug"])
-    file["services"]["default"]["depends_on"] = ["shop"]
-    with pytest.raises(CannotKeepError, match="shop, which does not exist"):
-        read_compose(file)
-
-
-@pytest.mark.parametrize("key", ["include", "models", "made_up"])
+@pytest.mark.parametrize("key", ["include", "secrets", "configs", "models", "made_up"])
 def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
     """An extension means nothing, and is none of them."""
     with pytest.raises(CannotKeepError, match=key):
@@ -231,7 +219,7 @@ def test_a_file_without_a_service() -> None:
             ),
             *(
                 "links",
-                "profiles",
+                "volumes",
                 "mem_limit",
                 "hostname",
                 "x-default",

@@ -16,6 +16,7 @@ from belljar.compose.values import (
     MAX_COMMAND_CHARS,
     is_idle,
     mapping,
+    number,
     seconds,
     size,
     switch,
@@ -62,12 +63,11 @@ def test_switches_and_numbers() -> None:
     assert switch("True") is switch(True) is True
     assert switch("false") is False
     assert Limits.model_validate({"pids": "90"}).pids == 90
-    for value in ("yes", 1, None):
+    for value in ("perhaps", 1, None):
         with pytest.raises(ValueError, match="neither"):
             switch(value)
     for value in (0, -1, "-1"):
-        with pytest.raises(ValueError, match="greater than or equal to 1"):
-            Limits.model_validate({"pids": value})
+        assert Limits.model_validate({"pids": value}).pids is None
 
 
 def test_text_and_words() -> None:
@@ -82,6 +82,41 @@ def test_text_and_words() -> None:
     ]
     assert words("a 'b c' $d") == ["a", "b c", "$d"]
     assert words(["a b", 1]) == ["a b", "1"]
+
+
+@pytest.mark.parametrize(
+    ("written", "printed"),
+    [
+        ("0755", "493"),
+        ("-0755", "-493"),
+        ("0o755", "493"),
+        ("0x1F", "31"),
+        ("0b11", "3"),
+        ("08", "8"),
+        ("1_000", "1000"),
+        ("+12", "12"),
+        ("1e3", "1000"),
+        ("1.50", "1.5"),
+        (".5", "0.5"),
+        ("-0.0", "-0"),
+        ("1e20", "100000000000000000000"),
+        ("1e21", "1e+21"),
+        ("0.0001", "0.0001"),
+        ("1e-5", "1e-05"),
+        ("123456789012345678901", "123456789012345680000"),
+    ],
+)
+def test_numbers_are_dockers(written: str, printed: str) -> None:
+    """Read by the rules of Go's yaml.v3, and printed as Go does."""
+    found = number(written)
+    assert found is not None
+    assert text(found) == printed
+
+
+@pytest.mark.parametrize("written", ["", "_1", "x", "0x", "1e", "1:30", "2024-01-01", "1.2.3"])
+def test_what_is_no_number(written: str) -> None:
+    """Stays text."""
+    assert number(written) is None
 
 
 @pytest.mark.parametrize("command", ["'a", 'a "b', "a\\"])

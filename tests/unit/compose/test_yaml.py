@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.document import NotReadError, read_yaml
-from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from belljar.compose.document import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, NotReadError, read_yaml
 
 
 class Steps:
@@ -61,7 +60,7 @@ def calls(read: Callable[[], object]) -> int:
     ("text", "value"),
     [
         ("", None),
-        ("a: [1, 0o17, 1.5, yes, true, null, ~, 22:22, 2024-01-01, '1', x]", {"a": [1, 15, 1.5, "yes", True, None, None, "22:22", "2024-01-01", "1", "x"]}),
+        ("a: [1, 0o17, 0755, 1_000, 1.5, yes, true, null, ~, 22:22, '1', x]", {"a": [1, 15, 493, 1000, 1.5, "yes", True, None, None, "22:22", "1", "x"]}),
         ("1: a\nno: b\n2.0: c", {"1": "a", "no": "b", "2.0": "c"}),
         ("a: !!str 5\nb: ! true", {"a": "5", "b": "true"}),
         ("a: &n x\nb: *n\n*n : c", {"a": "x", "b": "x", "x": "c"}),

@@ -219,7 +219,7 @@ def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> No
     (tmp_path / "lab.yaml").write_text(
         f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
     )
-    given = CellData(files=(TaskFile(key="configs", target="/f", content="x"),))
+    given = CellData(hosts=(("x", "10.0.0.1"),))
     ours = BelljarConfig(
         network='{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}',
         data=TaskData(cells={"web": given, OWN_CELL: given}).model_dump_json(),
@@ -441,7 +441,7 @@ def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
     (tmp_path / "secret").write_text("KEY=s3cret\n")
     (tmp_path / "Dockerfile").write_text("FROM x\n")
     root = str(tmp_path.resolve())
-    file = TaskFile(key="configs", target="/f", source="secret")
+    file = TaskFile(target="/f", source="secret")
     build = {"image": "x", "root": root, "context": ".", "dockerfile": "Dockerfile", "args": {}}
     services = {"default": {"image": "a-${SAMPLE_METADATA_A-}", "env_file": "secret"}}
     web = {"kind": "git", "names": ["web"], "repositories": "."}

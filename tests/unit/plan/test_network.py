@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from belljar.errors import PolicyError
+from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan, plan_network
-from belljar.policy import Network
+from belljar.policy import Network, Policy
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.policy.network import read_network
 
@@ -153,3 +154,30 @@ def test_a_decoy_service_is_a_stand_in_of_its_id() -> None:
         names=("crm.corp.internal",),
         ports=(PortPlan(number=8443, protocol="tls"),),
     )
+
+
+def test_a_cell_without_a_network_is_no_part_of_it() -> None:
+    """It is made and awaited as others, in the policy's order; it has no address, name or rule.
+    Where no cell has a device, there is no network to make, and no service to be reached."""
+    sealed = {"kind": "cell", "names": ["a"], "ports": ["all"], "networks": []}
+    web = {"kind": "cell", "names": ["b"], "ports": [80]}
+    own = {"names": ["me"], "ports": ["all"], "networks": []}
+    written = {"stand_ins": {"a": sealed, "b": web}, "own_cell": own}
+    found = plan_network(Network.model_validate(written, strict=False), None)
+    assert [item.id for item in found.targets] == ["a", "b"]
+    assert not found.has_own_cell
+    assert found.has_cells
+    assert [item.id for item in found.attached().stand_ins] == ["b"]
+    layout = lay_out(found.attached(), (), random_bytes=bytes(32), avoid=())
+    assert [port.name for port in layout.cells] == ["b"]
+    assert [name.pattern for name in layout.names] == ["b"]
+    assert not found.has_own_cell
+    alone = Network.model_validate({"stand_ins": {"a": sealed}, "own_cell": own}, strict=False)
+    assert not alone.has_cells
+    assert not plan_network(alone, None).has_cells
+    decoy = {"id": "db", "kind": "redis", "place": "db.example"}
+    with pytest.raises(ValueError, match="needs a network"):
+        Policy.model_validate(
+            {"belljar": 1, "name": "x", "risk": "low", "network": alone, "decoys": [decoy]},
+            strict=False,
+        )

@@ -114,7 +114,7 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             "network.stand_ins.a.nmes",
             "did you mean `names`?",
         ),
-        ("stand_ins: {A: {kind: git}}", 4, 18, "network.stand_ins.A", "lower-case"),
+        ("stand_ins: {_a: {kind: git}}", 4, 19, "network.stand_ins._a", "letters"),
         (
             "stand_ins: {default: {kind: git}}",
             4,

@@ -70,7 +70,7 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("python", {"app": "shop"}, "is not an app"),
         ("python", {"names": ["*.a.example"]}, "not an exact name"),
         ("cell", {"command": "run"}, "a list of words"),
-        ("cell", {"command": []}, "from 1 to"),
+        ("cell", {"directories": []}, "from 1 to"),
         ("cell", {"image": "A B"}, "not a valid image name"),
         ("cell", {"user": "a b"}, "not a valid user"),
         ("cell", {"workdir": "a"}, "is not absolute"),

@@ -12,7 +12,7 @@ from belljar.policy.task_data import CellData, TaskData, TaskFile, trees_of
 
 def test_each_cell_has_its_own() -> None:
     """As text, too: a configuration is kept in Inspect's log."""
-    file = TaskFile(key="volumes", target="/a", source="a")
+    file = TaskFile(target="/a", source="a")
     data = TaskData(root="/r", cells={"web": CellData(files=(file,), hosts=(("x", "10.0.0.1"),))})
     assert TaskData.model_validate_json(data.model_dump_json(exclude_defaults=True)) == data
     assert data.of("web").own.files == (file,)
@@ -24,8 +24,8 @@ def test_all_of_a_cell_together_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     """Again when it is made: files may have grown since they were looked at."""
     for name in ("a", "b"):
         (tmp_path / name).write_text("four")
-    files = tuple(TaskFile(key="volumes", target=f"/{name}", source=name) for name in ("a", "b"))
-    data = CellData(files=(*files, TaskFile(key="configs", target="/c", content="x")))
+    files = tuple(TaskFile(target=f"/{name}", source=name) for name in ("a", "b"))
+    data = CellData(files=files)
     assert set(trees_of(tmp_path, data)) == {"/a", "/b"}
     monkeypatch.setattr(task_data, "MAX_BYTES", 7)
     with pytest.raises(ValueError, match="at most"):
