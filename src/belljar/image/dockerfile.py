@@ -1,55 +1,58 @@
-"""A Dockerfile's base images, and its text as buildah 1.28 can read it. Pure.
+"""A Dockerfile's text as buildah 1.28 can read it. Pure.
 
-buildah 1.28 lacks here-documents: `RUN`'s becomes the script of the stage's shell, `COPY`'s and
-`ADD`'s a file of a separate context.
-
-Source: the Dockerfile reference and BuildKit's "Here-Documents": an opener is a whole word; a lone
-document is the shell's script, or a program if it begins with `#!`.
+Variables, flags and here-documents that buildah lacks are resolved here. Sources: the Dockerfile
+reference; BuildKit's here-documents (a lone one is the shell's script, or a program if it begins
+with `#!`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-MAX_BYTES: Final = 1 << 20
-"""Of a Dockerfile."""
-# Of an argument or a base: arguments that name each other grow with each line.
-_MAX_VALUE_CHARS: Final = 4096
-_ESCAPE: Final = re.compile(r"#\s*escape\s*=\s*([\\`])\s*", re.IGNORECASE)
-_VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^{}]*))?\})", re.ASCII)
-_WITH_HEREDOC: Final = frozenset({"RUN", "COPY", "ADD"})
+from belljar.image.config import ImageConfig
+from belljar.image.copies import Copy, symbolic_chmod
+from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
+from belljar.image.stages import (
+    NAME,
+    Bases,
+    Stage,
+    at_line,
+    base_images,
+    declare,
+    flags_of,
+    mount_options,
+)
+from belljar.image.variables import Budget, Expander
+
+__all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
+
 _SHELL: Final = ("/bin/sh", "-c")
-_WORD: Final = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\\])+""")
-_OPENER: Final = re.compile(r"\d*<<(-?)(['\"]?)([A-Za-z_][\w.-]*)\2", re.ASCII)
-_LIKE_OPENER: Final = re.compile(r"\d*<<-?[^<\s-][^<]*")
-_OPTIONS: Final = re.compile(r"(?:--\S+\s+)*")
+_OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
+_LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")
+_FILE_PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
+_FILE_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
+_OPTION: Final = re.compile(r"[^\s,\"'\\$`]+")
+_REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_NS: Final = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 6e10, "h": 36e11}
 _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 _PROGRAMS: Final = "/dev/pipes"
-
-
-class DockerfileError(ValueError):
-    """The text is for the Dockerfile's author."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heredoc:
-    """The opening word, and the lines as written."""
-
-    opener: str
-    name: str
-    body: str
-    is_literal: bool
-    strips_tabs: bool
-
-    @property
-    def text(self) -> str:
-        """What a file of it holds."""
-        return _TABS.sub("", self.body) if self.strips_tabs else self.body
+_MOUNTS: Final = {
+    "bind": {"source", "from", "readonly"},
+    "cache": {"source", "from", "readonly", "id", "sharing", "mode", "uid", "gid"},
+    "tmpfs": {"size"},
+    "secret": {"source", "id", "required", "env", "mode", "uid", "gid"},
+    "ssh": {"id", "required", "mode", "uid", "gid"},
+}
+_TRUE: Final = frozenset({"true", "1", "t"})
+_KEPT_FLAGS: Final = ("--link", "--chown", "--from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,241 +64,314 @@ class HeredocFile:
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """Lines `first` to `end` count from 0."""
-
-    word: str
-    rest: str
-    first: int
-    end: int
-    heredocs: tuple[Heredoc, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bases:
-    """Images started or copied from; each FROM's image and stage."""
-
-    images: tuple[str, ...]
-    froms: tuple[tuple[Instruction, str, str], ...]
-
-
-def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """The images used up to stage `target`. Raises `DockerfileError`."""
-    known, stages, found = dict[str, str](), set[str](), list[str]()
-    froms: list[tuple[Instruction, str, str]] = []
-    for item in instructions(text):
-        if item.word == "ARG" and not froms:
-            name, _, default = item.rest.partition("=")
-            known[name.strip()] = args.get(
-                name.strip(), _filled(default.strip().strip("\"'"), known)
-            )
-        elif item.word == "FROM":
-            if froms and target and target.lower() in stages:
-                break
-            image, stage = _from(item.rest, known)
-            froms.append((item, image, stage))
-            if image.lower() not in stages and image != "scratch":
-                found.append(image)
-            if stage:
-                stages.add(stage.lower())
-        elif froms:
-            found += [image for image in _sources(item) if image.lower() not in stages]
-    if not froms:
-        raise DockerfileError("it has no FROM")
-    return Bases(images=tuple(dict.fromkeys(found)), froms=tuple(froms))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buildable:
-    """A Dockerfile for buildah; the context `heredoc_context` holds `files`."""
+    """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
+
+    `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know.
+    `step_users`: the users that its RUN steps run as.
+    """
 
     text: str
     heredoc_context: str
     files: tuple[HeredocFile, ...]
+    copies: tuple[Copy, ...]
+    start_interval_ns: int
+    step_users: frozenset[str]
 
 
 def make_buildable(
-    text: str,
-    bases: Bases,
-    ids: Mapping[str, str],
-    shells: Mapping[str, Sequence[str]] | None = None,
+    bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
 ) -> Buildable:
     """The file for buildah, where each FROM names its image by its id in buildah's storage.
 
-    `shells`: of the base images, default `/bin/sh -c`. Raises `DockerfileError`.
+    `configs`: of the base images; the environment of another is not known. Raises
+    `DockerfileError`.
     """
-    # A name that the file can't contain: it is made of the file's digest.
-    context = f"heredocs-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:40]}"
-    lines, files, stages = _lines(text), list[HeredocFile](), dict[str, Sequence[str]]()
-    froms = {item.first: (image, stage) for item, image, stage in bases.froms}
-    shell, stage = tuple[str, ...](_SHELL), ""
-    for item in instructions(text):
-        new = None
-        if item.first in froms:
-            image, stage = froms[item.first]
-            new = [f"FROM {ids.get(image, image)}" + (f" AS {stage}" if stage else "")]
-            shell = tuple(stages.get(image.lower()) or (shells or {}).get(image) or _SHELL)
-        elif item.word == "SHELL":
-            shell = _shell(item.rest)
+    translator = _Translator(bases, ids, configs)
+    for stage in bases.stages:
+        translator.take(stage)
+    return Buildable(
+        text="\n".join(translator.lines) + "\n",
+        heredoc_context=bases.context,
+        files=tuple(translator.files),
+        copies=tuple(translator.copies),
+        start_interval_ns=translator.state.start_interval_ns,
+        step_users=frozenset(translator.step_users),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """A stage's: `image_env` stays in the image, `args` end with the stage."""
+
+    image_env: dict[str, str] = field(default_factory=dict)
+    args: dict[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    user: str = "root"
+    shell: tuple[str, ...] = _SHELL
+    start_interval_ns: int = 0
+    is_lenient: bool = False
+
+
+class _Translator:
+    """Writes each instruction as buildah reads it, with nothing left to fill in."""
+
+    def __init__(
+        self, bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
+    ) -> None:
+        self.lines: list[str] = []
+        self.files: list[HeredocFile] = []
+        self.copies: list[Copy] = []
+        self.step_users: set[str] = set()
+        self.state = _State()
+        self._bases, self._ids, self._configs = bases, ids, configs
+        self._ended, self._budget = dict[str, _State](), Budget()
+
+    def take(self, stage: Stage) -> None:
+        """Translate a stage; the stages that it needs were translated before."""
+        base, config = stage.base, None
+        if isinstance(base, Stage):
+            ended = self._ended[base.name]
+            args, image_env = dict(ended.args), dict(ended.image_env)
+            self.state = replace(ended, args={}, image_env=image_env)
+        else:
+            args, config = {}, self._configs.get(base)
+            self.state = _State(is_lenient=config is None and base != "scratch")
+        if config is not None:
+            check = config.healthcheck
+            self.state.image_env, self.state.cwd = dict(config.env), config.workdir
+            self.state.shell, self.state.user = config.shell or _SHELL, config.user
+            self.state.start_interval_ns = check.start_interval_ns if check else 0
+        source = base.name if isinstance(base, Stage) else self._ids.get(base, base)
+        self._emit(f"FROM {source} AS {stage.name}")
+        for name, value in args.items():  # a stage inherits those of the stage it starts from
+            self._arg(name, value)
+        for item in stage.items:
+            with at_line(item.line):
+                self._take(item, stage)
+        for name in self.state.args:
+            if name in self.state.image_env:
+                self._emit(f"ENV {name}={_word(self.state.image_env[name])}")
+        self._ended[stage.name] = self.state
+
+    def _emit(self, line: str) -> None:
+        if "\n" in line or line.endswith("\\"):
+            raise DockerfileError("a value has a line break, or ends with a backslash")
+        if len(line.encode()) > MAX_LINE_BYTES:
+            raise DockerfileError(f"it has more than {MAX_LINE_BYTES:,} bytes: COPY a file instead")
+        self.lines.append(line)
+
+    def _expand(self, text: str, *, escape: str = "", has_quotes: bool = True) -> str:
+        return Expander(
+            env=self.state.image_env | self.state.args,
+            escape=escape or self._bases.escape,
+            has_quotes=has_quotes,
+            is_lenient=self.state.is_lenient,
+            budget=self._budget,
+        ).expand(text)
+
+    def _arg(self, name: str, value: str) -> None:
+        # An ENV beats an ARG in buildah; in BuildKit the later one counts until its stage ends.
+        word = "ENV" if name in self.state.image_env else "ARG"
+        self.state.args[name] = value
+        self._emit(f"{word} {name}={_word(value)}")
+
+    def _take(self, item: Instruction, stage: Stage) -> None:
+        word, values, state = item.word, item.values, self.state
+        if not values and not item.is_json and word not in {"CMD", "ENTRYPOINT"}:
+            raise DockerfileError(f"{word} needs an argument")
+        match word:
+            case "RUN":
+                self._run(item, stage)
+            case "COPY" | "ADD":
+                self._copy(item, stage)
+            case "HEALTHCHECK":
+                self._health(item)
+            case "ARG":
+                known = state.image_env | state.args
+                args, inherited = self._bases.args, self._bases.known
+                for name in declare(item, args, known, inherited, self._expand):
+                    self._arg(name, known[name])
+            case "ENV":
+                filled = [self._expand(value) for value in values]
+                for name, value in zip(filled[::2], filled[1::2], strict=True):
+                    if not NAME.fullmatch(name):
+                        raise DockerfileError(f"ENV {name} has no plain name")
+                    state.args.pop(name, None)
+                    state.image_env[name] = value
+                    self._emit(f"ENV {name}={_word(value)}")
+            case "WORKDIR":
+                path = posixpath.join(state.cwd, self._expand(values[0]))
+                state.cwd = "/" + posixpath.normpath(path).strip("/")
+                self._emit(f"WORKDIR {_word(state.cwd)}")
+            case "USER" | "STOPSIGNAL":
+                value = self._expand(values[0])
+                state.user = value if word == "USER" else state.user
+                self._emit(f"{word} {_word(value)}")
+            case "VOLUME":
+                self._emit(f"VOLUME {_words(self._expand(value) for value in values)}")
+            case "CMD" | "ENTRYPOINT":
+                program = values if item.is_json or not values else (*state.shell, *values)
+                self._emit(f"{word} {json.dumps(program)}")
+            case "SHELL":
+                if not item.is_json or not values:
+                    raise DockerfileError(f"SHELL needs a JSON list of words: {item.text[:80]}")
+                state.shell = values
+                self._emit(f"SHELL {json.dumps(values)}")
+            case "LABEL" | "EXPOSE":  # without effect in a cell
+                for value in values:
+                    self._expand(value)
+            case "ONBUILD" | "MAINTAINER":
+                pass
+            case _:
+                raise DockerfileError(f"{word} is no instruction")
+
+    def _run(self, item: Instruction, stage: Stage) -> None:
+        flags = ""
+        self.step_users.add(self.state.user)
+        for name, value in flags_of(item):
+            if name == "mount":
+                flags += self._mount(value, stage)
+            elif name == "security" and value != "sandbox":
+                raise DockerfileError(f"RUN can't have --security={value} here")
+            elif name == "network" and value not in {"default", "none", "host"}:
+                raise DockerfileError(f"RUN can't have --network={value} here")
+        command = " ".join(item.values)
+        if item.is_json:
+            self._emit(f"RUN {flags}{json.dumps(item.values)}")
+            return
+        lone = _LONE.fullmatch(command) if len(item.heredocs) == 1 else None
+        if lone:
+            name, body = item.heredocs[0]
+            command = _TABS.sub("", body) if lone[1] else body
+            if command.startswith("#!"):
+                self._file(item, name, command, 0o755)
+                source = f"from={self._bases.context},source=/{item.line}"
+                mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
+                self._emit(f"RUN {flags}{mount} {json.dumps([f'{_PROGRAMS}/{name}'])}")
+                return
         elif item.heredocs:
-            options = match[0] if (match := _OPTIONS.match(item.rest)) else ""
-            rest, translate = item.rest[len(options) :], _run if item.word == "RUN" else _copy
-            new, more = translate(item, options, rest, shell, context)
-            files += more
-        if stage:
-            stages[stage.lower()] = shell
-        if new is not None:
-            blank = [""] * (item.end - item.first - 1)
-            lines[item.first : item.end] = ["\n".join(new), *blank]
-    return Buildable(text="\n".join(lines) + "\n", heredoc_context=context, files=tuple(files))
+            command += "\n" + "\n".join(f"{body}{name}" for name, body in item.heredocs)
+        if item.heredocs or command.startswith(("[", "--")) or command.endswith("\\"):
+            command = json.dumps([*self.state.shell, command])
+        self._emit(f"RUN {flags}{command}")
 
+    def _file(self, item: Instruction, name: str, text: str, mode: int) -> HeredocFile:
+        if not _FILE_NAME.fullmatch(name):
+            raise DockerfileError(f"the here-document {name!r} has no plain word as its name")
+        file = HeredocFile(f"{item.line}/{name}", text, mode)
+        self.files.append(file)
+        return file
 
-def instructions(text: str) -> Iterator[Instruction]:
-    """Raises `DockerfileError` for a broken here-document."""
-    lines = _lines(text)
-    escape = next((match[1] for line in lines[:1] if (match := _ESCAPE.fullmatch(line))), "\\")
-    kept, first, number = "", 0, 0
-    while number < len(lines) or kept:
-        is_last = number >= len(lines)
-        line = "" if is_last else lines[number]
-        number += 1
-        if not is_last and (not line.strip() or line.lstrip().startswith("#")):
-            continue
-        first = first if kept else number - 1
-        if not is_last and line.rstrip().endswith(escape):
-            kept += line.rstrip()[:-1] + " "
-            continue
-        words = (kept + line).split(None, 1)
-        kept = ""
-        if not words:
-            continue
-        word, rest = words[0].upper(), "".join(words[1:]).strip()
-        heredocs: tuple[Heredoc, ...] = ()
-        if word in _WITH_HEREDOC:
-            heredocs, number = _read_heredocs(rest, lines, number)
-        yield Instruction(word, rest, first, min(number, len(lines)), heredocs)
+    def _mount(self, text: str, stage: Stage) -> str:
+        """The flag for buildah, or nothing for an optional secret: none is given here."""
+        given = mount_options(text)
+        source = stage.source(given.pop("from")) if "from" in given else ""
+        found = {key: self._expand(value) for key, value in given.items()}
+        kind, target = found.pop("type", "bind"), found.pop("target", "")
+        wrong = set(found) - _MOUNTS.get(kind, set())
+        if kind not in _MOUNTS or wrong:
+            raise DockerfileError(f"--mount={text} is not known: {min(wrong, default=kind)}")
+        if kind in {"secret", "ssh"}:
+            if found.get("required", "false").lower() in _TRUE:
+                name = found.get("id", target or "default")
+                raise DockerfileError(f"--mount={text}: the {kind} {name} is required, not given")
+            return ""
+        path = "/" + posixpath.normpath(posixpath.join(self.state.cwd, target)).strip("/")
+        if not target or path == "/":
+            raise DockerfileError(f"--mount={text} has no target below /")
+        is_fixed = found.pop("readonly", str(kind == "bind")).lower() in _TRUE
+        kept = {key: value for key, value in found.items() if key not in {"sharing", "size"}}
+        kept |= {"from": source.name if isinstance(source, Stage) else source} if source else {}
+        words = [f"{key}={value}" for key, value in {"target": path, **kept}.items() if value]
+        if not all(_OPTION.fullmatch(word) for word in words):
+            raise DockerfileError(f"--mount={text} has a space, comma or quote in a value")
+        access = ["ro"] if is_fixed else ["rw"] if kind == "bind" else []
+        return f"--mount={','.join([f'type={kind}', *words, *access])} "
 
-
-def _lines(text: str) -> list[str]:
-    """As Docker counts: other Unicode line breaks are none."""
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-
-
-def _shell(rest: str) -> tuple[str, ...]:
-    try:
-        words = json.loads(rest)
-    except (ValueError, RecursionError):
-        words = None
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise DockerfileError(f"SHELL needs a JSON list of words: {rest[:80]}")
-    return tuple(words)
-
-
-def _from(rest: str, known: Mapping[str, str]) -> tuple[str, str]:
-    words = [word for word in rest.split() if not word.startswith("--")]
-    if not words or len(words) not in {1, 3}:
-        raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
-    image = _filled(words[0].strip("\"'"), known)
-    if not image:
-        raise DockerfileError(
-            f"`FROM {words[0]}` names no image: give the argument with --build-arg"
-        )
-    return image, words[2] if len(words) > 1 else ""
-
-
-def _sources(item: Instruction) -> Iterator[str]:
-    """Images copied or mounted from. A number is a stage."""
-    for option in (option for option in item.rest.split() if option.startswith("--")):
-        if item.word == "COPY" and option.startswith("--from="):
-            yield from _named(option.removeprefix("--from="))
-        elif item.word == "RUN" and option.startswith("--mount="):
-            for part in option.removeprefix("--mount=").split(","):
-                yield from _named(part.removeprefix("from=")) if part.startswith("from=") else ()
-
-
-def _named(image: str) -> Iterator[str]:
-    if image and not image.isdigit():
-        yield image
-
-
-def _filled(text: str, known: Mapping[str, str]) -> str:
-    def put(match: re.Match[str]) -> str:
-        value = known.get(match[1] or match[2], "")
-        if match[3] == "-":
-            return value or match[4]
-        return (match[4] if value else "") if match[3] == "+" else value
-
-    filled = _VARIABLE.sub(put, text) if len(text) <= _MAX_VALUE_CHARS else text
-    if len(filled) > _MAX_VALUE_CHARS:
-        raise DockerfileError(
-            f"a value before its first stage has more than {_MAX_VALUE_CHARS:,} characters"
-        )
-    return filled
-
-
-def _read_heredocs(rest: str, lines: Sequence[str], at: int) -> tuple[tuple[Heredoc, ...], int]:
-    """Documents opened at line `at`, and the line after them."""
-    found = []
-    for word in _WORD.findall(rest):
-        opener = _OPENER.fullmatch(word)
-        if opener is None:
-            if _LIKE_OPENER.fullmatch(word):
-                raise DockerfileError(f"the here-document {word!r} has no plain word as its name")
-            continue
-        begin, strips_tabs = at, bool(opener[1])
-        while (
-            at < len(lines) and (lines[at].lstrip("\t") if strips_tabs else lines[at]) != opener[3]
+    def _copy(self, item: Instruction, stage: Stage) -> None:
+        flags, word, values = dict(flags_of(item)), item.word, item.values
+        chown, chmod = self._expand(flags.get("chown", "")), self._expand(flags.get("chmod", ""))
+        has_parents = flags.get("parents", "").lower() in _TRUE
+        excludes = tuple(self._expand(value) for name, value in flags_of(item) if name == "exclude")
+        checksum, change = self._expand(flags.get("checksum", "")), None
+        if chmod and not re.fullmatch("[0-7]{1,4}", chmod):
+            change = symbolic_chmod(chmod)
+            modes = {change(mode) for mode in (0, 0o7777, stat.S_IFDIR, stat.S_IFDIR | 0o7777)}
+            if len(modes) == 1:
+                chmod, change = f"{modes.pop():04o}", None
+        openers = [each for each in values if item.heredocs and _OPENER.fullmatch(each)]
+        if len(values) < 2 or len(openers) != len(item.heredocs) or values[-1] in openers:
+            raise DockerfileError(f"{word} needs sources and a destination")
+        sources = tuple(self._expand(value) for value in values[:-1] if value not in openers)
+        destination = self._expand(values[-1])
+        options = f"--chown={chown} " if chown else ""
+        options += f"--chmod={chmod} " if chmod and not change else ""
+        is_prepared = bool(change or excludes or has_parents or checksum)
+        is_remote = word == "ADD" and any(_REMOTE.match(source) for source in sources)
+        if is_prepared and (is_remote or "from" in flags):
+            named = " ".join(flag for flag in item.flags if not flag.startswith(_KEPT_FLAGS))
+            raise DockerfileError(f"{word} can't have {named} here with another source")
+        if any(not _OPTION.fullmatch(each) for each in options.split(" ") if each) or "from" in (
+            flags if openers else ()
         ):
-            at += 1
-        if at == len(lines):
-            raise DockerfileError(
-                f"the here-document {word!r} has no end: a line with {opener[3]} alone"
+            raise DockerfileError(f"{word} can't have these flags here: {' '.join(item.flags)}")
+        context = f"--from={self._bases.context} "
+        if is_prepared and sources:
+            copy = Copy(
+                line=item.line,
+                is_add=word == "ADD",
+                sources=sources,
+                excludes=excludes,
+                has_parents=has_parents,
+                chmod=chmod if change else "",
+                checksum=checksum,
             )
-        body = "".join(f"{line}\n" for line in lines[begin:at])
-        found.append(Heredoc(word, opener[3], body, bool(opener[2]), strips_tabs))
-        at += 1
-    return tuple(found), at
+            self.copies.append(copy)
+            self._emit(f"COPY {options}{context}{_words((copy.source, destination))}")
+        elif sources:
+            found = stage.source(flags["from"]) if "from" in flags else ""
+            name = found.name if isinstance(found, Stage) else found
+            options_from = f"{options}--from={name} " if name else options
+            self._emit(f"{word} {options_from}{_words((*sources, destination))}")
+        if len(sources) + len(openers) > 1 and openers and not destination.endswith(("/", ".")):
+            what = f"the destination of several files must end with /: {destination}"
+            raise DockerfileError(what)
+        for opener, (name, body) in zip(openers, item.heredocs, strict=True):
+            match = _OPENER.fullmatch(opener)
+            text = _TABS.sub("", body) if match and match[1] else body
+            if match and match[2] == name:
+                text = self._expand(text, escape="\\", has_quotes=False)
+            file = self._file(item, name, text, change(0o644) if change else 0o644)
+            self._emit(f"COPY {options}{context}{_words((file.path, destination))}")
+
+    def _health(self, item: Instruction) -> None:
+        flags = dict(flags_of(item))
+        self.state.start_interval_ns = _nanoseconds(flags.pop("start-interval", "0s"))
+        kind, *test = item.values
+        options = "".join(f"--{name}={value} " for name, value in flags.items())
+        if kind.upper() not in {"NONE", "CMD"} or (kind.upper() == "CMD") != bool(test):
+            raise DockerfileError("HEALTHCHECK needs NONE, or CMD and a command")
+        if not all(_OPTION.fullmatch(value) for value in flags.values()):
+            raise DockerfileError(f"HEALTHCHECK can't have these flags: {' '.join(item.flags)}")
+        command = json.dumps(test) if item.is_json else " ".join(test)
+        self._emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))
 
 
-def _run(
-    item: Instruction, options: str, rest: str, shell: Sequence[str], context: str
-) -> tuple[list[str], list[HeredocFile]]:
-    """Equivalent one-line instructions, and the files they take."""
-    command, heredocs, directory = rest.strip(), item.heredocs, item.first
-    only = heredocs[0] if command == heredocs[0].opener else None
-    if only is not None and only.text.startswith("#!"):
-        file = HeredocFile(f"{directory}/{only.name}", only.text, 0o755)
-        source = f"from={context},source=/{directory}"
-        mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
-        return [f"RUN {options}{mount} {json.dumps([f'{_PROGRAMS}/{only.name}'])}"], [file]
-    documents = "".join(f"{each.body}{each.name}\n" for each in heredocs)
-    script = f"{command}\n{documents}" if only is None else only.text
-    return [f"RUN {options}{json.dumps([*shell, script])}"], []
+def _word(value: str) -> str:
+    """A word that buildah takes as it is."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
 
 
-def _copy(
-    item: Instruction, options: str, rest: str, _shell: Sequence[str], context: str
-) -> tuple[list[str], list[HeredocFile]]:
-    """As `_run`. Raises `DockerfileError` for inexact translations."""
-    word, heredocs, directory = item.word, item.heredocs, item.first
-    *sources, destination = _WORD.findall(rest)
-    by_opener = {each.opener: each for each in heredocs}
-    if not sources or destination in by_opener:
-        raise DockerfileError(f"a {word} with a here-document needs a destination")
-    if "--from=" in options:
-        raise DockerfileError(f"a {word} with a here-document can't have --from")
-    if len(sources) > 1 and not destination.endswith("/"):
-        raise DockerfileError(f"the destination of several files must end with /: {destination}")
-    for each in heredocs:
-        if not each.is_literal and "$" in each.body:
-            what = f"a {word} of the here-document {each.opener} would fill in variables"
-            raise DockerfileError(f"{what}: write <<'{each.name}', or copy a file")
-    lines = []
-    if plain := [source for source in sources if source not in by_opener]:
-        lines.append(f"{word} {options}{' '.join(plain)} {destination}")
-    for each in heredocs:
-        path = f"{directory}/{each.name}"
-        lines.append(f"COPY {options}--from={context} {path} {destination}")
-    files = [HeredocFile(f"{directory}/{each.name}", each.text, 0o644) for each in heredocs]
-    return lines, files
+def _words(values: Iterable[str]) -> str:
+    return json.dumps([_word(value) for value in values])
+
+
+def _nanoseconds(text: str) -> int:
+    parts = _DURATION.findall(text)
+    if not parts or "".join(map("".join, parts)) != text:
+        raise DockerfileError(f"{text} is no duration, like 5s")
+    return min(int(sum(float(number) * _NS[unit] for number, unit in parts)), (1 << 63) - 1)

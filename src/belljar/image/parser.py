@@ -1,0 +1,132 @@
+"""Reading a Dockerfile with BuildKit's own parser (the package `dockerfile`), in a process apart.
+
+The parser is a Go library: hostile text can crash it or keep it busy for minutes, and its threads
+would stay in a process that forks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+MAX_BYTES: Final = 1 << 20
+"""Of a Dockerfile."""
+MAX_LINE_BYTES: Final = 65_000  # BuildKit's and buildah's readers drop what follows a longer line
+_MAX_INSTRUCTIONS: Final = 10_000
+_CPU_S: Final = 10
+_MAX_DATA_BYTES: Final = 2 << 30
+_BOOT: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from belljar.image.parser import main; main()"
+)
+_DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
+
+
+class DockerfileError(ValueError):
+    """The text is for the Dockerfile's author."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`line` counts from 1; `heredocs` are names with their lines as written."""
+
+    word: str
+    line: int
+    flags: tuple[str, ...]
+    values: tuple[str, ...]
+    is_json: bool
+    text: str
+    heredocs: tuple[tuple[str, str], ...]
+
+
+@lru_cache(maxsize=64)
+def parse(text: str) -> tuple[Instruction, ...]:
+    """The instructions of a Dockerfile. Raises `DockerfileError`."""
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raise DockerfileError("it is not UTF-8") from None
+    if len(raw) > MAX_BYTES:
+        raise DockerfileError("it is larger than 1 MiB")
+    if b"\0" in raw:
+        raise DockerfileError("it contains a NUL byte")
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise DockerfileError(f"line {number}: it has more than {MAX_LINE_BYTES:,} bytes")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(sys.path)],
+            input=raw,
+            capture_output=True,
+            timeout=3 * _CPU_S,
+            env={},
+            check=False,
+        )
+        found = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        raise DockerfileError("it can't be read: it takes too much time or memory") from None
+    if isinstance(found, str):
+        raise DockerfileError(found)
+    return tuple(
+        Instruction(word, line, tuple(flags), tuple(values), is_json, text, tuple(map(tuple, docs)))
+        for word, line, flags, values, is_json, text, docs in found
+    )
+
+
+def escape_of(text: str) -> str:
+    """The escape character that a parser directive names, else a backslash."""
+    for line in text.removeprefix("\ufeff").split("\n"):
+        directive = _DIRECTIVE.fullmatch(line.strip())
+        if directive is None:
+            break
+        if directive[1].lower() == "escape":
+            return directive[2]
+    return "\\"
+
+
+def _fails(text: str, last: int, what: str) -> bool:
+    """Whether the text to line `last` has this error."""
+    import dockerfile
+
+    try:
+        dockerfile.parse_string("\n".join(text.split("\n")[:last]))
+    except dockerfile.GoParseError as error:
+        return str(error) == what
+    return False
+
+
+def main() -> None:
+    """The process apart: text on standard input, JSON of instructions or of an error."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, interrupted too, ends this process
+    import dockerfile
+
+    found: object
+    text = sys.stdin.buffer.read().decode()
+    try:
+        commands = dockerfile.parse_string(text)
+        found = [
+            (
+                *(each.cmd.upper(), each.start_line, each.flags, each.value, each.json),
+                *(each.original, [(doc.name, doc.content) for doc in each.heredocs]),
+            )
+            for each in commands
+        ]
+        if len(commands) > _MAX_INSTRUCTIONS:
+            found = f"it has more than {_MAX_INSTRUCTIONS:,} instructions"
+    except dockerfile.GoParseError as error:
+        what = str(error)
+        lines = range(1, text.count("\n") + 1)
+        line = bisect_left(lines, 1, key=lambda last: int(_fails(text, last, what)))
+        found = f"line {line + 1}: {what}"
+    sys.stdout.write(json.dumps(found))
