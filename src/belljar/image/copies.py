@@ -93,7 +93,8 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
 
 def _prepare(copy: Copy, context: Path, into: Path) -> None:
     chmod = symbolic_chmod(copy.chmod) if copy.chmod else stat.S_IMODE
-    excluded, number, is_pattern = _rule(*copy.excludes), 0, bool(copy.excludes)
+    excluded, number = parse_ignore("\n".join(copy.excludes)), 0
+    is_pattern = bool(copy.excludes)
     for source in copy.sources:
         parent, has_pivot, pattern = source.partition("/./")
         if copy.has_parents and not has_pivot:
@@ -121,9 +122,9 @@ def _plain(path: str) -> str:
     return posixpath.normpath("/" + path).strip("/")
 
 
-def _rule(*patterns: str) -> Ignored:
-    """Patterns that can't be comments, or take back what another excludes."""
-    return parse_ignore("\n".join(re.sub(r"^([#!])", r"\\\1", each) for each in patterns))
+def _rule(pattern: str) -> Ignored:
+    """What a source names: its first character has no meaning of its own."""
+    return parse_ignore(re.sub(r"^([#!])", r"\\\1", pattern))
 
 
 def _matching(context: Path, source: str) -> Iterator[Path]:

@@ -139,9 +139,16 @@ class Expander:
             if self._text[self._at : self._at + 1] == "/":
                 self._at, count = self._at + 1, 0
             pattern = self._until("/", keeps_escapes=True)
-            with_ = self._until("}", keeps_escapes=True)
+            put, end = self._until("}", keeps_escapes=True), -1
+
+            def replaced(match: re.Match[str]) -> str:
+                nonlocal end
+                is_after_another = match.start() == match.end() == end  # none in Go
+                end = match.end()
+                return "" if is_after_another else put
+
             compiled = self._pattern(pattern, value or "", is_longest=True)
-            return compiled.sub(lambda _match: with_, value or "", count=count)
+            return compiled.sub(replaced, value or "", count=count)
         is_strict = operator == ":"
         operator = self._take() if is_strict else operator
         if not operator or operator not in "-+?#%":
