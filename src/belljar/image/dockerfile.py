@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.image.config import ImageConfig
-from belljar.image.copies import Copy, symbolic_chmod
+from belljar.image.copies import CHMOD, Copy
 from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
 from belljar.image.stages import (
-    NAME,
+    TRUE,
     Bases,
     Stage,
     at_line,
@@ -28,31 +27,31 @@ from belljar.image.stages import (
     flags_of,
     mount_options,
 )
-from belljar.image.variables import Budget, Expander
+from belljar.image.variables import Expander
 
 __all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
 
 _SHELL: Final = ("/bin/sh", "-c")
 _OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
 _LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")
-_FILE_PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
 _FILE_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
-_OPTION: Final = re.compile(r"[^\s,\"'\\$`]+")
+_OPTION: Final = re.compile(r"[^\s,\"'\\$`]*")
 _REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _NS: Final = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 6e10, "h": 36e11}
 _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
+# Of a step: its network is the build's own.
+_HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
 _PROGRAMS: Final = "/dev/pipes"
+# Of each kind of mount, beside `type` and `target`.
 _MOUNTS: Final = {
-    "bind": {"source", "from", "readonly"},
-    "cache": {"source", "from", "readonly", "id", "sharing", "mode", "uid", "gid"},
+    "bind": {"source", "readonly"},
+    "cache": {"source", "readonly", "id", "sharing", "mode", "uid", "gid"},
     "tmpfs": {"size"},
     "secret": {"source", "id", "required", "env", "mode", "uid", "gid"},
     "ssh": {"id", "required", "mode", "uid", "gid"},
 }
-_TRUE: Final = frozenset({"true", "1", "t"})
-_KEPT_FLAGS: Final = ("--link", "--chown", "--from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class HeredocFile:
     mode: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Buildable:
     """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
 
@@ -72,12 +71,17 @@ class Buildable:
     `step_users`: the users that its RUN steps run as.
     """
 
-    text: str
     heredoc_context: str
-    files: tuple[HeredocFile, ...]
-    copies: tuple[Copy, ...]
-    start_interval_ns: int
-    step_users: frozenset[str]
+    lines: list[str] = field(default_factory=list)
+    files: list[HeredocFile] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    start_interval_ns: int = 0
+    step_users: set[str] = field(default_factory=set)
+
+    @property
+    def text(self) -> str:
+        """What buildah reads."""
+        return "".join(f"{line}\n" for line in self.lines)
 
 
 def make_buildable(
@@ -88,275 +92,242 @@ def make_buildable(
     `configs`: of the base images; the environment of another is not known. Raises
     `DockerfileError`.
     """
-    translator = _Translator(bases, ids, configs)
+    made, ended = Buildable(heredoc_context=bases.context), dict[str, _State]()
+    expander = Expander(escape=bases.escape)
     for stage in bases.stages:
-        translator.take(stage)
-    return Buildable(
-        text="\n".join(translator.lines) + "\n",
-        heredoc_context=bases.context,
-        files=tuple(translator.files),
-        copies=tuple(translator.copies),
-        start_interval_ns=translator.state.start_interval_ns,
-        step_users=frozenset(translator.step_users),
-    )
+        base = stage.base
+        if isinstance(base, Stage):
+            parent = ended[base.name]
+            state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={})
+            source = str(base)
+        else:
+            parent, source = _State(), ids.get(base, base)
+            state = _state_of(configs.get(base), is_known=base in configs or base == "scratch")
+        translator = _Translator(stage, bases, state, expander, made)
+        translator.emit(f"FROM {source} AS {stage.name}")
+        for name, value in parent.args.items():  # a stage inherits those of its base
+            translator.declare(name, value)
+        for item in stage.items:
+            with at_line(item.line):
+                translator.take(item)
+        for name in state.args.keys() & state.kept.keys():
+            translator.emit(f"ENV {name}={_word(state.kept[name])}")
+        ended[stage.name], made.start_interval_ns = state, state.start_interval_ns
+    return made
 
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """A stage's: `image_env` stays in the image, `args` end with the stage."""
+    """A stage's: `kept` stays in the image, `args` end with the stage, `env` is both."""
 
-    image_env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
     args: dict[str, str] = field(default_factory=dict)
     cwd: str = "/"
     user: str = "root"
     shell: tuple[str, ...] = _SHELL
     start_interval_ns: int = 0
-    is_lenient: bool = False
+    is_known: bool = True
+
+
+def _state_of(config: ImageConfig | None, *, is_known: bool) -> _State:
+    found = config or ImageConfig()
+    return _State(
+        env=dict(found.env),
+        kept=dict(found.env),
+        cwd=found.workdir,
+        user=found.user,
+        shell=found.shell or _SHELL,
+        start_interval_ns=found.healthcheck.start_interval_ns if found.healthcheck else 0,
+        is_known=is_known,
+    )
 
 
 class _Translator:
     """Writes each instruction as buildah reads it, with nothing left to fill in."""
 
     def __init__(
-        self, bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
+        self, stage: Stage, bases: Bases, state: _State, expander: Expander, made: Buildable
     ) -> None:
-        self.lines: list[str] = []
-        self.files: list[HeredocFile] = []
-        self.copies: list[Copy] = []
-        self.step_users: set[str] = set()
-        self.state = _State()
-        self._bases, self._ids, self._configs = bases, ids, configs
-        self._ended, self._budget = dict[str, _State](), Budget()
+        self._stage, self._bases, self._state, self._made = stage, bases, state, made
+        self._expander, self._expand = expander, expander.expand
+        expander.env, expander.is_lenient = state.env, not state.is_known
 
-    def take(self, stage: Stage) -> None:
-        """Translate a stage; the stages that it needs were translated before."""
-        base, config = stage.base, None
-        if isinstance(base, Stage):
-            ended = self._ended[base.name]
-            args, image_env = dict(ended.args), dict(ended.image_env)
-            self.state = replace(ended, args={}, image_env=image_env)
-        else:
-            args, config = {}, self._configs.get(base)
-            self.state = _State(is_lenient=config is None and base != "scratch")
-        if config is not None:
-            check = config.healthcheck
-            self.state.image_env, self.state.cwd = dict(config.env), config.workdir
-            self.state.shell, self.state.user = config.shell or _SHELL, config.user
-            self.state.start_interval_ns = check.start_interval_ns if check else 0
-        source = base.name if isinstance(base, Stage) else self._ids.get(base, base)
-        self._emit(f"FROM {source} AS {stage.name}")
-        for name, value in args.items():  # a stage inherits those of the stage it starts from
-            self._arg(name, value)
-        for item in stage.items:
-            with at_line(item.line):
-                self._take(item, stage)
-        for name in self.state.args:
-            if name in self.state.image_env:
-                self._emit(f"ENV {name}={_word(self.state.image_env[name])}")
-        self._ended[stage.name] = self.state
-
-    def _emit(self, line: str) -> None:
+    def emit(self, line: str) -> None:
+        """Raises `DockerfileError` for what is no line of a Dockerfile."""
         if "\n" in line or line.endswith("\\"):
             raise DockerfileError("a value has a line break, or ends with a backslash")
         if len(line.encode()) > MAX_LINE_BYTES:
             raise DockerfileError(f"it has more than {MAX_LINE_BYTES:,} bytes: COPY a file instead")
-        self.lines.append(line)
+        self._made.lines.append(line)
 
-    def _expand(self, text: str, *, escape: str = "", has_quotes: bool = True) -> str:
-        return Expander(
-            env=self.state.image_env | self.state.args,
-            escape=escape or self._bases.escape,
-            has_quotes=has_quotes,
-            is_lenient=self.state.is_lenient,
-            budget=self._budget,
-        ).expand(text)
+    def declare(self, name: str, value: str) -> None:
+        """An argument: an ENV beats it in buildah, in BuildKit the later one counts."""
+        self._state.env[name] = self._state.args[name] = value
+        self.emit(f"{'ENV' if name in self._state.kept else 'ARG'} {name}={_word(value)}")
 
-    def _arg(self, name: str, value: str) -> None:
-        # An ENV beats an ARG in buildah; in BuildKit the later one counts until its stage ends.
-        word = "ENV" if name in self.state.image_env else "ARG"
-        self.state.args[name] = value
-        self._emit(f"{word} {name}={_word(value)}")
-
-    def _take(self, item: Instruction, stage: Stage) -> None:
-        word, values, state = item.word, item.values, self.state
-        if not values and not item.is_json and word not in {"CMD", "ENTRYPOINT"}:
+    def take(self, item: Instruction) -> None:
+        """Translate an instruction. Raises `DockerfileError`."""
+        word, values, state = item.word, item.values, self._state
+        flags = flags_of(item)
+        if not values and word not in {"CMD", "ENTRYPOINT"}:
             raise DockerfileError(f"{word} needs an argument")
+        if word in {"USER", "STOPSIGNAL", "WORKDIR", "VOLUME", "ENV", "LABEL", "EXPOSE"}:
+            values = tuple(map(self._expand, values))
         match word:
             case "RUN":
-                self._run(item, stage)
+                self._run(item, flags)
             case "COPY" | "ADD":
-                self._copy(item, stage)
+                self._copy(item, flags)
             case "HEALTHCHECK":
-                self._health(item)
+                self._health(item, dict(flags))
             case "ARG":
-                known = state.image_env | state.args
-                args, inherited = self._bases.args, self._bases.known
-                for name in declare(item, args, known, inherited, self._expand):
-                    self._arg(name, known[name])
+                args, known = self._bases.args, self._bases.known
+                for name, value in declare(item, args, known, self._expand):
+                    self.declare(name, value)
             case "ENV":
-                filled = [self._expand(value) for value in values]
-                for name, value in zip(filled[::2], filled[1::2], strict=True):
-                    if not NAME.fullmatch(name):
+                for name, value in zip(values[::2], values[1::2], strict=True):
+                    if not re.fullmatch(r"[^\s\"'\\$=]+", name):
                         raise DockerfileError(f"ENV {name} has no plain name")
                     state.args.pop(name, None)
-                    state.image_env[name] = value
-                    self._emit(f"ENV {name}={_word(value)}")
+                    state.env[name] = state.kept[name] = value
+                    self.emit(f"ENV {name}={_word(value)}")
             case "WORKDIR":
-                path = posixpath.join(state.cwd, self._expand(values[0]))
-                state.cwd = "/" + posixpath.normpath(path).strip("/")
-                self._emit(f"WORKDIR {_word(state.cwd)}")
+                state.cwd = self._below(values[0])
+                self.emit(f"WORKDIR {_word(state.cwd)}")
             case "USER" | "STOPSIGNAL":
-                value = self._expand(values[0])
-                state.user = value if word == "USER" else state.user
-                self._emit(f"{word} {_word(value)}")
+                state.user = values[0] if word == "USER" else state.user
+                self.emit(f"{word} {_word(values[0])}")
             case "VOLUME":
-                self._emit(f"VOLUME {_words(self._expand(value) for value in values)}")
+                self.emit(f"VOLUME {_words(values)}")
             case "CMD" | "ENTRYPOINT":
                 program = values if item.is_json or not values else (*state.shell, *values)
-                self._emit(f"{word} {json.dumps(program)}")
-            case "SHELL":
-                if not item.is_json or not values:
-                    raise DockerfileError(f"SHELL needs a JSON list of words: {item.text[:80]}")
+                self.emit(f"{word} {json.dumps(program)}")
+            case "SHELL" if item.is_json:
                 state.shell = values
-                self._emit(f"SHELL {json.dumps(values)}")
-            case "LABEL" | "EXPOSE":  # without effect in a cell
-                for value in values:
-                    self._expand(value)
-            case "ONBUILD" | "MAINTAINER":
-                pass
+                self.emit(f"SHELL {json.dumps(values)}")
+            case "LABEL" | "EXPOSE" | "ONBUILD" | "MAINTAINER":
+                pass  # without effect in a cell, or in this stage
             case _:
-                raise DockerfileError(f"{word} is no instruction")
+                raise DockerfileError(f"it can't be read: {item.text[:80]}")
 
-    def _run(self, item: Instruction, stage: Stage) -> None:
-        flags = ""
-        self.step_users.add(self.state.user)
-        for name, value in flags_of(item):
+    def _below(self, path: str) -> str:
+        return "/" + posixpath.normpath(posixpath.join(self._state.cwd, path)).strip("/")
+
+    def _run(self, item: Instruction, given: list[tuple[str, str]]) -> None:
+        flags, command = "", " ".join(item.values)
+        self._made.step_users.add(self._state.user)
+        for name, value in given:
             if name == "mount":
-                flags += self._mount(value, stage)
-            elif name == "security" and value != "sandbox":
-                raise DockerfileError(f"RUN can't have --security={value} here")
-            elif name == "network" and value not in {"default", "none", "host"}:
-                raise DockerfileError(f"RUN can't have --network={value} here")
-        command = " ".join(item.values)
-        if item.is_json:
-            self._emit(f"RUN {flags}{json.dumps(item.values)}")
-            return
+                flags += self._mount(value)
+            elif f"{name}={value}" not in _HARMLESS:
+                raise DockerfileError(f"RUN can't have --{name}={value} here")
         lone = _LONE.fullmatch(command) if len(item.heredocs) == 1 else None
+        script = command + "".join(f"\n{body}{name}" for name, body in item.heredocs)
         if lone:
             name, body = item.heredocs[0]
-            command = _TABS.sub("", body) if lone[1] else body
-            if command.startswith("#!"):
-                self._file(item, name, command, 0o755)
+            script = _TABS.sub("", body) if lone[1] else body
+            if script.startswith("#!"):
+                self._add_file(item, name, script, 0o755)
                 source = f"from={self._bases.context},source=/{item.line}"
                 mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
-                self._emit(f"RUN {flags}{mount} {json.dumps([f'{_PROGRAMS}/{name}'])}")
+                self.emit(f"RUN {flags}{mount} {json.dumps([f'{_PROGRAMS}/{name}'])}")
                 return
-        elif item.heredocs:
-            command += "\n" + "\n".join(f"{body}{name}" for name, body in item.heredocs)
-        if item.heredocs or command.startswith(("[", "--")) or command.endswith("\\"):
-            command = json.dumps([*self.state.shell, command])
-        self._emit(f"RUN {flags}{command}")
+        if item.is_json:
+            script = json.dumps(item.values)
+        elif item.heredocs or script.startswith(("[", "--")) or script.endswith("\\"):
+            script = json.dumps([*self._state.shell, script])
+        self.emit(f"RUN {flags}{script}")
 
-    def _file(self, item: Instruction, name: str, text: str, mode: int) -> HeredocFile:
+    def _add_file(self, item: Instruction, name: str, text: str, mode: int) -> str:
         if not _FILE_NAME.fullmatch(name):
             raise DockerfileError(f"the here-document {name!r} has no plain word as its name")
-        file = HeredocFile(f"{item.line}/{name}", text, mode)
-        self.files.append(file)
-        return file
+        self._made.files.append(HeredocFile(f"{item.line}/{name}", text, mode))
+        return f"{item.line}/{name}"
 
-    def _mount(self, text: str, stage: Stage) -> str:
+    def _mount(self, text: str) -> str:
         """The flag for buildah, or nothing for an optional secret: none is given here."""
         given = mount_options(text)
-        source = stage.source(given.pop("from")) if "from" in given else ""
+        source = str(self._stage.source(given.pop("from", "")))
         found = {key: self._expand(value) for key, value in given.items()}
         kind, target = found.pop("type", "bind"), found.pop("target", "")
-        wrong = set(found) - _MOUNTS.get(kind, set())
-        if kind not in _MOUNTS or wrong:
-            raise DockerfileError(f"--mount={text} is not known: {min(wrong, default=kind)}")
+        if wrong := found.keys() - _MOUNTS.get(kind, set()):
+            raise DockerfileError(f"--mount={text} is not known: {kind}, {min(wrong)}")
         if kind in {"secret", "ssh"}:
-            if found.get("required", "false").lower() in _TRUE:
+            if found.get("required", "").lower() in TRUE:
                 name = found.get("id", target or "default")
                 raise DockerfileError(f"--mount={text}: the {kind} {name} is required, not given")
             return ""
-        path = "/" + posixpath.normpath(posixpath.join(self.state.cwd, target)).strip("/")
-        if not target or path == "/":
-            raise DockerfileError(f"--mount={text} has no target below /")
-        is_fixed = found.pop("readonly", str(kind == "bind")).lower() in _TRUE
-        kept = {key: value for key, value in found.items() if key not in {"sharing", "size"}}
-        kept |= {"from": source.name if isinstance(source, Stage) else source} if source else {}
-        words = [f"{key}={value}" for key, value in {"target": path, **kept}.items() if value]
-        if not all(_OPTION.fullmatch(word) for word in words):
+        path = self._below(target)
+        if kind not in _MOUNTS or not target or path == "/":
+            raise DockerfileError(f"--mount={text} has no known type, or no target below /")
+        is_fixed = found.pop("readonly", str(kind == "bind")).lower() in TRUE
+        options = {"type": kind, "target": path, "from": source, **found, "sharing": "", "size": ""}
+        words = [f"{key}={value}" for key, value in options.items() if value]
+        if not all(map(_OPTION.fullmatch, words)):
             raise DockerfileError(f"--mount={text} has a space, comma or quote in a value")
-        access = ["ro"] if is_fixed else ["rw"] if kind == "bind" else []
-        return f"--mount={','.join([f'type={kind}', *words, *access])} "
+        words += ["ro"] if is_fixed else ["rw"] if kind == "bind" else []
+        return f"--mount={','.join(words)} "
 
-    def _copy(self, item: Instruction, stage: Stage) -> None:
-        flags, word, values = dict(flags_of(item)), item.word, item.values
-        chown, chmod = self._expand(flags.get("chown", "")), self._expand(flags.get("chmod", ""))
-        has_parents = flags.get("parents", "").lower() in _TRUE
-        excludes = tuple(self._expand(value) for name, value in flags_of(item) if name == "exclude")
-        checksum, change = self._expand(flags.get("checksum", "")), None
-        if chmod and not re.fullmatch("[0-7]{1,4}", chmod):
-            change = symbolic_chmod(chmod)
-            modes = {change(mode) for mode in (0, 0o7777, stat.S_IFDIR, stat.S_IFDIR | 0o7777)}
-            if len(modes) == 1:
-                chmod, change = f"{modes.pop():04o}", None
+    def _copy(self, item: Instruction, given: list[tuple[str, str]]) -> None:
+        word, values, line = item.word, item.values, item.line
+        flags = {name: value for name, value in given if name != "from"}
+        flags = {name: self._expand(value) for name, value in flags.items()}
+        chmod, chown = flags.get("chmod", ""), flags.get("chown", "")
+        is_octal = re.fullmatch("[0-7]{0,4}", chmod)
+        if not (is_octal or CHMOD.fullmatch(chmod)) or not _OPTION.fullmatch(chown):
+            raise DockerfileError(f"{word} can't have these flags: {' '.join(item.flags)}")
         openers = [each for each in values if item.heredocs and _OPENER.fullmatch(each)]
         if len(values) < 2 or len(openers) != len(item.heredocs) or values[-1] in openers:
             raise DockerfileError(f"{word} needs sources and a destination")
         sources = tuple(self._expand(value) for value in values[:-1] if value not in openers)
         destination = self._expand(values[-1])
+        if openers and len(values) > 2 and not f"/{destination}".endswith(("/", "/.")):
+            raise DockerfileError(f"the destination of files must end with /: {destination}")
+        copy = Copy(
+            line=line,
+            is_add=word == "ADD",
+            sources=sources,
+            excludes=tuple(self._expand(value) for name, value in given if name == "exclude"),
+            has_parents=flags.get("parents", "").lower() in TRUE,
+            chmod="" if is_octal else chmod,
+            checksum=flags.get("checksum", ""),
+        )
+        is_prepared = bool(copy.excludes or copy.has_parents or copy.chmod or copy.checksum)
+        source = str(self._stage.source(dict(given).get("from", "")))
+        is_remote = word == "ADD" and any(map(_REMOTE.match, sources))
+        if (is_prepared and (source or is_remote)) or (source and openers):
+            raise DockerfileError(f"{word} of another source can't have {' '.join(item.flags)}")
         options = f"--chown={chown} " if chown else ""
-        options += f"--chmod={chmod} " if chmod and not change else ""
-        is_prepared = bool(change or excludes or has_parents or checksum)
-        is_remote = word == "ADD" and any(_REMOTE.match(source) for source in sources)
-        if is_prepared and (is_remote or "from" in flags):
-            named = " ".join(flag for flag in item.flags if not flag.startswith(_KEPT_FLAGS))
-            raise DockerfileError(f"{word} can't have {named} here with another source")
-        if any(not _OPTION.fullmatch(each) for each in options.split(" ") if each) or "from" in (
-            flags if openers else ()
-        ):
-            raise DockerfileError(f"{word} can't have these flags here: {' '.join(item.flags)}")
-        context = f"--from={self._bases.context} "
+        options += f"--chmod={chmod} " if chmod and is_octal else ""
+        prepared = f"{options}--from={self._bases.context} "
+        if is_prepared:
+            self._made.copies.append(copy)
         if is_prepared and sources:
-            copy = Copy(
-                line=item.line,
-                is_add=word == "ADD",
-                sources=sources,
-                excludes=excludes,
-                has_parents=has_parents,
-                chmod=chmod if change else "",
-                checksum=checksum,
-            )
-            self.copies.append(copy)
-            self._emit(f"COPY {options}{context}{_words((copy.source, destination))}")
+            self.emit(f"COPY {prepared}{_words((copy.source, destination))}")
         elif sources:
-            found = stage.source(flags["from"]) if "from" in flags else ""
-            name = found.name if isinstance(found, Stage) else found
-            options_from = f"{options}--from={name} " if name else options
-            self._emit(f"{word} {options_from}{_words((*sources, destination))}")
-        if len(sources) + len(openers) > 1 and openers and not destination.endswith(("/", ".")):
-            what = f"the destination of several files must end with /: {destination}"
-            raise DockerfileError(what)
+            options += f"--from={source} " if source else ""
+            self.emit(f"{word} {options}{_words((*sources, destination))}")
         for opener, (name, body) in zip(openers, item.heredocs, strict=True):
-            match = _OPENER.fullmatch(opener)
-            text = _TABS.sub("", body) if match and match[1] else body
-            if match and match[2] == name:
-                text = self._expand(text, escape="\\", has_quotes=False)
-            file = self._file(item, name, text, change(0o644) if change else 0o644)
-            self._emit(f"COPY {options}{context}{_words((file.path, destination))}")
+            text = _TABS.sub("", body) if opener.partition("<<")[2].startswith("-") else body
+            if opener.endswith(("<<" + name, "<<-" + name)):  # an unquoted name
+                text = self._expander.expand_document(text)
+            path = self._add_file(item, name, text, 0o644)
+            self.emit(f"COPY {prepared}{_words((path, destination))}")
 
-    def _health(self, item: Instruction) -> None:
-        flags = dict(flags_of(item))
-        self.state.start_interval_ns = _nanoseconds(flags.pop("start-interval", "0s"))
-        kind, *test = item.values
-        options = "".join(f"--{name}={value} " for name, value in flags.items())
+    def _health(self, item: Instruction, flags: dict[str, str]) -> None:
+        interval, (kind, *test) = flags.pop("start-interval", "0s"), item.values
+        parts = _DURATION.findall(interval)
+        if "".join(map("".join, parts)) != interval or not all(
+            map(_OPTION.fullmatch, flags.values())
+        ):
+            raise DockerfileError(f"HEALTHCHECK has no such flags: {' '.join(item.flags)}")
         if kind.upper() not in {"NONE", "CMD"} or (kind.upper() == "CMD") != bool(test):
             raise DockerfileError("HEALTHCHECK needs NONE, or CMD and a command")
-        if not all(_OPTION.fullmatch(value) for value in flags.values()):
-            raise DockerfileError(f"HEALTHCHECK can't have these flags: {' '.join(item.flags)}")
+        self._state.start_interval_ns = int(sum(float(count) * _NS[unit] for count, unit in parts))
+        options = "".join(f"--{name}={value} " for name, value in flags.items())
         command = json.dumps(test) if item.is_json else " ".join(test)
-        self._emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))
+        self.emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))
 
 
 def _word(value: str) -> str:
@@ -368,10 +339,3 @@ def _word(value: str) -> str:
 
 def _words(values: Iterable[str]) -> str:
     return json.dumps([_word(value) for value in values])
-
-
-def _nanoseconds(text: str) -> int:
-    parts = _DURATION.findall(text)
-    if not parts or "".join(map("".join, parts)) != text:
-        raise DockerfileError(f"{text} is no duration, like 5s")
-    return min(int(sum(float(number) * _NS[unit] for number, unit in parts)), (1 << 63) - 1)

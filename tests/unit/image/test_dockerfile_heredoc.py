@@ -93,9 +93,9 @@ def test_variables_of_a_document_are_filled_in(step: str, text: str) -> None:
 
 
 def test_a_symbolic_mode_is_a_documents_mode() -> None:
-    """It changes a file of 0644."""
+    """It is set where the document is written."""
     made = made_of("COPY --chmod=u+x,o= <<E /x\n1\nE")
-    assert [file.mode for file in made.files] == [0o740]
+    assert [(copy.line, copy.chmod) for copy in made.copies] == [(2, "u+x,o=")]
     assert "--chmod" not in made.text
 
 
