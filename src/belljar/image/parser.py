@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 import resource
-import signal
 import subprocess
 import sys
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -27,7 +27,7 @@ _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from belljar.image.parser import main; main()"
 )
-_DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
+_DIRECTIVE: Final = re.compile(r"#\s*(syntax|escape|check)\s*=\s*(.+?)\s*", re.IGNORECASE)
 
 
 class DockerfileError(ValueError):
@@ -50,8 +50,11 @@ class Instruction:
 @lru_cache(maxsize=64)
 def parse(text: str) -> tuple[Instruction, ...]:
     """The instructions of a Dockerfile. Raises `DockerfileError`."""
+    lines = text.removeprefix("\ufeff").split("\n")
+    # The package knows no `check`, which would end the directives: `escape` comes first.
+    lines.insert(0, lines.pop(_escape_at(lines)[0]))
     try:
-        raw = text.encode()
+        raw = "\n".join(lines).encode()
     except UnicodeEncodeError:
         raise DockerfileError("it is not UTF-8") from None
     if len(raw) > MAX_BYTES:
@@ -72,7 +75,7 @@ def parse(text: str) -> tuple[Instruction, ...]:
         )
         found = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
-        raise DockerfileError("it can't be read: it takes too much time or memory") from None
+        raise DockerfileError("its parser failed, or took too much time or memory") from None
     if isinstance(found, str):
         raise DockerfileError(found)
     return tuple(
@@ -83,13 +86,18 @@ def parse(text: str) -> tuple[Instruction, ...]:
 
 def escape_of(text: str) -> str:
     """The escape character that a parser directive names, else a backslash."""
-    for line in text.removeprefix("\ufeff").split("\n"):
+    return _escape_at(text.removeprefix("\ufeff").split("\n"))[1]
+
+
+def _escape_at(lines: Sequence[str]) -> tuple[int, str]:
+    """The line of the directive, from 0, and the character."""
+    for number, line in enumerate(lines):
         directive = _DIRECTIVE.fullmatch(line.strip())
         if directive is None:
             break
         if directive[1].lower() == "escape":
-            return directive[2]
-    return "\\"
+            return number, directive[2]
+    return 0, "\\"
 
 
 def _fails(text: str, last: int, what: str) -> bool:
@@ -108,7 +116,6 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, interrupted too, ends this process
     import dockerfile
 
     found: object

@@ -56,6 +56,8 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
         ("FROM \\\n  debian:12 \\\n  AS x\nRUN a \\\n# FROM comment\n b", ("debian:12",)),
         ("# escape=`\nFROM `\n debian:12", ("debian:12",)),
         ("# syntax=docker/dockerfile:1\n# escape=`\nFROM `\n debian:12", ("debian:12",)),
+        ("# check=skip=all\n# Escape = `\n# syntax=x\nFROM `\n debian:12", ("debian:12",)),
+        ("# comment\n# escape=`\nFROM \\\n debian:12", ("debian:12",)),
         ("FROM --platform=$BUILDPLATFORM a", ("a",)),
         (f"FROM a AS bin-{ARCH}\nFROM b AS bin-other\nFROM bin-${{TARGETARCH}}", ("a",)),
         ("FROM a AS one\nONBUILD COPY --from=b x y\nFROM one", ("a", "b")),
