@@ -51,8 +51,8 @@ _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
 # What ARG can't declare and RUN has all the same.
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 _NO_NETWORK: Final = re.compile(
-    "resolve|name or service not known|name resolution|getaddrinfo|unreachable|bad address"
-    "|connection refused|no route to host|enotfound|eai_again|dial tcp|failed to connect",
+    "resolv(e|ing) (?!depend)|name or service not known|name resolution|getaddrinfo|unreachable"
+    "|bad address|connection refused|no route to host|enotfound|eai_again|dial tcp|failed to connect",
     re.IGNORECASE,
 )
 _STORAGE: Final = ("storage", "run", "home", "tmp")
@@ -306,7 +306,7 @@ class _Build:
         for file in made.files:
             path = self._work / "heredocs" / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.text)
+            path.write_text(file.text, encoding="utf-8")
             path.chmod(file.mode)
         try:
             for copy in made.copies:
@@ -349,7 +349,7 @@ class _Build:
         request, recipe, work = self._request, self._recipe, self._work
         configs = {name: image.config for name, image in recipe.bases.items()}
         made = make_buildable(recipe.found, ids, configs)
-        (work / "Dockerfile").write_text(made.text)
+        (work / "Dockerfile").write_text(made.text, encoding="utf-8")
         give_tree(work / "Dockerfile", self._inside.first_uid)
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),

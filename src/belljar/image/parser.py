@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import subprocess
 import sys
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 MAX_BYTES: Final = 1 << 20
 """Of a Dockerfile."""
 MAX_LINE_BYTES: Final = 65_000  # BuildKit's and buildah's readers drop what follows a longer line
-_MAX_INSTRUCTIONS: Final = 10_000
-_CPU_S: Final = 3
-_MAX_DATA_BYTES: Final = 2 << 30
-_BOOT: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from belljar.image.parser import main; main()"
-)
+_TIMEOUT_S: Final = 10
+_PROGRAM: Final = Path(__file__).with_name("parser_process.py")
 _DIRECTIVE: Final = re.compile(r"#\s*(syntax|escape|check)\s*=\s*(.+?)\s*", re.IGNORECASE)
 
 
@@ -66,10 +60,10 @@ def parse(text: str) -> tuple[Instruction, ...]:
             raise DockerfileError(f"line {number}: it has more than {MAX_LINE_BYTES:,} bytes")
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(sys.path)],
+            [sys.executable, "-I", "-S", str(_PROGRAM), json.dumps(sys.path)],
             input=raw,
             capture_output=True,
-            timeout=3 * _CPU_S,
+            timeout=_TIMEOUT_S,
             env={},
             check=False,
         )
@@ -98,42 +92,3 @@ def _escape_at(lines: Sequence[str]) -> tuple[int, str]:
         if directive[1].lower() == "escape":
             return number, directive[2]
     return 0, "\\"
-
-
-def _fails(text: str, last: int, what: str) -> bool:
-    """Whether the text to line `last` has this error."""
-    import dockerfile  # type: ignore[import-not-found] # a compiled module without stubs
-
-    try:
-        dockerfile.parse_string("\n".join(text.split("\n")[:last]))
-    except dockerfile.GoParseError as error:
-        return str(error) == what
-    return False
-
-
-def main() -> None:
-    """The process apart: text on standard input, JSON of instructions or of an error."""
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
-    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    import dockerfile
-
-    found: object
-    text = sys.stdin.buffer.read().decode()
-    try:
-        commands = dockerfile.parse_string(text)
-        found = [
-            (
-                *(each.cmd.upper(), each.start_line, each.flags, each.value, each.json),
-                *(each.original, [(doc.name, doc.content) for doc in each.heredocs]),
-            )
-            for each in commands
-        ]
-        if len(commands) > _MAX_INSTRUCTIONS:
-            found = f"it has more than {_MAX_INSTRUCTIONS:,} instructions"
-    except dockerfile.GoParseError as error:
-        what = str(error)
-        lines = range(1, text.count("\n") + 1)
-        line = bisect_left(lines, 1, key=lambda last: int(_fails(text, last, what)))
-        found = f"line {line + 1}: {what}"
-    sys.stdout.write(json.dumps(found))
