@@ -52,7 +52,8 @@ _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 _NO_NETWORK: Final = re.compile(
     "resolv(e|ing) (?!depend)|name or service not known|name resolution|getaddrinfo|unreachable"
-    "|bad address|connection refused|no route to host|enotfound|eai_again|dial tcp|failed to connect",
+    "|bad address|connection refused|no route to host|enotfound|eai_again|dial tcp"
+    "|failed to connect",
     re.IGNORECASE,
 )
 _STORAGE: Final = ("storage", "run", "home", "tmp")
