@@ -198,7 +198,9 @@ def build_missing(
         try:
             build_dockerfile(home, request, report=report)
         except StepError as error:
-            hint = f"if its steps need the network: {command_of(each, network=True)}"
+            hint = error.hint
+            if error.wants_network:
+                hint = f"if its steps need the network: {command_of(each, network=True)}"
             raise PolicyError(error.what, where=error.where, hint=hint) from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HEALTH_NUMBERS, HealthCheck
 from belljar.image.context import read_ignore, take_context
+from belljar.image.copies import prepare
 from belljar.image.dockerfile import (
     MAX_BYTES,
     Bases,
+    Buildable,
     DockerfileError,
     base_images,
     make_buildable,
@@ -45,15 +48,24 @@ _RESULT: Final = "localhost/result"
 _MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
+# What ARG can't declare and RUN has all the same.
+_PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+_NO_NETWORK: Final = re.compile(
+    "resolv(e|ing) (?!depend)|name or service not known|name resolution|getaddrinfo|unreachable"
+    "|bad address|connection refused|no route to host|enotfound|eai_again|dial tcp"
+    "|failed to connect",
+    re.IGNORECASE,
+)
 _STORAGE: Final = ("storage", "run", "home", "tmp")
 
 Report = Callable[[str], None]
 
 
 class StepError(PolicyError):
-    """A step of a Dockerfile failed."""
+    """A step of a Dockerfile failed; `wants_network`: as one without a network does."""
 
     code = "build_failed"
+    wants_network = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +91,8 @@ class BuildRequest:
 class Recipe:
     """`inputs`: all that decides the image, except network and setuid options."""
 
-    text: str
     found: Bases
+    made: Buildable
     bases: Mapping[str, Image]
     inputs: Mapping[str, Any]
 
@@ -133,6 +145,7 @@ def build_dockerfile(
                 built=provenance,
                 limits=ImportLimits(),
                 keep_setuid=request.keep_setuid,
+                start_interval_ns=recipe.made.start_interval_ns,
                 report=report,
             ), True
 
@@ -166,21 +179,19 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
         raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
-        text = raw.decode("utf-8-sig")
-        found = base_images(text, request.args, target=request.target)
-        make_buildable(text, found, {})  # what it refuses is known before a base is loaded
+        found = base_images(raw.decode("utf-8-sig"), request.args, target=request.target)
+        bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
+        # What it refuses is known before a base is asked for or loaded.
+        made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
         raise PolicyError(
-            f"the Dockerfile can't be built: {what}", where=printable(str(dockerfile))
+            f"the Dockerfile can't be built: {printable(what)}", where=printable(str(dockerfile))
         ) from error
-    bases = dict[str, Image]()
     for name in found.images:
-        try:
-            bases[name] = store.find(name)
-        except HostError as error:
+        if (missing := store.missing(name)) is not None:
             what = f"the base image {printable(name)} is not in the store"
-            raise HostError(what, where=printable(str(dockerfile)), hint=error.hint) from error
+            raise HostError(what, where=printable(str(dockerfile)), hint=missing.hint)
     inputs = {
         "dockerfile": hashlib.sha256(raw).hexdigest(),
         "context": take_context(request.context, read_ignore(request.context, dockerfile)),
@@ -188,7 +199,7 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
     }
-    return Recipe(text=text, found=found, bases=bases, inputs=inputs)
+    return Recipe(found=found, made=made, bases=bases, inputs=inputs)
 
 
 def _dockerfile_in(context: Path) -> Path:
@@ -266,12 +277,13 @@ class _Build:
             raise PolicyError(
                 "the context was changed while it was read", where=printable(str(request.context))
             )
+        self._prepare(self._recipe.made, dockerfile)
         for name in ("registries.conf", "ignore"):
             (work / name).write_text("")
         policy = {"default": [{"type": "insecureAcceptAnything"}]}
         (work / "home/.config/containers").mkdir(parents=True)
         (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
-        for name in ("context", "registries.conf", "ignore", "home"):
+        for name in ("context", "heredocs", "registries.conf", "ignore", "home"):
             give_tree(work / name, self._inside.first_uid)
         try:
             self._buildah("images", "--quiet")
@@ -290,6 +302,21 @@ class _Build:
                 "what the build made can't be read as an image", where=str(work / "out")
             )
         give_tree(work / "out", 0)  # ours from now on, so that nothing changes it while it is read
+
+    def _prepare(self, made: Buildable, dockerfile: Path) -> None:
+        """Write what COPY takes of here-documents, and of the context where buildah can't."""
+        (self._work / "heredocs").mkdir()
+        for file in made.files:
+            path = self._work / "heredocs" / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.text, encoding="utf-8")
+            path.chmod(file.mode)
+        try:
+            for copy in made.copies:
+                prepare(copy, self._work / "context", self._work / "heredocs")
+        except DockerfileError as error:
+            what = f"the Dockerfile can't be built: {printable(str(error))}"
+            raise PolicyError(what, where=printable(str(dockerfile))) from error
 
     def _load(self, image: Image) -> str:
         """Load a stored image into buildah; returns its id."""
@@ -323,17 +350,10 @@ class _Build:
 
     def _bud(self, ids: Mapping[str, str]) -> None:
         request, recipe, work = self._request, self._recipe, self._work
-        shells = {name: image.shell for name, image in recipe.bases.items()}
-        made = make_buildable(recipe.text, recipe.found, ids, shells)
-        (work / "Dockerfile").write_text(made.text)
-        (work / "heredocs").mkdir()
-        for file in made.files:
-            path = work / "heredocs" / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.text)
-            path.chmod(file.mode)
-        for name in ("Dockerfile", "heredocs"):
-            give_tree(work / name, self._inside.first_uid)
+        configs = {name: image.config for name, image in recipe.bases.items()}
+        made = make_buildable(recipe.found, ids, configs)
+        (work / "Dockerfile").write_text(made.text, encoding="utf-8")
+        give_tree(work / "Dockerfile", self._inside.first_uid)
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
             *("--layers=false", "--rm", "--http-proxy=false", "--identity-label=false"),
@@ -343,9 +363,12 @@ class _Build:
                 for name, image_id in ids.items()
             ),
             f"--build-context={made.heredoc_context}={WORK}/heredocs",
-            *(f"--build-arg={name}={value}" for name, value in request.args.items()),
+            *(
+                f"--build-arg={name}={value}"
+                for name, value in request.args.items()
+                if name.lower() in _PROXIES
+            ),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),
-            *([f"--target={request.target}"] if request.target else []),
             *(f"--ignorefile={WORK}/ignore", f"--tag={_RESULT}", f"--file={WORK}/Dockerfile"),
         ]
         self._tail.clear()
@@ -355,14 +378,14 @@ class _Build:
             raise
         except HostError as error:
             tail = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
-            hint = (
-                ""
-                if request.has_network
-                else "the steps have no network; if they need it, add --network"
-            )
-            raise StepError(
-                f"the build failed:\n{tail}", where=str(request.context), hint=hint
-            ) from error
+            failure = StepError(f"the build failed:\n{tail}", where=str(request.context))
+            user = next(iter(made.step_users - {"root", "0"}), "")
+            if not request.has_network and _NO_NETWORK.search(tail):
+                failure.wants_network = True
+                failure.hint = "the steps have no network; if they need it, add --network"
+            elif user and "permission denied" in tail.lower():
+                failure.hint = f"the image's user is `{printable(user)}`: add `USER root` before it"
+            raise failure from error
 
     def _buildah(self, *words: str, has_network: bool = False) -> None:
         storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver {self._driver}"

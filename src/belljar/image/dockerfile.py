@@ -1,55 +1,57 @@
-"""A Dockerfile's base images, and its text as buildah 1.28 can read it. Pure.
+"""A Dockerfile's text as buildah 1.28 can read it. Pure.
 
-buildah 1.28 lacks here-documents: `RUN`'s becomes the script of the stage's shell, `COPY`'s and
-`ADD`'s a file of a separate context.
-
-Source: the Dockerfile reference and BuildKit's "Here-Documents": an opener is a whole word; a lone
-document is the shell's script, or a program if it begins with `#!`.
+Variables, flags and here-documents that buildah lacks are resolved here. Sources: the Dockerfile
+reference; BuildKit's here-documents (a lone one is the shell's script, or a program if it begins
+with `#!`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-MAX_BYTES: Final = 1 << 20
-"""Of a Dockerfile."""
-# Of an argument or a base: arguments that name each other grow with each line.
-_MAX_VALUE_CHARS: Final = 4096
-_ESCAPE: Final = re.compile(r"#\s*escape\s*=\s*([\\`])\s*", re.IGNORECASE)
-_VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^{}]*))?\})", re.ASCII)
-_WITH_HEREDOC: Final = frozenset({"RUN", "COPY", "ADD"})
+from belljar.image.config import ImageConfig
+from belljar.image.copies import CHMOD, Copy
+from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
+from belljar.image.stages import (
+    TRUE,
+    Bases,
+    Stage,
+    at_line,
+    base_images,
+    declare,
+    flags_of,
+    mount_options,
+)
+from belljar.image.variables import Expander
+
+__all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
+
 _SHELL: Final = ("/bin/sh", "-c")
-_WORD: Final = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\\])+""")
-_OPENER: Final = re.compile(r"\d*<<(-?)(['\"]?)([A-Za-z_][\w.-]*)\2", re.ASCII)
-_LIKE_OPENER: Final = re.compile(r"\d*<<-?[^<\s-][^<]*")
-_OPTIONS: Final = re.compile(r"(?:--\S+\s+)*")
+_OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
+_LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")
+_FILE_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
+_OPTION: Final = re.compile(r"[^\s,\"'\\$`]*")
+_REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_NS: Final = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 6e10, "h": 36e11}
 _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
+# Of a step: its network is the build's own.
+_HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
 _PROGRAMS: Final = "/dev/pipes"
-
-
-class DockerfileError(ValueError):
-    """The text is for the Dockerfile's author."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heredoc:
-    """The opening word, and the lines as written."""
-
-    opener: str
-    name: str
-    body: str
-    is_literal: bool
-    strips_tabs: bool
-
-    @property
-    def text(self) -> str:
-        """What a file of it holds."""
-        return _TABS.sub("", self.body) if self.strips_tabs else self.body
+# Of each kind of mount, beside `type` and `target`.
+_MOUNTS: Final = {
+    "bind": {"source", "readonly"},
+    "cache": {"source", "readonly", "id", "sharing", "mode", "uid", "gid"},
+    "tmpfs": {"size"},
+    "secret": {"source", "id", "required", "env", "mode", "uid", "gid"},
+    "ssh": {"id", "required", "mode", "uid", "gid"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,241 +63,279 @@ class HeredocFile:
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """Lines `first` to `end` count from 0."""
-
-    word: str
-    rest: str
-    first: int
-    end: int
-    heredocs: tuple[Heredoc, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bases:
-    """Images started or copied from; each FROM's image and stage."""
-
-    images: tuple[str, ...]
-    froms: tuple[tuple[Instruction, str, str], ...]
-
-
-def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """The images used up to stage `target`. Raises `DockerfileError`."""
-    known, stages, found = dict[str, str](), set[str](), list[str]()
-    froms: list[tuple[Instruction, str, str]] = []
-    for item in instructions(text):
-        if item.word == "ARG" and not froms:
-            name, _, default = item.rest.partition("=")
-            known[name.strip()] = args.get(
-                name.strip(), _filled(default.strip().strip("\"'"), known)
-            )
-        elif item.word == "FROM":
-            if froms and target and target.lower() in stages:
-                break
-            image, stage = _from(item.rest, known)
-            froms.append((item, image, stage))
-            if image.lower() not in stages and image != "scratch":
-                found.append(image)
-            if stage:
-                stages.add(stage.lower())
-        elif froms:
-            found += [image for image in _sources(item) if image.lower() not in stages]
-    if not froms:
-        raise DockerfileError("it has no FROM")
-    return Bases(images=tuple(dict.fromkeys(found)), froms=tuple(froms))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Buildable:
-    """A Dockerfile for buildah; the context `heredoc_context` holds `files`."""
+    """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
 
-    text: str
+    `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know.
+    `step_users`: the users that its RUN steps run as.
+    """
+
     heredoc_context: str
-    files: tuple[HeredocFile, ...]
+    lines: list[str] = field(default_factory=list)
+    files: list[HeredocFile] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    start_interval_ns: int = 0
+    step_users: set[str] = field(default_factory=set)
+
+    @property
+    def text(self) -> str:
+        """What buildah reads."""
+        return "".join(f"{line}\n" for line in self.lines)
 
 
 def make_buildable(
-    text: str,
-    bases: Bases,
-    ids: Mapping[str, str],
-    shells: Mapping[str, Sequence[str]] | None = None,
+    bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
 ) -> Buildable:
     """The file for buildah, where each FROM names its image by its id in buildah's storage.
 
-    `shells`: of the base images, default `/bin/sh -c`. Raises `DockerfileError`.
+    `configs`: of the base images; the environment of another is not known. Raises
+    `DockerfileError`.
     """
-    # A name that the file can't contain: it is made of the file's digest.
-    context = f"heredocs-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:40]}"
-    lines, files, stages = _lines(text), list[HeredocFile](), dict[str, Sequence[str]]()
-    froms = {item.first: (image, stage) for item, image, stage in bases.froms}
-    shell, stage = tuple[str, ...](_SHELL), ""
-    for item in instructions(text):
-        new = None
-        if item.first in froms:
-            image, stage = froms[item.first]
-            new = [f"FROM {ids.get(image, image)}" + (f" AS {stage}" if stage else "")]
-            shell = tuple(stages.get(image.lower()) or (shells or {}).get(image) or _SHELL)
-        elif item.word == "SHELL":
-            shell = _shell(item.rest)
-        elif item.heredocs:
-            options = match[0] if (match := _OPTIONS.match(item.rest)) else ""
-            rest, translate = item.rest[len(options) :], _run if item.word == "RUN" else _copy
-            new, more = translate(item, options, rest, shell, context)
-            files += more
-        if stage:
-            stages[stage.lower()] = shell
-        if new is not None:
-            blank = [""] * (item.end - item.first - 1)
-            lines[item.first : item.end] = ["\n".join(new), *blank]
-    return Buildable(text="\n".join(lines) + "\n", heredoc_context=context, files=tuple(files))
+    made, ended = Buildable(heredoc_context=bases.context), dict[str, _State]()
+    expander = Expander(escape=bases.escape)
+    for stage in bases.stages:
+        base = stage.base
+        if isinstance(base, Stage):
+            parent = ended[base.name]
+            state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={})
+            source = str(base)
+        else:
+            parent, source = _State(), ids.get(base, base)
+            state = _state_of(configs.get(base), is_known=base in configs or base == "scratch")
+        translator = _Translator(stage, bases, state, expander, made)
+        translator.emit(f"FROM {source} AS {stage.name}")
+        for name, value in parent.args.items():  # a stage inherits those of its base
+            translator.declare(name, value)
+        for item in stage.items:
+            with at_line(item.line):
+                translator.take(item)
+        for name in state.args.keys() & state.kept.keys():
+            translator.emit(f"ENV {name}={_word(state.kept[name])}")
+        ended[stage.name], made.start_interval_ns = state, state.start_interval_ns
+    return made
 
 
-def instructions(text: str) -> Iterator[Instruction]:
-    """Raises `DockerfileError` for a broken here-document."""
-    lines = _lines(text)
-    escape = next((match[1] for line in lines[:1] if (match := _ESCAPE.fullmatch(line))), "\\")
-    kept, first, number = "", 0, 0
-    while number < len(lines) or kept:
-        is_last = number >= len(lines)
-        line = "" if is_last else lines[number]
-        number += 1
-        if not is_last and (not line.strip() or line.lstrip().startswith("#")):
-            continue
-        first = first if kept else number - 1
-        if not is_last and line.rstrip().endswith(escape):
-            kept += line.rstrip()[:-1] + " "
-            continue
-        words = (kept + line).split(None, 1)
-        kept = ""
-        if not words:
-            continue
-        word, rest = words[0].upper(), "".join(words[1:]).strip()
-        heredocs: tuple[Heredoc, ...] = ()
-        if word in _WITH_HEREDOC:
-            heredocs, number = _read_heredocs(rest, lines, number)
-        yield Instruction(word, rest, first, min(number, len(lines)), heredocs)
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """A stage's: `kept` stays in the image, `args` end with the stage, `env` is both."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    args: dict[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    user: str = "root"
+    shell: tuple[str, ...] = _SHELL
+    start_interval_ns: int = 0
+    is_known: bool = True
 
 
-def _lines(text: str) -> list[str]:
-    """As Docker counts: other Unicode line breaks are none."""
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+def _state_of(config: ImageConfig | None, *, is_known: bool) -> _State:
+    found = config or ImageConfig()
+    return _State(
+        env=dict(found.env),
+        kept=dict(found.env),
+        cwd=found.workdir,
+        user=found.user,
+        shell=found.shell or _SHELL,
+        start_interval_ns=found.healthcheck.start_interval_ns if found.healthcheck else 0,
+        is_known=is_known,
+    )
 
 
-def _shell(rest: str) -> tuple[str, ...]:
-    try:
-        words = json.loads(rest)
-    except (ValueError, RecursionError):
-        words = None
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise DockerfileError(f"SHELL needs a JSON list of words: {rest[:80]}")
-    return tuple(words)
+class _Translator:
+    """Writes each instruction as buildah reads it, with nothing left to fill in."""
 
+    def __init__(
+        self, stage: Stage, bases: Bases, state: _State, expander: Expander, made: Buildable
+    ) -> None:
+        self._stage, self._bases, self._state, self._made = stage, bases, state, made
+        self._expander, self._expand = expander, expander.expand
+        expander.env, expander.is_lenient = state.env, not state.is_known
 
-def _from(rest: str, known: Mapping[str, str]) -> tuple[str, str]:
-    words = [word for word in rest.split() if not word.startswith("--")]
-    if not words or len(words) not in {1, 3}:
-        raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
-    image = _filled(words[0].strip("\"'"), known)
-    if not image:
-        raise DockerfileError(
-            f"`FROM {words[0]}` names no image: give the argument with --build-arg"
+    def emit(self, line: str) -> None:
+        """Raises `DockerfileError` for what is no line of a Dockerfile."""
+        if "\n" in line or line.endswith("\\"):
+            raise DockerfileError("a value has a line break, or ends with a backslash")
+        if len(line.encode()) > MAX_LINE_BYTES:
+            raise DockerfileError(f"it has more than {MAX_LINE_BYTES:,} bytes: COPY a file instead")
+        self._made.lines.append(line)
+
+    def declare(self, name: str, value: str) -> None:
+        """An argument: an ENV beats it in buildah, in BuildKit the later one counts."""
+        self._state.env[name] = self._state.args[name] = value
+        self.emit(f"{'ENV' if name in self._state.kept else 'ARG'} {name}={_word(value)}")
+
+    def take(self, item: Instruction) -> None:
+        """Translate an instruction. Raises `DockerfileError`."""
+        word, values, state = item.word, item.values, self._state
+        flags = flags_of(item)
+        if not values and word not in {"CMD", "ENTRYPOINT"}:
+            raise DockerfileError(f"{word} needs an argument")
+        if word in {"USER", "STOPSIGNAL", "WORKDIR", "VOLUME", "ENV", "LABEL", "EXPOSE"}:
+            values = tuple(map(self._expand, values))
+        match word:
+            case "RUN":
+                self._run(item, flags)
+            case "COPY" | "ADD":
+                self._copy(item, flags)
+            case "HEALTHCHECK":
+                self._health(item, dict(flags))
+            case "ARG":
+                args, known = self._bases.args, self._bases.known
+                for name, value in declare(item, args, known, self._expand):
+                    self.declare(name, value)
+            case "ENV":
+                for name, value in zip(values[::2], values[1::2], strict=True):
+                    if not re.fullmatch(r"[^\s\"'\\$=]+", name):
+                        raise DockerfileError(f"ENV {name} has no plain name")
+                    state.args.pop(name, None)
+                    state.env[name] = state.kept[name] = value
+                    self.emit(f"ENV {name}={_word(value)}")
+            case "WORKDIR":
+                state.cwd = self._below(values[0])
+                self.emit(f"WORKDIR {_word(state.cwd)}")
+            case "USER" | "STOPSIGNAL":
+                state.user = values[0] if word == "USER" else state.user
+                self.emit(f"{word} {_word(values[0])}")
+            case "VOLUME":
+                self.emit(f"VOLUME {_words(values)}")
+            case "CMD" | "ENTRYPOINT":
+                program = values if item.is_json or not values else (*state.shell, *values)
+                self.emit(f"{word} {json.dumps(program)}")
+            case "SHELL" if item.is_json:
+                state.shell = values
+                self.emit(f"SHELL {json.dumps(values)}")
+            case "LABEL" | "EXPOSE" | "ONBUILD" | "MAINTAINER":
+                pass  # without effect in a cell, or in this stage
+            case _:
+                raise DockerfileError(f"it can't be read: {item.text[:80]}")
+
+    def _below(self, path: str) -> str:
+        return "/" + posixpath.normpath(posixpath.join(self._state.cwd, path)).strip("/")
+
+    def _run(self, item: Instruction, given: list[tuple[str, str]]) -> None:
+        flags, command = "", " ".join(item.values)
+        self._made.step_users.add(self._state.user)
+        for name, value in given:
+            if name == "mount":
+                flags += self._mount(value)
+            elif f"{name}={value}" not in _HARMLESS:
+                raise DockerfileError(f"RUN can't have --{name}={value} here")
+        lone = _LONE.fullmatch(command) if len(item.heredocs) == 1 else None
+        script = command + "".join(f"\n{body}{name}" for name, body in item.heredocs)
+        if lone:
+            name, body = item.heredocs[0]
+            script = _TABS.sub("", body) if lone[1] else body
+            if script.startswith("#!"):
+                self._add_file(item, name, script, 0o755)
+                source = f"from={self._bases.context},source=/{item.line}"
+                mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
+                self.emit(f"RUN {flags}{mount} {json.dumps([f'{_PROGRAMS}/{name}'])}")
+                return
+        if item.is_json:
+            script = json.dumps(item.values)
+        elif item.heredocs or script.startswith(("[", "--")) or script.endswith("\\"):
+            script = json.dumps([*self._state.shell, script])
+        self.emit(f"RUN {flags}{script}")
+
+    def _add_file(self, item: Instruction, name: str, text: str, mode: int) -> str:
+        if not _FILE_NAME.fullmatch(name):
+            raise DockerfileError(f"the here-document {name!r} has no plain word as its name")
+        self._made.files.append(HeredocFile(f"{item.line}/{name}", text, mode))
+        return f"{item.line}/{name}"
+
+    def _mount(self, text: str) -> str:
+        """The flag for buildah, or nothing for an optional secret: none is given here."""
+        given = mount_options(text)
+        source = str(self._stage.source(given.pop("from", "")))
+        found = {key: self._expand(value) for key, value in given.items()}
+        kind, target = found.pop("type", "bind"), found.pop("target", "")
+        if wrong := found.keys() - _MOUNTS.get(kind, set()):
+            raise DockerfileError(f"--mount={text} is not known: {kind}, {min(wrong)}")
+        if kind in {"secret", "ssh"}:
+            if found.get("required", "").lower() in TRUE:
+                name = found.get("id", target or "default")
+                raise DockerfileError(f"--mount={text}: the {kind} {name} is required, not given")
+            return ""
+        path = self._below(target)
+        if kind not in _MOUNTS or not target or path == "/":
+            raise DockerfileError(f"--mount={text} has no known type, or no target below /")
+        is_fixed = found.pop("readonly", str(kind == "bind")).lower() in TRUE
+        options = {"type": kind, "target": path, "from": source, **found, "sharing": "", "size": ""}
+        words = [f"{key}={value}" for key, value in options.items() if value]
+        if not all(map(_OPTION.fullmatch, words)):
+            raise DockerfileError(f"--mount={text} has a space, comma or quote in a value")
+        words += ["ro"] if is_fixed else ["rw"] if kind == "bind" else []
+        return f"--mount={','.join(words)} "
+
+    def _copy(self, item: Instruction, given: list[tuple[str, str]]) -> None:
+        word, values, line = item.word, item.values, item.line
+        flags = {name: value for name, value in given if name != "from"}
+        flags = {name: self._expand(value) for name, value in flags.items()}
+        chmod, chown = flags.get("chmod", ""), flags.get("chown", "")
+        is_octal = re.fullmatch("[0-7]{0,4}", chmod)
+        if not (is_octal or CHMOD.fullmatch(chmod)) or not _OPTION.fullmatch(chown):
+            raise DockerfileError(f"{word} can't have these flags: {' '.join(item.flags)}")
+        openers = [each for each in values if item.heredocs and _OPENER.fullmatch(each)]
+        if len(values) < 2 or len(openers) != len(item.heredocs) or values[-1] in openers:
+            raise DockerfileError(f"{word} needs sources and a destination")
+        sources = tuple(self._expand(value) for value in values[:-1] if value not in openers)
+        destination = self._expand(values[-1])
+        if openers and len(values) > 2 and not f"/{destination}".endswith(("/", "/.")):
+            raise DockerfileError(f"the destination of files must end with /: {destination}")
+        copy = Copy(
+            line=line,
+            is_add=word == "ADD",
+            sources=sources,
+            excludes=tuple(self._expand(value) for name, value in given if name == "exclude"),
+            has_parents=flags.get("parents", "").lower() in TRUE,
+            chmod="" if is_octal else chmod,
+            checksum=flags.get("checksum", ""),
         )
-    return image, words[2] if len(words) > 1 else ""
+        is_prepared = bool(copy.excludes or copy.has_parents or copy.chmod or copy.checksum)
+        source = str(self._stage.source(dict(given).get("from", "")))
+        is_remote = word == "ADD" and any(map(_REMOTE.match, sources))
+        if (is_prepared and (source or is_remote)) or (source and openers):
+            raise DockerfileError(f"{word} of another source can't have {' '.join(item.flags)}")
+        options = f"--chown={chown} " if chown else ""
+        options += f"--chmod={chmod} " if chmod and is_octal else ""
+        prepared = f"{options}--from={self._bases.context} "
+        if is_prepared:
+            self._made.copies.append(copy)
+        if is_prepared and sources:
+            self.emit(f"COPY {prepared}{_words((copy.source, destination))}")
+        elif sources:
+            options += f"--from={source} " if source else ""
+            self.emit(f"{word} {options}{_words((*sources, destination))}")
+        for opener, (name, body) in zip(openers, item.heredocs, strict=True):
+            text = _TABS.sub("", body) if opener.partition("<<")[2].startswith("-") else body
+            if opener.endswith(("<<" + name, "<<-" + name)):  # an unquoted name
+                text = self._expander.expand_document(text)
+            path = self._add_file(item, name, text, 0o644)
+            self.emit(f"COPY {prepared}{_words((path, destination))}")
 
-
-def _sources(item: Instruction) -> Iterator[str]:
-    """Images copied or mounted from. A number is a stage."""
-    for option in (option for option in item.rest.split() if option.startswith("--")):
-        if item.word == "COPY" and option.startswith("--from="):
-            yield from _named(option.removeprefix("--from="))
-        elif item.word == "RUN" and option.startswith("--mount="):
-            for part in option.removeprefix("--mount=").split(","):
-                yield from _named(part.removeprefix("from=")) if part.startswith("from=") else ()
-
-
-def _named(image: str) -> Iterator[str]:
-    if image and not image.isdigit():
-        yield image
-
-
-def _filled(text: str, known: Mapping[str, str]) -> str:
-    def put(match: re.Match[str]) -> str:
-        value = known.get(match[1] or match[2], "")
-        if match[3] == "-":
-            return value or match[4]
-        return (match[4] if value else "") if match[3] == "+" else value
-
-    filled = _VARIABLE.sub(put, text) if len(text) <= _MAX_VALUE_CHARS else text
-    if len(filled) > _MAX_VALUE_CHARS:
-        raise DockerfileError(
-            f"a value before its first stage has more than {_MAX_VALUE_CHARS:,} characters"
-        )
-    return filled
-
-
-def _read_heredocs(rest: str, lines: Sequence[str], at: int) -> tuple[tuple[Heredoc, ...], int]:
-    """Documents opened at line `at`, and the line after them."""
-    found = []
-    for word in _WORD.findall(rest):
-        opener = _OPENER.fullmatch(word)
-        if opener is None:
-            if _LIKE_OPENER.fullmatch(word):
-                raise DockerfileError(f"the here-document {word!r} has no plain word as its name")
-            continue
-        begin, strips_tabs = at, bool(opener[1])
-        while (
-            at < len(lines) and (lines[at].lstrip("\t") if strips_tabs else lines[at]) != opener[3]
+    def _health(self, item: Instruction, flags: dict[str, str]) -> None:
+        interval, (kind, *test) = flags.pop("start-interval", "0s"), item.values
+        parts = _DURATION.findall(interval)
+        if "".join(map("".join, parts)) != interval or not all(
+            map(_OPTION.fullmatch, flags.values())
         ):
-            at += 1
-        if at == len(lines):
-            raise DockerfileError(
-                f"the here-document {word!r} has no end: a line with {opener[3]} alone"
-            )
-        body = "".join(f"{line}\n" for line in lines[begin:at])
-        found.append(Heredoc(word, opener[3], body, bool(opener[2]), strips_tabs))
-        at += 1
-    return tuple(found), at
+            raise DockerfileError(f"HEALTHCHECK has no such flags: {' '.join(item.flags)}")
+        if kind.upper() not in {"NONE", "CMD"} or (kind.upper() == "CMD") != bool(test):
+            raise DockerfileError("HEALTHCHECK needs NONE, or CMD and a command")
+        self._state.start_interval_ns = int(sum(float(count) * _NS[unit] for count, unit in parts))
+        options = "".join(f"--{name}={value} " for name, value in flags.items())
+        command = json.dumps(test) if item.is_json else " ".join(test)
+        self.emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))
 
 
-def _run(
-    item: Instruction, options: str, rest: str, shell: Sequence[str], context: str
-) -> tuple[list[str], list[HeredocFile]]:
-    """Equivalent one-line instructions, and the files they take."""
-    command, heredocs, directory = rest.strip(), item.heredocs, item.first
-    only = heredocs[0] if command == heredocs[0].opener else None
-    if only is not None and only.text.startswith("#!"):
-        file = HeredocFile(f"{directory}/{only.name}", only.text, 0o755)
-        source = f"from={context},source=/{directory}"
-        mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
-        return [f"RUN {options}{mount} {json.dumps([f'{_PROGRAMS}/{only.name}'])}"], [file]
-    documents = "".join(f"{each.body}{each.name}\n" for each in heredocs)
-    script = f"{command}\n{documents}" if only is None else only.text
-    return [f"RUN {options}{json.dumps([*shell, script])}"], []
+def _word(value: str) -> str:
+    """A word that buildah takes as it is."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
 
 
-def _copy(
-    item: Instruction, options: str, rest: str, _shell: Sequence[str], context: str
-) -> tuple[list[str], list[HeredocFile]]:
-    """As `_run`. Raises `DockerfileError` for inexact translations."""
-    word, heredocs, directory = item.word, item.heredocs, item.first
-    *sources, destination = _WORD.findall(rest)
-    by_opener = {each.opener: each for each in heredocs}
-    if not sources or destination in by_opener:
-        raise DockerfileError(f"a {word} with a here-document needs a destination")
-    if "--from=" in options:
-        raise DockerfileError(f"a {word} with a here-document can't have --from")
-    if len(sources) > 1 and not destination.endswith("/"):
-        raise DockerfileError(f"the destination of several files must end with /: {destination}")
-    for each in heredocs:
-        if not each.is_literal and "$" in each.body:
-            what = f"a {word} of the here-document {each.opener} would fill in variables"
-            raise DockerfileError(f"{what}: write <<'{each.name}', or copy a file")
-    lines = []
-    if plain := [source for source in sources if source not in by_opener]:
-        lines.append(f"{word} {options}{' '.join(plain)} {destination}")
-    for each in heredocs:
-        path = f"{directory}/{each.name}"
-        lines.append(f"COPY {options}--from={context} {path} {destination}")
-    files = [HeredocFile(f"{directory}/{each.name}", each.text, 0o644) for each in heredocs]
-    return lines, files
+def _words(values: Iterable[str]) -> str:
+    return json.dumps([_word(value) for value in values])

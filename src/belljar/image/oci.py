@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -97,10 +97,12 @@ def import_directory(
     built: Mapping[str, Any] | None = None,
     manifest_digest: str = "",
     origins: Sequence[str] = (),
+    start_interval_ns: int = 0,
 ) -> Image:
     """Put the image in `directory` (as skopeo's `dir:`, files of ours alone) into the store.
 
-    `manifest_digest`: what its manifest must have. Raises as `import_image`.
+    `manifest_digest`: what its manifest must have. `start_interval_ns`: of the health check, which
+    buildah doesn't write. Raises as `import_image`.
     """
     rootfs, tree = scratch / "rootfs.sqfs", Tree(limits, keep_setuid=keep_setuid)
     try:
@@ -108,6 +110,9 @@ def import_directory(
         described = _part(manifest, "config", dict)
         config = _configuration(directory, described, limits)
         image_config = config_of(config)
+        if image_config.healthcheck and start_interval_ns:
+            check = replace(image_config.healthcheck, start_interval_ns=start_interval_ns)
+            image_config = replace(image_config, healthcheck=check)
         with ExitStack() as opened:
             layers = _merge(
                 tree, opened, directory, scratch, manifest, config, limits, report=report

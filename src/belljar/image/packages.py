@@ -5,13 +5,17 @@ apt and pip run inside the build, with this host's mirrors, proxies and indexes.
 
 from __future__ import annotations
 
+import html
+import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urljoin, urlsplit
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import debian_sources, host_acquire_options, host_sources
@@ -36,6 +40,13 @@ _PIP_OPTIONS: Final = (
     "cert",
 )
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
+_LINK: Final = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
+_PACKAGES: Final = (".whl", ".tar.gz", ".zip")
+_MAX_PAGES: Final = 20_000
+_MAX_PAGE_CHARS: Final = 8 << 20
+# An index and its files share at least two directories, such as /srv/pypi: never / or /srv alone.
+_MIN_SHARED_PARTS: Final = 2
+_HOMES: Final = (Path("/root"), Path("/home"))
 _HAS_PIP: Final = "python3 -m pip --version >/dev/null 2>&1"
 
 
@@ -69,14 +80,57 @@ def build_packages(
         if cert := options.pop("cert", None):
             shutil.copyfile(cert[0], context / "cert.pem")
             options["cert"] = ["/run/belljar/cert.pem"]
+        volumes = show_directories(options, report)
         (context / "Dockerfile").write_text(dockerfile_for(base, user, apt, pip, options))
-        # Directories that pip takes packages from are shown to the build, read-only.
-        paths = [
-            Path(value.removeprefix("file://")) for values in options.values() for value in values
-        ]
-        volumes = tuple(path for path in paths if path.is_absolute() and path.is_dir())
         request = BuildRequest(context=context, name=name, has_network=True, volumes=volumes)
         return build_dockerfile(home, request, report=report)[0]
+
+
+def show_directories(
+    options: dict[str, list[str]], report: Callable[[str], None]
+) -> tuple[Path, ...]:
+    """The directories that pip's options read, for the build to see them, read-only.
+
+    A local index that leads too far into this host is taken out of `options` and reported.
+    """
+    shown = dict[Path, None]()
+    for option, values in options.items():
+        for value in tuple(values):
+            path = Path(unquote(value.removeprefix("file://")))
+            if not path.is_absolute() or not path.is_dir():
+                continue
+            found = {path, *(_linked(path) if option != "find-links" else ())}
+            if all(_may_show(path, each) for each in found):
+                shown |= dict.fromkeys(sorted(found))
+            else:
+                values.remove(value)
+                report(f"pip's {option} {value} is left out: it shows too much of this host")
+    return tuple(shown)
+
+
+def _linked(index: Path) -> set[Path]:
+    """The directories of the files that an index's pages name."""
+    found = set()
+    for page in islice(sorted(index.glob("*/index.html")), _MAX_PAGES):
+        with page.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_MAX_PAGE_CHARS)
+        for link in _LINK.findall(text):
+            url = urlsplit(urljoin(page.as_uri(), html.unescape(link)))
+            path = Path(unquote(url.path))
+            if url.scheme == "file" and path.name.endswith(_PACKAGES) and path.parent.is_dir():
+                found.add(path.parent)
+    return {path for path in found if not path.is_relative_to(index)}
+
+
+def _may_show(index: Path, directory: Path) -> bool:
+    """Whether it lies near the index, and is neither a home nor what contains one."""
+    places = [(index, directory), (index.resolve(), directory.resolve())]
+    return all(
+        (one == other or len(Path(os.path.commonpath([one, other])).parts) > _MIN_SHARED_PARTS)
+        and not any(home.is_relative_to(other) for home in (Path.home(), *_HOMES))
+        and other.parent != Path("/home")
+        for one, other in places
+    )
 
 
 def dockerfile_for(

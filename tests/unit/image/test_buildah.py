@@ -93,6 +93,19 @@ def test_a_base_starts_as_the_store_says(tmp_path: Path) -> None:
     assert config == {"Env": ["A=1"], "User": "user", "WorkingDir": "/w", "Cmd": ["sh"], **check}
 
 
+def test_what_is_refused_is_refused_before_its_base_is_missing(tmp_path: Path) -> None:
+    """Nobody gets a base for a file that can't be built; what depends on the base's environment is
+    decided with it."""
+    with pytest.raises(PolicyError, match="line 2"):
+        read_recipe(Store(tmp_path), request_for(tmp_path, "FROM none\nRUN --security=insecure x"))
+    required = "FROM base\nUSER ${A:?no}${B:?say who}\n"
+    with pytest.raises(HostError):
+        read_recipe(Store(tmp_path), request_for(tmp_path, required))
+    add(tmp_path / "home", "base")
+    with pytest.raises(PolicyError, match="B: say who"):
+        read_recipe(Store(tmp_path / "home"), request_for(tmp_path, required))
+
+
 @pytest.mark.parametrize("text", ["RUN true", "FROM", "\xff\xfe"])
 def test_a_file_that_is_no_dockerfile_is_an_input_error(tmp_path: Path, text: str) -> None:
     """A broken Dockerfile is refused with its path."""

@@ -1,16 +1,37 @@
-"""Which images a Dockerfile starts from."""
+"""What a Dockerfile starts from, and what buildah gets of it."""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.image.dockerfile import DockerfileError, base_images, make_buildable
+from belljar.image.config import HealthCheck, ImageConfig
+from belljar.image.dockerfile import Buildable, DockerfileError, base_images, make_buildable
+from belljar.image.kernel import debian_arch
 
 DIGEST = "sha256:" + "0" * 64
+ARCH = debian_arch()
+BASE = ImageConfig(  # noqa: S604 - an image's SHELL
+    env={"PATH": "/bin", "IN_BASE": "base"},
+    user="user",
+    workdir="/home",
+    shell=("zsh", "-c"),
+    healthcheck=HealthCheck(test=("CMD", "true"), start_interval_ns=7),
+)
+
+
+def made_of(text: str, args: dict[str, str] | None = None) -> Buildable:
+    """What buildah gets, with an image `base` in the store."""
+    return make_buildable(base_images(text, args or {}), {}, {"base": BASE})
+
+
+def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
+    """The instructions after FROM."""
+    return made_of(f"FROM base\n{steps}", args).text.splitlines()[1:]
 
 
 @pytest.mark.parametrize(
@@ -18,27 +39,33 @@ DIGEST = "sha256:" + "0" * 64
     [
         ("FROM debian:12\nRUN true", ("debian:12",)),
         (
-            "# a comment\nfrom --platform=linux/amd64 python:3.12 as base\nFROM base",
+            f"# comment\nfrom --platform=linux/{ARCH} python:3.12 as base\nFROM base",
             ("python:3.12",),
         ),
         ("ARG TAG=12\nFROM debian:${TAG}", ("debian:12",)),
-        ("ARG TAG\nFROM debian:${TAG:-11}\nFROM debian:$TAG", ("debian:11", "debian:")),
+        ("ARG TAG=12 BASE=default\nFROM ${BASE}", ("default",)),
+        ("ARG TAG\nFROM debian:${TAG:-11}", ("debian:11",)),
+        ("ARG VERSION=12.5\nFROM debian:${VERSION%.*}", ("debian:12",)),
         (f"FROM python:3.12@{DIGEST}", (f"python:3.12@{DIGEST}",)),
-        ("FROM scratch\nCOPY --from=busybox:1 /bin /bin\nCOPY --from=0 / /", ("busybox:1",)),
+        ("FROM scratch\nCOPY --from=busybox:1 /bin /bin", ("busybox:1",)),
         (
-            (
-                "FROM a AS one\nFROM b\nCOPY --from=ONE x y\nRUN --mount=type=bind,from=c,target=/c"
-                " true"
-            ),
+            "FROM a AS one\nFROM b\nCOPY --from=ONE x y\nRUN --mount=type=bind,from=c,target=/c true",
             ("a", "b", "c"),
         ),
+        ("FROM a\nFROM b\nCOPY --from=0 / /", ("a", "b")),
         ("FROM \\\n  debian:12 \\\n  AS x\nRUN a \\\n# FROM comment\n b", ("debian:12",)),
         ("# escape=`\nFROM `\n debian:12", ("debian:12",)),
+        ("# syntax=docker/dockerfile:1\n# escape=`\nFROM `\n debian:12", ("debian:12",)),
+        ("# check=skip=all\n# Escape = `\n# syntax=x\nFROM `\n debian:12", ("debian:12",)),
+        ("# comment\n# escape=`\nFROM \\\n debian:12", ("debian:12",)),
+        ("FROM --platform=$BUILDPLATFORM a", ("a",)),
+        (f"FROM a AS bin-{ARCH}\nFROM b AS bin-other\nFROM bin-${{TARGETARCH}}", ("a",)),
+        ("FROM a AS one\nONBUILD COPY --from=b x y\nFROM one", ("a", "b")),
     ],
 )
 def test_the_images_of_a_dockerfile(text: str, images: tuple[str, ...]) -> None:
-    """Every image that a file starts, copies or mounts from is found; stages, numbers and scratch
-    are none."""
+    """Every image that the target's stages start, copy or mount from is found; stages, numbers and
+    scratch are none."""
     assert base_images(text, {}).images == images
 
 
@@ -50,12 +77,150 @@ def test_an_argument_names_a_base() -> None:
 
 
 def test_bases_behind_the_target_are_not_asked_for() -> None:
-    """With a target, the stages after it need no base."""
+    """Stages that the target doesn't need are left out with their bases, as in BuildKit."""
     assert base_images("FROM a AS one\nFROM b AS two", {}, target="One").images == ("a",)
+    assert base_images("FROM a\nFROM b\nRUN --security=insecure x\nFROM 0", {}).images == ("a",)
+
+
+def test_each_from_names_the_image_that_was_found() -> None:
+    """The file that buildah gets names images by their ids, and stages by a name of their own."""
+    text = "ARG T=1\nFROM \\\n a:$T AS x\nRUN one\nFROM x\nCOPY --from=x . ."
+    made = make_buildable(base_images(text, {}), {"a:1": "f" * 64}, {}).text
+    assert made == (
+        f'FROM {"f" * 64} AS x-0\nRUN one\nFROM x-0 AS stage-1\nCOPY --from=x-0 [".", "."]\n'
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\n", "FROM a AS b c"]
+    ("steps", "lines"),
+    [
+        ("ARG A=1 B=2\nRUN x", ["ARG A=1", "ARG B=2", "RUN x"]),
+        ("RUN one \\\n\n# comment\n two", ["RUN one  two"]),
+        ("COPY --link a b", ['COPY ["a", "b"]']),
+        ('COPY ["a b", "/$IN_BASE"]', [r'COPY ["\"a b\"", "/base"]']),
+        ("COPY --chmod=640 --chown=$IN_BASE a b", ['COPY --chown=base --chmod=640 ["a", "b"]']),
+        ("RUN --network=none --security=sandbox x", ["RUN x"]),
+        ("HEALTHCHECK --start-interval=1s --retries=2 CMD x", ["HEALTHCHECK --retries=2 CMD x"]),
+        ('HEALTHCHECK CMD ["x"]', ['HEALTHCHECK CMD ["x"]']),
+        ("WORKDIR a\nWORKDIR ../b", ["WORKDIR /home/a", "WORKDIR /home/b"]),
+        ("RUN --mount=target=. x", ["RUN --mount=type=bind,target=/home,ro x"]),
+        (
+            "RUN --mount=type=bind,src=a,dst=/b,rw x",
+            ["RUN --mount=type=bind,target=/b,source=a,rw x"],
+        ),
+        ("RUN --mount=type=tmpfs,target=/t,size=10m x", ["RUN --mount=type=tmpfs,target=/t x"]),
+        ("RUN --mount=type=secret,id=tok,required=false,env=TOK x", ["RUN x"]),
+        ("RUN --mount=type=ssh x", ["RUN x"]),
+        (
+            "RUN --mount=type=cache,target=/c,sharing=locked,id=x,uid=1,mode=0700 x",
+            ["RUN --mount=type=cache,target=/c,id=x,uid=1,mode=0700 x"],
+        ),
+        ("ENV A=1 B=$A\nENV C=${A}${IN_BASE}", ["ENV A=1", 'ENV B=""', "ENV C=1base"]),
+        ('ENV A=\'$x\' B=\\$x C="a \\""', [r'ENV A="\$x"', r'ENV B="\$x"', r'ENV C="a \""']),
+        ("VOLUME /a $IN_BASE\nUSER ${NO:-u}", ['VOLUME ["/a", "base"]', "USER u"]),
+        ("LABEL a=$x\nEXPOSE $x\nMAINTAINER x", []),
+        ("CMD a b\nENTRYPOINT c", ['CMD ["zsh", "-c", "a b"]', 'ENTRYPOINT ["zsh", "-c", "c"]']),
+        ("CMD []", ["CMD []"]),
+        ('SHELL ["x"]\nCMD a', ['SHELL ["x"]', 'CMD ["x", "a"]']),
+        (
+            "ARG IN_BASE=new\nRUN x",
+            ["ENV IN_BASE=new", "RUN x", "ENV IN_BASE=base"],
+        ),
+    ],
+)
+def test_what_buildah_can_not_read_is_written_out(steps: str, lines: list[str]) -> None:
+    """Nothing is left to fill in, and flags that change nothing here are gone."""
+    assert lines_of(steps) == lines
+
+
+def test_arguments_are_of_their_stage_and_of_those_that_start_from_it() -> None:
+    """One before the first FROM is known to a stage that declares it alone; an ENV ends it."""
+    text = "ARG A=1\nFROM base AS x\nENV B=${A-none}\nARG A\nFROM x\nENV C=$A\nENV A=2\nRUN $A"
+    assert made_of(text).text.splitlines() == [
+        "FROM base AS x-0",
+        "ENV B=none",
+        "ARG A=1",
+        "FROM x-0 AS stage-1",
+        "ARG A=1",
+        "ENV C=1",
+        "ENV A=2",
+        "RUN $A",
+    ]
+    assert lines_of("ARG A=1\nENV B=$A", {"A": "given", "X": "y"}) == ["ARG A=given", "ENV B=given"]
+
+
+def test_triggers_run_in_the_stage_that_starts_from_theirs() -> None:
+    """ONBUILD waits for the next stage of the file."""
+    made = made_of("FROM base AS x\nONBUILD ENV A=$IN_BASE\nFROM x\nRUN y").text.splitlines()
+    assert made == ["FROM base AS x-0", "FROM x-0 AS stage-1", "ENV A=base", "RUN y"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval_ns"),
+    [
+        ("RUN x", 7),
+        ("HEALTHCHECK CMD x", 0),
+        ("HEALTHCHECK NONE", 0),
+        ("HEALTHCHECK --start-interval=1m2s CMD x", 62_000_000_000),
+    ],
+)
+def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) -> None:
+    """buildah would lose that of the base image's check, too."""
+    assert made_of(f"FROM base\n{steps}").start_interval_ns == interval_ns
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ("RUN --security=insecure x", "--security=insecure"),
+        ("RUN --device=x y", "--device=x"),
+        ("RUN --mount=type=secret,id=tok,required=true x", "tok"),
+        ("RUN --mount=type=secret,id=tok,required x", "tok"),
+        ("RUN --mount=type=bind,what=1,target=/x y", "what"),
+        ("RUN --mount=type=bind,target=/ y", "target"),
+        ("RUN --mount=type=bind,from=$IN_BASE,target=/a y", "$IN_BASE"),
+        ("ADD --keep-git-dir=true a b", "--keep-git-dir"),
+        ("ADD --checksum=sha256:1 https://x.example/y /y", "--checksum"),
+        ("COPY --from=other --exclude=*.pem a b", "--exclude"),
+        ("COPY --from=other --parents a b", "--parents"),
+        ("COPY --from=other --chmod=a+X a b", "--chmod"),
+        ("COPY --chmod=banana a b", "banana"),
+        ("COPY --from=$IN_BASE a b", "$IN_BASE"),
+        ("COPY --from=3 a b", "3"),
+        ("COPY a", "COPY"),
+        ('COPY "a b" /c', "quote"),
+        ("USER ${USER_NAME:?give a name}", "give a name"),
+        ("ENV A=${IN_BASE^}", "operator"),
+        ("ENV a", "ENV"),
+        ("HEALTHCHECK --start-interval=soon CMD x", "soon"),
+        ("HEALTHCHECK MAYBE", "HEALTHCHECK"),
+        ("SHELL bash -c", "SHELL"),
+        ("DANCE", "DANCE"),
+        ("RUN", "RUN"),
+        ("ONBUILD RUN <<E\nx\nE\nFROM 0", "ONBUILD"),
+    ],
+)
+def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str, named: str) -> None:
+    """Nothing is dropped in silence: the line and what is wrong with it are named."""
+    with pytest.raises(DockerfileError) as caught:
+        made_of(f"FROM base\n# comment\n{steps}")
+    assert named in str(caught.value)
+    assert str(caught.value).startswith(f"line {6 if 'FROM 0' in steps else 3}:")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\n", "FROM a AS b c"),
+        *(
+            "FROM a AS 1x",
+            "FROM --platform=plan9/mips a",
+            "FROM --other=1 a",
+            "FROM 'a",
+            "FROM a;b",
+        ),
+        *("# escape=x\nFROM a", "FROM a\nRUN \0", "FROM \udc80", "FROM a\nRUN " + "x" * 65_536),
+    ],
 )
 def test_what_can_not_be_built_is_refused(text: str) -> None:
     """A file without FROM, with a broken one or with a here-document without an end is an error
@@ -64,31 +229,59 @@ def test_what_can_not_be_built_is_refused(text: str) -> None:
         base_images(text, {})
 
 
-def test_each_from_names_the_image_that_was_found() -> None:
-    """The file that buildah gets names images by their ids; stages and all other lines are as they
-    were."""
-    text = "ARG T=1\nFROM \\\n a:$T AS x\nRUN one\nFROM x\nCOPY --from=x . ."
-    ids = {"a:1": "f" * 64}
-    assert (
-        make_buildable(text, base_images(text, {}), ids).text
-        == f"ARG T=1\nFROM {'f' * 64} AS x\n\nRUN one\nFROM x\nCOPY --from=x . .\n"
-    )
-
-
 @given(st.text(alphabet="FROMfrom \\\n`#$={}:-+<>EOF\"'\0é", max_size=200))
+@settings(max_examples=40, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     """A hostile file gives bases or `DockerfileError`, and never another exception."""
     with suppress(DockerfileError):
-        found = base_images(text, {})
-        make_buildable(text, found, {})
+        made_of(text)
+    with suppress(DockerfileError):
+        made_of(f"FROM a\nRUN {text}")
+
+
+WORDS = st.sampled_from(
+    [
+        *"$\\\"'{}:-+?#%/=,.`a[] \n",
+        *("COPY ", "ENV ", "ARG ", "RUN ", "FROM ", " AS ", "${A", "<<E", "\nE\n"),
+        *("--mount=type=bind,target=", "--from=", "--chmod=", "--exclude="),
+    ]
+)
+
+
+@given(st.lists(WORDS, max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_any_words_are_translated_or_refused(words: list[str]) -> None:
+    """What buildah gets has as many lines as instructions, so none of its words becomes one."""
+    with suppress(DockerfileError):
+        made = made_of("FROM base\n" + "".join(words) + "\n")
+        allowed = {"FROM", "ARG", "ENV", "COPY", "ADD", "RUN"}
+        assert {line.split(" ")[0] for line in made.text.splitlines()} <= allowed
+        assert not [line for line in made.text.splitlines() if line.endswith("\\")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RUN <<A\n" * (1 << 17),
+        "RUN a\\\n" + "b\\\n" * 349_000,
+        ("RUN " + "[" * 60_000 + "\n") * 17,
+        "ONBUILD " * 7_000,
+    ],
+    ids=["here-documents", "continued", "brackets", "triggers"],
+)
+def test_a_file_that_keeps_the_parser_busy_is_refused_in_time(text: str) -> None:
+    """The parser's work is quadratic in places: it is bounded, in a process of its own."""
+    begin = time.monotonic()
+    with pytest.raises(DockerfileError):
+        base_images(text, {})
+    assert time.monotonic() - begin < 20
 
 
 def test_arguments_that_double_each_other_are_refused() -> None:
-    """Each argument twice the one before would fill the memory: a value has a bound."""
-    lines = [
-        "ARG A0=xxxxxxxx",
-        *(f"ARG A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 18)),
-        "FROM $A17",
-    ]
+    """Each argument twice the one before would fill the memory: a value has a bound, and so has
+    what all values of a file take together."""
+    doubled = [f"ARG A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 18)]
     with pytest.raises(DockerfileError):
-        base_images("\n".join(lines), {})
+        base_images("\n".join(["ARG A0=xxxxxxxx", *doubled, "FROM $A17"]), {})
+    with pytest.raises(DockerfileError):
+        made_of("FROM base\nARG A0=xxxxxxxx\n" + "\n".join(doubled[:11] + ["ENV B=$A11"] * 2000))

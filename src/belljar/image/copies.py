@@ -1,0 +1,111 @@
+"""What a COPY or ADD takes from the context, made ready where buildah 1.28 lacks the flag for it.
+
+`--chmod=u=rwX,go=rX`, `--exclude`, `--parents` and `--checksum` are done on a copy of the sources.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.image.context import parse_ignore, take_context
+from belljar.image.parser import DockerfileError
+from belljar.image.store import file_sha256
+from belljar.image.tools import run_tool, tool
+
+CHMOD: Final = re.compile(r"[ugoa]*([-+=]([rwxXst]+|[ugo])?)+(,[ugoa]*([-+=]([rwxXst]+|[ugo])?)+)*")
+"""A symbolic mode."""
+# gzip, bzip2, xz, zstd; a tar file has its mark at 257.
+_ARCHIVES: Final = (b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+_PATTERN: Final = re.compile(r"[*?[\\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Sources of the instruction at `line`, as written; `chmod`: symbolic or empty."""
+
+    line: int
+    is_add: bool
+    sources: tuple[str, ...]
+    excludes: tuple[str, ...]
+    has_parents: bool
+    chmod: str
+    checksum: str
+
+    @property
+    def source(self) -> str:
+        """What an instruction copies of the directory that `prepare` fills."""
+        return f"{self.line}/from/0/d/" if self.has_parents else f"{self.line}/from/*/*"
+
+
+def prepare(copy: Copy, context: Path, into: Path) -> None:
+    """Copy what the instruction takes of `context` below `into`. Raises `DockerfileError`.
+
+    Both are private: no step has run. No link is followed.
+    """
+    into, number = into / f"{copy.line}/from", 0
+    for source in copy.sources:
+        parent, has_pivot, below = source.partition("/./")
+        if copy.has_parents and not has_pivot:
+            parent, below = "", source
+        excludes = copy.excludes
+        if copy.has_parents:
+            excludes = ("*", f"!{_plain(below) or '**'}", *excludes)
+        for path in _matching(copy.line, context, parent if copy.has_parents else source):
+            target = into / ("0" if copy.has_parents else f"{number:06}")
+            ignored, number = parse_ignore("\n".join(excludes)), number + 1
+            if path.is_dir():
+                (target / "d").mkdir(parents=True, exist_ok=True)
+                take_context(path, ignored, target / "d")
+            elif path.name not in ignored:
+                _check_file(copy, path)
+                target.mkdir(parents=True)
+                shutil.copy2(path, target)
+        if not copy.excludes and not _PATTERN.search(source) and not _is_found(into):
+            raise DockerfileError(f"line {copy.line}: the context has no {source}")
+    if not into.is_dir():  # every file is excluded: an empty directory is copied
+        (into / "0/d").mkdir(parents=True)
+    if copy.chmod:
+        shell = [tool("sh"), "-c", 'umask 022; exec chmod -R -- "$@"', "sh"]
+        run_tool([*shell, copy.chmod, str(into.parent)], timeout_s=600)
+
+
+def _is_found(into: Path) -> bool:
+    return any(into.glob("*/*")) and (not (into / "0/d").is_dir() or any((into / "0/d").iterdir()))
+
+
+def _plain(path: str) -> str:
+    return posixpath.normpath("/" + path).strip("/")
+
+
+def _matching(line: int, context: Path, source: str) -> Iterator[Path]:
+    """The entries that a source names, by Go's `filepath.Match`."""
+    found = [context]
+    for part in filter(None, _plain(source).split("/")):
+        rule, names = parse_ignore(re.sub("^([#!])", r"\\\1", part)), [part]
+        parents, found = found, []
+        for path in filter(Path.is_dir, parents):
+            if _PATTERN.search(part):
+                names = sorted(each.name for each in path.iterdir() if each.name in rule)
+            found += [path / name for name in names if os.path.lexists(path / name)]
+        if any(path.is_symlink() for path in found):
+            raise DockerfileError(f"line {line}: {source} is a link, which these flags can't copy")
+    yield from found
+
+
+def _check_file(copy: Copy, path: Path) -> None:
+    """Raises `DockerfileError` for another checksum, and for an archive that ADD would unpack."""
+    with path.open("rb") as file:
+        head = file.read(512)
+    if copy.is_add and (head.startswith(_ARCHIVES) or head[257:262] == b"ustar"):
+        what = f"ADD would unpack {path.name}: use RUN tar, or drop the flag"
+        raise DockerfileError(f"line {copy.line}: {what}")
+    if copy.checksum and f"sha256:{file_sha256(path)}" != copy.checksum:
+        what = f"{path.name} is not the file of --checksum={copy.checksum}"
+        raise DockerfileError(f"line {copy.line}: {what}")

@@ -1,0 +1,94 @@
+"""Reading a Dockerfile with BuildKit's own parser (the package `dockerfile`), in a process apart.
+
+The parser is a Go library: hostile text can crash it or keep it busy for minutes, and its threads
+would stay in a process that forks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+MAX_BYTES: Final = 1 << 20
+"""Of a Dockerfile."""
+MAX_LINE_BYTES: Final = 65_000  # BuildKit's and buildah's readers drop what follows a longer line
+_TIMEOUT_S: Final = 10
+_PROGRAM: Final = Path(__file__).with_name("parser_process.py")
+_DIRECTIVE: Final = re.compile(r"#\s*(syntax|escape|check)\s*=\s*(.+?)\s*", re.IGNORECASE)
+
+
+class DockerfileError(ValueError):
+    """The text is for the Dockerfile's author."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`line` counts from 1; `heredocs` are names with their lines as written."""
+
+    word: str
+    line: int
+    flags: tuple[str, ...]
+    values: tuple[str, ...]
+    is_json: bool
+    text: str
+    heredocs: tuple[tuple[str, str], ...]
+
+
+@lru_cache(maxsize=64)
+def parse(text: str) -> tuple[Instruction, ...]:
+    """The instructions of a Dockerfile. Raises `DockerfileError`."""
+    lines = text.removeprefix("\ufeff").split("\n")
+    # The package knows no `check`, which would end the directives: `escape` comes first.
+    lines.insert(0, lines.pop(_escape_at(lines)[0]))
+    try:
+        raw = "\n".join(lines).encode()
+    except UnicodeEncodeError:
+        raise DockerfileError("it is not UTF-8") from None
+    if len(raw) > MAX_BYTES:
+        raise DockerfileError("it is larger than 1 MiB")
+    if b"\0" in raw:
+        raise DockerfileError("it contains a NUL byte")
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise DockerfileError(f"line {number}: it has more than {MAX_LINE_BYTES:,} bytes")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(_PROGRAM), json.dumps(sys.path)],
+            input=raw,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            env={},
+            check=False,
+        )
+        found = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        raise DockerfileError("its parser failed, or took too much time or memory") from None
+    if isinstance(found, str):
+        raise DockerfileError(found)
+    return tuple(
+        Instruction(word, line, tuple(flags), tuple(values), is_json, text, tuple(map(tuple, docs)))
+        for word, line, flags, values, is_json, text, docs in found
+    )
+
+
+def escape_of(text: str) -> str:
+    """The escape character that a parser directive names, else a backslash."""
+    return _escape_at(text.removeprefix("\ufeff").split("\n"))[1]
+
+
+def _escape_at(lines: Sequence[str]) -> tuple[int, str]:
+    """The line of the directive, from 0, and the character."""
+    for number, line in enumerate(lines):
+        directive = _DIRECTIVE.fullmatch(line.strip())
+        if directive is None:
+            break
+        if directive[1].lower() == "escape":
+            return number, directive[2]
+    return 0, "\\"

@@ -1,0 +1,57 @@
+"""The process apart of `belljar.image.parser`: a Dockerfile on standard input, JSON as output.
+
+It is run as a file, by a Python that imports nothing else: it starts in 20 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from bisect import bisect_left
+
+_CPU_S = 3
+_MAX_DATA_BYTES = 2 << 30
+_MAX_INSTRUCTIONS = 10_000
+
+
+def main() -> None:
+    """Write the instructions, or what is wrong with them."""
+    sys.path[:] = json.loads(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    import dockerfile  # type: ignore[import-not-found] # a compiled module without stubs
+
+    text = sys.stdin.buffer.read().decode()
+
+    def complaint(last: int) -> str:
+        """What is wrong with the text to line `last`."""
+        try:
+            dockerfile.parse_string("\n".join(text.split("\n")[:last]))
+        except dockerfile.GoParseError as error:
+            return str(error)
+        return ""
+
+    found: object
+    try:
+        commands = dockerfile.parse_string(text)
+        found = [
+            (
+                *(each.cmd.upper(), each.start_line, each.flags, each.value, each.json),
+                *(each.original, [(doc.name, doc.content) for doc in each.heredocs]),
+            )
+            for each in commands
+        ]
+        if len(commands) > _MAX_INSTRUCTIONS:
+            found = f"it has more than {_MAX_INSTRUCTIONS:,} instructions"
+    except dockerfile.GoParseError as error:
+        what = str(error)  # without its line: it is the first that the text has this error with
+        lines = range(1, text.count("\n") + 1)
+        line = bisect_left(lines, 1, key=lambda last: int(complaint(last) == what))
+        found = f"line {line + 1}: {what}"
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The stages of a Dockerfile, and the images that they start or copy from. Pure."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from belljar.image.kernel import debian_arch
+from belljar.image.parser import DockerfileError, Instruction, escape_of, parse
+from belljar.image.variables import Expander
+
+TRUE: Final = frozenset({"true", "1", "t"})
+"""What Go reads as true, in lower case."""
+# Of one file: stages, and the instructions of ONBUILD that each of them may run.
+_MAX_STAGES: Final = 200
+_MAX_TRIGGERS: Final = 100
+_NAME: Final = re.compile(r"[^\s\"'\\$=]+")
+_STAGE: Final = re.compile(r"[a-z][a-z0-9_.-]*")
+_IMAGE: Final = re.compile(r"[\w./:@-]+", re.ASCII)
+_FLAGS: Final = {
+    "FROM": {"platform"},
+    "RUN": {"mount", "network", "security"},
+    "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
+    "ADD": {"chown", "chmod", "link", "exclude", "checksum"},
+    "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
+}
+_LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stage:
+    """`name`: its own among all; `base`: an image, or the stage that it starts from."""
+
+    name: str
+    base: str | Stage
+    items: tuple[Instruction, ...]
+    earlier: Mapping[str, Stage]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def triggers(self, line: int) -> list[Instruction]:
+        """The instructions of ONBUILD, for a stage at `line` that starts from this one."""
+        texts = [item.text.partition(" ")[2] for item in self.items if item.word == "ONBUILD"]
+        if len(texts) > _MAX_TRIGGERS or any("<<" in text or text[-1:] == "\\" for text in texts):
+            raise DockerfileError("the ONBUILD of its base are too many, or have here-documents")
+        return [replace(item, line=line) for item in (parse("\n".join(texts)) if texts else ())]
+
+    def sources(self) -> Iterator[str | Stage]:
+        """The images and stages copied or mounted from."""
+        for item in self.items:
+            with at_line(item.line):
+                for name, value in flags_of(item):
+                    if item.word == "RUN" and name == "mount":
+                        yield self.source(mount_options(value).get("from", ""))
+                    elif name == "from":
+                        yield self.source(value)
+
+    def source(self, name: str) -> str | Stage:
+        """An earlier stage by its name or number, an image, or nothing."""
+        found = self.earlier.get(name.lower(), name)
+        if name and found == name and (name.isdigit() or not _IMAGE.fullmatch(name)):
+            raise DockerfileError(f"from={name} names neither an earlier stage nor an image")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bases:
+    """Images started or copied from, and the stages that the target needs, the target last.
+
+    `known`: the arguments before the first FROM, and those of the platform. `context`: a name that
+    the file can't contain, as it is made of the file's digest.
+    """
+
+    images: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    args: Mapping[str, str]
+    known: Mapping[str, str]
+    escape: str
+    context: str
+
+
+def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
+    """The images used for stage `target`, else the last. Raises `DockerfileError`."""
+    arch = debian_arch()
+    platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
+    known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
+    known |= {name: args[name] for name in known if name in args}
+    expander = Expander(env=known, escape=escape_of(text))
+    begun = list[tuple[Instruction, list[Instruction]]]()
+    for item in parse(text):
+        with at_line(item.line):
+            if item.word == "FROM":
+                begun.append((item, []))
+            elif begun:
+                begun[-1][1].append(item)
+            elif item.word == "ARG":
+                for name, value in declare(item, args, {}, expander.expand):
+                    known[name] = value
+            else:
+                raise DockerfileError(f"{item.word} stands before the first FROM")
+    if not begun or len(begun) > _MAX_STAGES:
+        raise DockerfileError(f"it has no FROM, or more than {_MAX_STAGES}")
+    stages, by_name = list[Stage](), dict[str, Stage]()
+    for number, (item, items) in enumerate(begun):
+        with at_line(item.line):
+            image, name = _from(item, expander.expand)
+            base = by_name.get(image.lower(), image)
+            items[:0] = base.triggers(item.line) if isinstance(base, Stage) else []
+        unique = f"{name or 'stage'}-{number}"
+        stages.append(Stage(name=unique, base=base, items=tuple(items), earlier=dict(by_name)))
+        by_name |= {name or str(number): stages[-1], str(number): stages[-1]}
+    last = by_name.get(target.lower()) if target else stages[-1]
+    if last is None:
+        raise DockerfileError(f"it has no stage {target}")
+    needed, images = [last], list[str]()
+    for stage in reversed(stages):
+        if stage in needed:
+            found = [stage.base, *stage.sources()]
+            needed += [each for each in found if isinstance(each, Stage)]
+            images[:0] = [each for each in found if isinstance(each, str)]
+    return Bases(
+        images=tuple(image for image in dict.fromkeys(images) if image not in {"", "scratch"}),
+        stages=tuple(stage for stage in stages if stage in needed),
+        args=args,
+        known=known,
+        escape=expander.escape,
+        context=f"heredocs-{hashlib.sha256(text.encode()).hexdigest()[:40]}",
+    )
+
+
+@contextmanager
+def at_line(line: int) -> Iterator[None]:
+    """Errors within name the line."""
+    try:
+        yield
+    except DockerfileError as error:
+        raise DockerfileError(f"line {line}: {error}") from None
+
+
+def declare(
+    item: Instruction,
+    args: Mapping[str, str],
+    inherited: Mapping[str, str],
+    expand: Callable[[str], str],
+) -> Iterator[tuple[str, str]]:
+    """The arguments of an ARG that have a value: a given one, a default, or an inherited one."""
+    for word in item.values:
+        name, has_default, default = word.partition("=")
+        if not _NAME.fullmatch(name):
+            raise DockerfileError(f"ARG {word} has no plain name")
+        if name in args:
+            yield name, args[name]
+        elif has_default:
+            yield name, expand(default)
+        elif name in inherited:
+            yield name, inherited[name]
+
+
+def _from(item: Instruction, expand: Callable[[str], str]) -> tuple[str, str]:
+    """The image or stage, and the name of the new stage."""
+    if len(item.values) not in {1, 3} or "".join(item.values[1:2]).lower() not in ("", "as"):
+        raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
+    for _, written in flags_of(item):
+        platform = expand(written).lower().replace("x86_64", "amd64").replace("aarch64", "arm64")
+        if platform.split("/")[:2] not in (["linux", debian_arch()], ["linux"]):
+            raise DockerfileError(f"--platform={written} is not this machine's platform")
+    image, name = expand(item.values[0]), "".join(item.values[2:]).lower()
+    if not image:
+        what = f"`FROM {item.values[0]}` names no image: give the argument with --build-arg"
+        raise DockerfileError(what)
+    if not _IMAGE.fullmatch(image) or (name and not _STAGE.fullmatch(name)):
+        raise DockerfileError(f"a FROM names no image or stage: {item.text[:80]}")
+    return image, name
+
+
+def flags_of(item: Instruction) -> list[tuple[str, str]]:
+    """Names and values. Raises `DockerfileError` for a flag that can't be honoured."""
+    found = []
+    for flag in item.flags:
+        name, has_value, value = flag.removeprefix("--").partition("=")
+        if name not in _FLAGS.get(item.word, ()):
+            raise DockerfileError(f"{item.word} can't have {flag} here")
+        found.append((name, value if has_value else "true"))
+    return found
+
+
+def mount_options(text: str) -> dict[str, str]:
+    """The options of a `--mount` by their longest names. Raises `DockerfileError`."""
+    found = dict[str, str]()
+    try:
+        fields = next(csv.reader([text], strict=True), [])
+    except csv.Error:
+        fields = [""]
+    for each in fields:
+        key, has_value, value = each.partition("=")
+        key, value = key.lower(), value if has_value else "true"
+        if key in {"rw", "readwrite"}:
+            key, value = "readonly", str(value.lower() not in TRUE)
+        elif not has_value and key not in {"ro", "readonly", "required"}:
+            raise DockerfileError(f"--mount={text} has an option without a value: {each!r}")
+        found[_LONGER.get(key, key)] = value
+    return found

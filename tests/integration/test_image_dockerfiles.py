@@ -1,0 +1,146 @@
+"""Dockerfiles that BuildKit builds, built with a real buildah and run in a cell."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.fakes.images import add_small_image
+
+from belljar.errors import PolicyError
+from belljar.image.buildah import BuildRequest, StepError, build_dockerfile
+from belljar.image.kernel import debian_arch
+
+pytestmark = [pytest.mark.slow]
+
+FORMS = """# syntax=docker/dockerfile:1
+# escape=`
+ARG TAG=12 BASE=small EXT=a.b.c
+FROM ${BASE} AS bin-{arch}
+USER root
+RUN echo {arch} > /arch `
+ && echo two > /two
+FROM not-in-the-store AS bin-other
+RUN --security=insecure true
+FROM --platform=$BUILDPLATFORM bin-${TARGETARCH} AS last
+ARG A=1 B=2 EXT
+RUN [ "$A$B" = 12 ]
+ENV W=${EXT%.*} X=${NO-x} Y=${A:+y} Z=${EXT//./_} D="a `$b 'q'" E="back\\slash"
+RUN echo "$W $X $Y $Z $D $E" > /env
+COPY --link --chmod=u=rwX,go=rX --chown=1000:1000 src/ /srv/
+COPY --parents a/./b /x/
+COPY --exclude=*.pem src /no-pem
+ADD --checksum=sha256:{checksum} f /f
+RUN --network=none true
+WORKDIR /work
+RUN --mount=type=bind,target=. ls > /seen
+RUN --mount=type=tmpfs,target=/mnt/t,size=10m ls -a /mnt/t > /tmpfs
+RUN --mount=type=secret,id=tok,required=false,env=TOK echo "[$TOK]" > /tok
+RUN --mount=type=cache,target=/c,sharing=locked,id=x,uid=1000,mode=0700 ls -ldn /c > /cache
+COPY <<EOF /body
+$W "q"
+EOF
+HEALTHCHECK --start-interval=1s --interval=5s CMD true
+ENTRYPOINT []
+CMD echo $A
+"""
+LOOK = (
+    'for f in arch two env f tmpfs tok body x/b/c; do echo "$f:" $(cat /$f); done; '
+    "echo seen: $(cat /seen); head -c 17 /cache; echo; ls -n /no-pem /srv /srv/sub"
+)
+POLICY = "belljar: 1\nrisk: low\ntier: container\nimage: forms:1\n"
+
+
+def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
+    """Directives, arguments, platforms, variables, flags, mounts and here-documents mean in a cell
+    of the image what they mean in one that BuildKit built."""
+    add_small_image(home)
+    for name, mode in {
+        "f": 0o644,
+        "src/run": 0o711,
+        "src/sub/t": 0o600,
+        "src/x.pem": 0o600,
+    }.items():
+        path = tmp_path / "c" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("content")
+        path.chmod(mode)
+    (tmp_path / "c/a/b").mkdir(parents=True)
+    (tmp_path / "c/a/b/c").write_text("parents")
+    checksum = hashlib.sha256(b"content").hexdigest()
+    text = FORMS.replace("{arch}", debian_arch()).replace("{checksum}", checksum)
+    (tmp_path / "c/Dockerfile").write_text(text)
+    made, _ = build_dockerfile(home, BuildRequest(context=tmp_path / "c", name="forms:1"))
+    assert made.healthcheck is not None
+    assert (made.healthcheck.start_interval_ns, made.healthcheck.interval_ns) == (10**9, 5 * 10**9)
+    assert (made.cmd, made.workdir) == (("/bin/sh", "-c", "echo $A"), "/work")
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    command = ["exec", str(tmp_path / "policy.yaml"), "--", "sh", "-c", LOOK]
+    done = subprocess.run(
+        [sys.executable, "-m", "belljar", *command],
+        env={**os.environ, "BELLJAR_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:10] == [
+        f"arch: {debian_arch()}",
+        "two: two",
+        "env: a.b x y a_b_c a $b 'q' back\\slash",
+        "f: content",
+        "tmpfs: . ..",
+        "tok: []",
+        'body: a.b "q"',
+        "x/b/c: parents",
+        "seen: Dockerfile a f src",
+        "drwx------ 2 1000",
+    ]
+    listed = {words[-1]: words for line in lines[10:] if len(words := line.split()) > 8}
+    by_place = "\n".join(lines[10:]).split("/srv:")
+    assert {"run", "sub"} == {line.split()[-1] for line in by_place[0].splitlines()[2:] if line}
+    assert [listed[name][:1] + listed[name][2:4] for name in ("run", "t", "x.pem")] == [
+        ["-rwxr-xr-x", "1000", "1000"],
+        ["-rw-r--r--", "1000", "1000"],
+        ["-rw-r--r--", "1000", "1000"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "hint", "wants_network"),
+    [
+        ("RUN echo x > /in-root", "USER root", False),
+        ("RUN echo 'curl: (6) Could not resolve host: x'; exit 6", "--network", True),
+        ("RUN exit 3", "", False),
+        ("COPY missing /x", "", False),
+    ],
+)
+def test_a_hint_fits_the_failure(
+    home: Path, tmp_path: Path, step: str, hint: str, *, wants_network: bool
+) -> None:
+    """The network is named where a step looks for one, and the user where it lacks rights."""
+    add_small_image(home)
+    (tmp_path / "Dockerfile").write_text(f"FROM small\n{step}\n")
+    with pytest.raises(StepError) as caught:
+        build_dockerfile(home, BuildRequest(context=tmp_path, name="failing:1"))
+    assert bool(caught.value.hint) is bool(hint)
+    assert hint in caught.value.hint
+    assert caught.value.wants_network is wants_network
+
+
+def test_a_context_that_does_not_fit_is_refused_before_a_base_is_loaded(
+    home: Path, tmp_path: Path
+) -> None:
+    """Another file than its checksum says."""
+    add_small_image(home)
+    (tmp_path / "f").write_text("other")
+    (tmp_path / "Dockerfile").write_text("FROM small\nADD --checksum=sha256:0 f /f\n")
+    lines: list[str] = []
+    with pytest.raises(PolicyError, match="line 2"):
+        build_dockerfile(home, BuildRequest(context=tmp_path, name="other:1"), report=lines.append)
+    assert lines == []

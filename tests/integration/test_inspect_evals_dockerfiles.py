@@ -1,0 +1,41 @@
+"""Every Dockerfile of inspect_evals, where it is installed: parsed, and built or refused by its
+line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+import pytest
+from tests.integration.real_images import package
+
+from belljar.image.dockerfile import DockerfileError, base_images, make_buildable
+
+
+def test_all_dockerfiles_are_read_and_nearly_all_are_translated() -> None:
+    """Of the 143 files each is translated for buildah but the template that is no Dockerfile, whose
+    refusal names the line; what buildah gets is read again with nothing left to translate."""
+    try:
+        version = importlib.metadata.version("inspect-evals")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("inspect_evals isn't installed")
+    if tuple(map(int, version.split(".")[:2])) < (0, 28):
+        pytest.skip(f"inspect_evals is {version}, not 0.28")
+    root = package()
+    files = sorted(
+        path
+        for path in root.rglob("*")
+        if "dockerfile" in path.name.lower() and path.suffix not in {".py", ".pyc", ".md"}
+    )
+    assert len(files) == 143
+    refused = {}
+    for path in files:
+        try:
+            made = make_buildable(base_images(path.read_text(), {}), {}, {})
+            again = make_buildable(base_images(made.text, {}), {}, {})
+            assert not again.files
+            assert not again.copies
+        except DockerfileError as error:
+            refused[str(path.relative_to(root))] = str(error)
+    assert set(refused) == {"agent_bench/Dockerfile.template.j2"}
+    assert all(re.match(r"line \d+: ", what) for what in refused.values())

@@ -1,0 +1,113 @@
+"""Variables in a Dockerfile's words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.image.parser import DockerfileError
+from belljar.image.variables import Expander
+
+ENV = {"V": "a.b.c", "EMPTY": "", "P": "/usr/lib/x.tar.gz", "é": "e"}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("$V${V}x$Vx", "a.b.ca.b.cx"),
+        ("${NO-x} ${EMPTY-x} ${V-x}", "x  a.b.c"),
+        ("${NO:-x} ${EMPTY:-x} ${V:-x}", "x x a.b.c"),
+        ("${NO+x}|${EMPTY+x}|${V+x}", "|x|x"),
+        ("${NO:+x}|${EMPTY:+x}|${V:+x}", "||x"),
+        ("${V:?no}${EMPTY?no}", "a.b.c"),
+        ("${V#*.} ${V##*.} ${V#b}", "b.c c a.b.c"),
+        ("${V%.*} ${V%%.*} ${V%b}", "a.b a a.b.c"),
+        ("${V/./_} ${V//./_} ${V//?./} ${V//x/y}", "a_b.c a_b_c c a.b.c"),
+        ("${P##*/} ${P%.tar.*} ${P/\\/usr/}", "x.tar.gz /usr/lib/x /lib/x.tar.gz"),
+        ("${V#\\*}", "a.b.c"),
+        ('\\$V \'$V\' "$V" "\\$V" a\\b', "$V $V a.b.c $V ab"),
+        ("\"a\\b\" 'a\\b' \\\\", "a\\b a\\b \\"),
+        ("${NO:-${V%.*}} ${NO:-'}'} ${NO:-\"$V\"}", "a.b } a.b.c"),
+        ("$ a$", "$ a$"),
+        ("$é $1 $$", "e  "),
+    ],
+)
+def test_variables_are_filled_in_as_buildkit_does(word: str, value: str) -> None:
+    """Each form of the Dockerfile reference."""
+    assert Expander(env=ENV).expand(word) == value
+
+
+def test_the_escape_character_is_the_files() -> None:
+    """With a backtick, a backslash is a letter."""
+    assert Expander(env=ENV, escape="`").expand(r"a\$V`$V") == r"a\a.b.c$V"
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("${NO:?give it}", "give it"),
+        ("${NO?}", "NO"),
+        ("${EMPTY:?}", "EMPTY"),
+        *(("${V-", "}"), ("${}", "name"), ("${V^^}", "operator"), ("'a", "quote"), ('"a', "quote")),
+        *(("${V/a}", "/"), ("${V#\\a}", "escape"), ("${V:=x}", "operator")),
+        ("${A:-" * 40 + "}" * 40, "deep"),
+    ],
+)
+def test_a_broken_or_missing_variable_is_an_error(word: str, says: str) -> None:
+    """`:?` stops with its message."""
+    with pytest.raises(DockerfileError) as caught:
+        Expander(env=ENV).expand(word)
+    assert says in str(caught.value)
+
+
+NAMES = st.sampled_from(["V", "EMPTY", "P", "NO"])
+PARTS = st.text(alphabet="abc./x*?", max_size=4)
+PATTERNS = st.text(alphabet="abc.*?", min_size=1, max_size=4)
+OPERATORS = st.sampled_from(["-", ":-", "+", ":+", "#", "##", "%", "%%"])
+FORMS = st.one_of(
+    st.builds("${{{}}}".format, NAMES),
+    st.builds("${{{}{}{}}}".format, NAMES, OPERATORS, PARTS),
+    st.builds("${{{}{}{}/x}}".format, NAMES, st.sampled_from(["/", "//"]), PATTERNS),
+    st.builds('"{}$V"'.format, st.text(alphabet="abc. ", max_size=3)),
+    st.builds("'{}'".format, st.text(alphabet="abc. $", max_size=3)),
+)
+
+
+@given(st.lists(FORMS, min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_a_shell_gives_the_same(forms: list[str]) -> None:
+    """The forms that are bash's too have the value that bash gives them."""
+    word = "".join(forms)
+    done = subprocess.run(
+        ["bash", "-fc", f"IFS=; printf %s {word}"],
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **ENV},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Expander(env=ENV).expand(word) == done.stdout
+
+
+@given(st.text(alphabet="${}VNO:-+?#%/\\'\"*. `é\n", max_size=60))
+def test_any_word_is_filled_in_or_refused(word: str) -> None:
+    """No hostile word gives another error."""
+    expander = Expander(env=ENV)
+    for expand in (expander.expand, expander.expand_document):
+        with suppress(DockerfileError):
+            expand(word)
+
+
+def test_a_pattern_of_many_stars_takes_no_time() -> None:
+    """Its time is bounded: for one value, and for all of a file."""
+    begin = time.monotonic()
+    env = {"V": "a" * 4000}
+    assert Expander(env=env).expand("${V%%" + "*a" * 100 + "b}") == env["V"]
+    with pytest.raises(DockerfileError):
+        Expander(env=env).expand("${V//*a*b/}" * 1000)
+    assert time.monotonic() - begin < 20
