@@ -159,6 +159,10 @@ def table(findings: RunFindings) -> Table:
 def _cells(row: Row) -> list[str]:
     transcript, verdict = row.transcript, row.verdict.value
     degraded = [f"cell {cell}: {each}" for cell, each in row.degraded]
+    not_run = [
+        f"scorer: `{printable(name, max_chars=100)}` not found or not runnable, {count:,} time(s)"
+        for name, count in row.not_run.items()
+    ]
     epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
         f"{transcript.sample}{epoch}",
@@ -171,7 +175,7 @@ def _cells(row: Row) -> list[str]:
         format_size(row.bytes_out),
         format_duration(row.lasted_s),
         "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
-        "; ".join((*map(str, row.reasons), *degraded, *transcript.notes)),
+        "; ".join((*map(str, row.reasons), *degraded, *not_run, *transcript.notes)),
     ]
 
 

@@ -21,6 +21,7 @@ from belljar.cli.console import (
     task_args_option,
 )
 from belljar.errors import PolicyError
+from belljar.image.store import MADE_HERE
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ def build(
     Examples:
       belljar image build -t tools:1 DIRECTORY           from a Dockerfile
       belljar image build -t tools:1 --network --apt jq  packages added to --base
-      belljar image build default                        Belljar's own: default, debian-dev
+      belljar image build default                        Belljar's own: default, debian-dev, inspect
     """
     from belljar.interrupts import termination_as_interrupt
 
@@ -337,7 +338,7 @@ def build(
 
         with termination_as_interrupt():
             made = build_packages(home, name, base=base, apt=apt, pip=pip, report=report)
-    elif not (dockerfile or name or context) or context in {"default", "debian-dev"}:
+    elif not (dockerfile or name or context) or context in MADE_HERE:
         from belljar.image.build import build_image, recipe
 
         own = context or "default"

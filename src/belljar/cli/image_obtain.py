@@ -97,9 +97,14 @@ def obtain_all(
     Before anything is got: `PolicyError` for different builds of one name.
     """
     from belljar.harness.source import build_missing, running_builds
+    from belljar.image.build import build_image, recipe
     from belljar.image.oci import obtain
+    from belljar.image.store import MADE_HERE
 
     def build(missing: Wanted, report: Report) -> None:
+        if missing.image in MADE_HERE:
+            build_image(store.home, recipe(missing.image), report=report)
+            return
         build_missing([missing.build], {missing.image}, store.home, report=report)
 
     results: list[Obtained] = []

@@ -13,7 +13,7 @@ from belljar.errors import HostError
 from belljar.image.apt import AptSource, debian_sources, has_suite
 from belljar.units import format_size
 
-PARTS: Final = ("build",)
+PARTS: Final = ("build", "inspect")
 """Extra parts of `belljar setup --with`."""
 BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
 _APT: Final = ("apt-get", "-q", "-y")

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from belljar.compose.document import TaskFiles, files_named_by, running_services
 from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv, read_raw
-from belljar.compose.keys import STAND_INS, Converted
+from belljar.compose.keys import INSPECTS_IMAGE, Converted, image_of
 from belljar.compose.model import (
     Build,
     Condition,
@@ -39,7 +39,7 @@ from belljar.compose.values import (
     text,
 )
 from belljar.policy.files import Entry, EntryKind, Tree, reason
-from belljar.policy.reference import IMAGE_ID, parse_reference
+from belljar.policy.reference import parse_reference
 from belljar.policy.task_data import TakenVolume, TaskFile
 from belljar.units import format_size, printable
 
@@ -336,12 +336,11 @@ def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -
     try:
         made = interpolate({"services": {name: only}}, {}, blanks=True).document
         settled = made["services"][name]
-        image = text(settled.get("image") or "")
-        if image and IMAGE_ID.fullmatch(image) is None:
-            image = parse_reference(image).familiar
-        if "build" in settled and image in STAND_INS:
+        written = text(settled.get("image") or "")
+        image = image_of(written) or "default"
+        if "build" in settled and written.removesuffix(":latest") in ("", INSPECTS_IMAGE):
             raise CannotKeepError("it is built, and nothing names what is built")
         build = read_build(name, settled, document, image)
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         return ServiceImage(service=name, why=printable(str(error), max_chars=300))
-    return ServiceImage(service=name, image="default" if image in STAND_INS else image, build=build)
+    return ServiceImage(service=name, image=image, build=build)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -22,8 +22,13 @@ from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
 from belljar.units import format_size
 
-STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
-"""Images that stand for the default image."""
+GENERIC_IMAGE: Final = "inspect"
+"""Belljar's image for tasks that name none, or the one of Inspect's Docker provider."""
+INSPECTS_IMAGE: Final = "aisiuk/inspect-tool-support"
+GENERIC_DETAIL: Final = (
+    f"Belljar's image `{GENERIC_IMAGE}` instead of `{INSPECTS_IMAGE}`: Debian 12 with its Python "
+    "3.11, as root in `/`, without a browser and that image's tool server"
+)
 _USUAL_PERIOD_US: Final = 100_000
 _ARCHITECTURES: Final = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
@@ -126,7 +131,7 @@ def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Co
         elif fate is not None and fate.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 fate.convert(getattr(model, key), converted)
-    if model.build is not None and model.image.removesuffix(":latest") in STAND_INS:
+    if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
         refused.add(where, "build", "a cell does not build images", hint=_HINT_BUILD)
     quota, period = model.cpu_quota, model.cpu_period or _USUAL_PERIOD_US
     if quota > 0 and period >= 0 and "cpus" not in converted.words.get("resources", {}):
@@ -146,13 +151,23 @@ _HINT_BUILD: Final = (
 
 
 def _image(name: str, converted: Converted) -> None:
-    if name and IMAGE_ID.fullmatch(name) is None:
-        try:
-            name = parse_reference(name).familiar
-        except ValueError as error:
-            raise refusal(converted.where, "image", str(error)) from None
-    if name not in STAND_INS:
-        converted.words["image"] = name
+    try:
+        image = image_of(name)
+    except ValueError as error:
+        raise refusal(converted.where, "image", str(error)) from None
+    if image == GENERIC_IMAGE != name:
+        converted.changed("image", GENERIC_DETAIL)
+    if image:
+        converted.words["image"] = image
+
+
+def image_of(name: str) -> str:
+    """The image that a service's `image` stands for, "" for none. Raises `ValueError`."""
+    if not name or IMAGE_ID.fullmatch(name):
+        return name
+    reference = parse_reference(name)
+    is_inspects = replace(reference, tag="", digest="").familiar == INSPECTS_IMAGE
+    return GENERIC_IMAGE if is_inspects else reference.familiar
 
 
 def _build(_value: object, converted: Converted) -> None:

@@ -21,7 +21,7 @@ from belljar.compose.document import (
 from belljar.compose.translate import default_service
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.harness.compat import Refused, TaskRefused, judge
+from belljar.harness.compat import Honoured, Judgement, Refused, TaskRefused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
 from belljar.harness.operator import NO_NETWORK, TASK
 from belljar.harness.preview import SampleSandbox
@@ -130,7 +130,12 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     judgement = judge(spec.type, has_config=spec.config is not None, compose=None)
     if isinstance(judgement, Refused):
         raise judgement.error(where)
-    return beside_policy(directory).model_copy(update={"differences": judgement.differences})
+    return _as_judged(beside_policy(directory), judgement)
+
+
+def _as_judged(config: BelljarConfig, judgement: Judgement) -> BelljarConfig:
+    changes = judgement.changes if isinstance(judgement, Honoured) else {}
+    return config.model_copy(update={**changes, "differences": judgement.differences})
 
 
 def of_active_sample(
@@ -163,7 +168,7 @@ def brought(
         return config
     if own is None:  # nothing is beside its task, or that would be `config`
         judgement = judge(written.type, has_config=False, compose=None)
-        return BelljarConfig(differences=judgement.differences)
+        return _as_judged(BelljarConfig(), judgement)
     found = [each for each in dict.fromkeys(directories) if os.path.lexists(each / str(own))]
     if isinstance(own, str) and not Path(own).is_absolute() and len(found) > 1:
         raise PolicyError(

@@ -83,28 +83,17 @@ def _hint(differences: Iterable[Difference]) -> str:
 def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
     """Decide about a sandbox; `compose`: its parsed file."""
     if kind == "local":
-        return Honoured(
-            differences=_replaced(
-                "the task asks to run on this host: using a cell with the image `default`"
-            )
-        )
+        detail = "the task asks to run on this host: using a cell with the policy's image"
+        fact = Difference(kind=Kind.CHANGED, where=TASK, key="sandbox", detail=detail)
+        return Honoured(differences=(fact,))
     if compose is not None:
         return judge_compose(compose)
     if kind == "docker" or not has_config:
-        return Honoured(
-            differences=_replaced(
-                f"the task asks for plain {printable(kind)}: using the policy's image (`default` "
-                f"if it names none)"
-            )
-        )
+        return Honoured(changes={"is_generic": True})
     return Refused(
         reason=f"the configuration of its sandbox {printable(kind)} can't be converted to a cell",
         hint=_OWN_POLICY,
     )
-
-
-def _replaced(detail: str) -> tuple[Difference, ...]:
-    return (Difference(kind=Kind.CHANGED, where=TASK, key="sandbox", detail=detail),)
 
 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:

@@ -27,6 +27,7 @@ from belljar.compose.document import (
     was_read_here,
 )
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
+from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from belljar.policy import LoadedPolicy
 
 DEFAULT_POLICY: Final = "high"
+DEFAULT_IMAGE: Final = "default"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
 """Names of a policy beside a task."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
@@ -65,13 +67,15 @@ class BelljarConfig(BaseModel):
 
     `policy`: a file or preset. `tier` can only raise it. From a compose file: `network` (JSON, or
     `none`), `service` and `program` (JSON) of the sample's cell, `data` (`TaskData`), `builds`
-    (`ServiceBuild`s), `resources`. `compose`: a file that needs a sample's metadata.
+    (`ServiceBuild`s), `resources`. `compose`: a file that needs a sample's metadata. `is_generic`:
+    the task asks for a container without naming an image.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str = ""
     compose: str = ""
+    is_generic: bool = False
     network: str = ""
     service: str = ""
     program: str = ""
@@ -276,6 +280,9 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
         made, found = under_policy(run_policy, own, ours.asked(), override=operator.override)
     else:
         made, found = _above_floor(ours, operator)
+    if ours.is_generic:
+        made, of_image = _generic(made, is_overridden=operator.override)
+        found = (*found, of_image)
     is_named = bool(operator.run_policy or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
     settings, risk = operator.settings, made.policy.risk
@@ -317,6 +324,21 @@ def _above_floor(
         for key in looser_fields(own.policy, floor.policy)
     ]
     return tightened(own, floor), tuple(found)
+
+
+def _generic(made: LoadedPolicy, *, is_overridden: bool) -> tuple[LoadedPolicy, Difference]:
+    """The policy of a task that asks for plain Docker: its image is the policy's or `inspect`.
+
+    All presets name `default`, so a policy counts as naming an image only where it names another.
+    """
+    from belljar.policy.load import with_changes
+
+    detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
+    if made.policy.image == DEFAULT_IMAGE and not is_overridden:
+        made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
+    return made, Difference(
+        kind=Kind.CHANGED, where=TASK, key="image", detail=printable(detail, max_chars=400)
+    )
 
 
 def _changed(loaded: LoadedPolicy, ours: BelljarConfig) -> LoadedPolicy:

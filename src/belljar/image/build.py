@@ -41,10 +41,21 @@ _GRACE_S: Final = 20
 _CHUNK_BYTES: Final = 1 << 20
 _BASE: Final = (
     "adduser bash bzip2 ca-certificates coreutils curl diffutils file findutils git grep gzip "
-    "hostname iproute2 jq less nano netbase patch procps psmisc python3 sed tar unzip util-linux "
-    "xz-utils zip"
+    "hostname iproute2 jq less nano netbase patch procps psmisc python-is-python3 python3 sed tar "
+    "unzip util-linux xz-utils zip"
 )
 _DEVELOPMENT: Final = "gcc g++ gdb libc6-dev make pkg-config python3-dev python3-pip python3-venv"
+# What the image of Inspect's Docker provider has: `python:3.12-bookworm`, which stands on
+# `buildpack-deps:bookworm`, and its own packages.
+_INSPECT: Final = (
+    "autoconf automake default-libmysqlclient-dev dpkg-dev gnupg imagemagick libbz2-dev "
+    "libcurl4-openssl-dev libdb-dev libevent-dev libffi-dev libgdbm-dev libglib2.0-dev libgmp-dev "
+    "libjpeg-dev libkrb5-dev liblzma-dev libmagickcore-dev libmagickwand-dev libmaxminddb-dev "
+    "libncurses-dev libpng-dev libpq-dev libreadline-dev libsqlite3-dev libssl-dev libtool "
+    "libwebp-dev libxml2-dev libxslt1-dev libyaml-dev mercurial openssh-client pipx subversion "
+    "tk-dev uuid-dev wget zlib1g-dev"
+)
+_ADD_USER: Final = f'chroot "$1" useradd --create-home --shell /bin/bash --uid {UID} {USER}'
 # Left out with everything below them; the directory itself stays.
 _EMPTIED: Final = (
     *("dev/", "proc/", "sys/", "run/", "tmp/", "boot/", "etc/apt/sources.list.d/"),
@@ -70,18 +81,27 @@ _DAY_S: Final = 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Building it takes about `disk_bytes`."""
+    """Building it takes about `disk_bytes`.
+
+    `as_docker`: processes start as root in `/`, as in most images made for Docker; else as the
+    unprivileged user, at home.
+    """
 
     name: str
     packages: tuple[str, ...]
     disk_bytes: int
     summary: str
     codename: str = "bookworm"
+    as_docker: bool = False
 
     @property
     def config(self) -> ImageConfig:
-        """Processes start as the unprivileged user, at home."""
+        """How its processes start."""
         env = {"PATH": _PATH, "LANG": "C.UTF-8"}
+        if self.as_docker:
+            # Debian's pip refuses to install into the system; the pip of that image does not
+            env["PIP_BREAK_SYSTEM_PACKAGES"] = "1"
+            return ImageConfig(env=env, cmd=("tail", "-f", "/dev/null"))
         return ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
 
 
@@ -99,6 +119,13 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             packages=(*_BASE.split(), *_DEVELOPMENT.split()),
             disk_bytes=3 << 30,
             summary="the default image with gcc, make, gdb, pip and venv",
+        ),
+        Recipe(
+            name="inspect",
+            packages=(*_BASE.split(), *_DEVELOPMENT.split(), *_INSPECT.split()),
+            disk_bytes=4 << 30,
+            summary="stands for the image of Inspect's Docker provider: root, Python, compilers",
+            as_docker=True,
         ),
     )
 }
@@ -179,7 +206,7 @@ def mmdebstrap_argv(
         '--aptopt=Apt::Install-Recommends "false"',
         '--aptopt=Acquire::Languages "none"',
         *(f'--aptopt={name} "{value}"' for name, value in apt_options.items()),
-        f'--customize-hook=chroot "$1" useradd --create-home --shell /bin/bash --uid {UID} {USER}',
+        *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
         recipe.codename,
         "-",
         str(sources),

@@ -304,7 +304,7 @@ def obtain(
             yield _fetched(home, one, limits, report_of, daemon=daemon)
             return
         except BelljarError as error:
-            if not one.build:
+            if not one.build and one.image not in MADE_HERE:
                 yield Obtained(wanted=one, error=error)
                 return
         for base in one.bases:

@@ -29,7 +29,11 @@ from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
-MADE_HERE: Final = {"default": "belljar setup", "debian-dev": "belljar image build debian-dev"}
+MADE_HERE: Final = {
+    "default": "belljar setup",
+    "debian-dev": "belljar image build debian-dev",
+    "inspect": "belljar image build inspect",
+}
 """Images that Belljar makes, and their commands."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _SEAL_BYTES: Final = 4096

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
-from belljar.differences import Difference
+from belljar.differences import Difference, Kind
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
 from belljar.report.ranges import RangeFindings
@@ -23,7 +24,8 @@ class Transcript:
     """One sample in the harness's log.
 
     `lowered`: a scorer's verdict, which can only make ours worse. `judged_by`, `judged_as`: the run
-    and verdict in the metadata; a reused sample has another run's.
+    and verdict in the metadata; a reused sample has another run's. `not_run`: programs that scorers
+    could not run (status 126 or 127), once for each try.
     """
 
     task: str
@@ -38,6 +40,7 @@ class Transcript:
     judged_by: str = ""
     judged_as: str = ""
     tools: tuple[ToolCall, ...] = ()
+    not_run: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,18 @@ class Row:
     def differences(self) -> tuple[Difference, ...]:
         """How its cells differ from the task and the policy."""
         return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
+
+    @property
+    def not_run(self) -> Mapping[str, int]:
+        """How often scorers could not run a program, where another image stands for the task's.
+
+        In the task's own image, a missing program is a result like any other.
+        """
+        replaced = {Kind.CHANGED, Kind.OVERRIDDEN}
+        is_replaced = any(
+            fact.kind in replaced and fact.key in ("image", "sandbox") for fact in self.differences
+        )
+        return Counter(self.transcript.not_run) if is_replaced else {}
 
     @property
     def destroyed(self) -> bool:
@@ -243,6 +258,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "scores": dict(row.transcript.scores),
         "error": row.transcript.error,
         "notes": list(row.transcript.notes),
+        "not_run_by_scorers": dict(row.not_run),
         "verdict": row.verdict.value,
         "reasons": [reason.to_json() for reason in row.reasons],
         "differences": [fact.data() for fact in row.differences],

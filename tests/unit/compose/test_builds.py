@@ -134,7 +134,7 @@ def test_the_images_of_a_file() -> None:
         ("c", "debian"),
         ("d", "python:3.12"),
         ("e", "p-e"),
-        ("f", "default"),
+        ("f", "inspect"),
     ]
     assert [each.service for each in found if each.why] == ["g", "h", "j"]
     assert "SAMPLE_METADATA_TAG" in found[6].why

@@ -23,8 +23,9 @@ from belljar.harness.config import (
     load,
     sample_policy,
     shaping,
+    within,
 )
-from belljar.harness.operator import Operator
+from belljar.harness.operator import Operator, read_operator
 from belljar.host.settings import Settings
 from belljar.policy.floor import looser_fields
 from belljar.policy.guarding import OWN_CELL
@@ -491,3 +492,24 @@ def test_a_task_that_was_read_gives_its_files(field: str, tmp_path: Path) -> Non
     as_config(str(tmp_path / "compose.yaml"))
     again = BelljarConfig.model_validate_json(config.model_dump_json())
     assert sample_policy(again, {"a": "1"}).policy is not None
+
+
+@pytest.mark.parametrize(
+    ("policy", "override", "image"),
+    [
+        ("risk: low", False, "inspect"),
+        ("risk: low\nimage: default", False, "inspect"),
+        ("risk: low\nimage: lab:2", False, "lab:2"),
+        ("risk: low\nimage: default", True, "default"),
+    ],
+)
+def test_a_task_for_plain_docker_gets_inspects_image(
+    tmp_path: Path, policy: str, override: bool, image: str
+) -> None:
+    """Unless the operator's policy names another than `default`, or overrides; each is a
+    difference."""
+    (tmp_path / "p.yaml").write_text(f"belljar: 1\n{policy}\n")
+    operator = read_operator(run_policy=str(tmp_path / "p.yaml"), override=override)
+    made, (fact,) = within(BelljarConfig(is_generic=True), operator)
+    assert made.policy.image == image
+    assert (fact.kind, fact.key) == (Kind.CHANGED, "image")

@@ -187,7 +187,7 @@ def test_the_operators_variable_is_a_floor(
     assert str(made.policy.risk) == word
     assert made.policy.network is None
     assert made.policy.resources.memory_bytes <= 512 << 20
-    assert made.policy.image == ("other" if name == "of_compose" else "default")
+    assert made.policy.image == {"of_compose": "other", "bare": "inspect"}.get(name, "default")
 
 
 @pytest.mark.parametrize("word", ["belljar.yaml", "./belljar.yaml", "../lab.yaml", "lwo"])

@@ -1,0 +1,175 @@
+"""Tasks that ask for plain Docker, in the image that stands for Inspect's own."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.processes import quick_command
+
+from belljar import sync
+from belljar.image import Store
+from belljar.policy.load import parse_policy
+from belljar.store.home import belljar_home
+
+pytestmark = [pytest.mark.slow]
+
+TASKS = '''
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import CORRECT, INCORRECT, Score, accuracy, match, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+PROMPT, TEST = 'def add(a, b):\\n    """sum"""\\n', "def check(candidate):\\n    assert candidate(1,2)==3\\n"
+
+@solver
+def says(text):
+    async def solve(state, generate):
+        state.output.completion = text
+        return state
+    return solve
+
+@scorer(metrics=[accuracy()])
+def ends_well(*cmd):
+    async def score(state, target):
+        done = await sandbox().exec(list(cmd))
+        return Score(value=CORRECT if done.success else INCORRECT, explanation=done.stderr)
+    return score
+
+@task
+def humaneval():
+    from inspect_evals.humaneval.humaneval import verify
+
+    metadata = {"prompt": PROMPT, "test": TEST, "entry_point": "add"}
+    answer = says("```python\\ndef add(a, b):\\n    return a + b\\n```")
+    return Task(dataset=[Sample(input=PROMPT, metadata=metadata)], solver=answer, scorer=verify(), sandbox="docker")
+
+@task
+def as_root():
+    sample = Sample(input="x", files={"/root/data.txt": "hello\\n"}, setup="#!/bin/sh\\nset -e\\necho mark > /etc/marker; mkdir /opt/x")
+    check = "test $(id -u):$(pwd) = 0:/ && grep hello /root/data.txt && grep mark /etc/marker && test -d /opt/x"
+    return Task(dataset=[sample], solver=says(""), scorer=ends_well("sh", "-ec", check), sandbox="docker")
+
+@task
+def by_name():
+    return Task(dataset=[Sample(input="x")], solver=says(""), scorer=ends_well("python", "-m", "pip", "--version"), sandbox=("docker", "compose.yaml"))
+
+@task
+def missing():
+    scorers = [ends_well("nosuch-program"), ends_well("bash", "-c", "nosuch-tool --help")]
+    return Task(dataset=[Sample(input="x")], solver=says(""), scorer=scorers, sandbox="docker")
+'''
+COMPOSE = "services: {default: {image: 'aisiuk/inspect-tool-support:latest'}}\n"
+
+
+def run_task(directory: Path, name: str) -> dict[str, Any]:
+    """The one sample of a task, after `belljar run --policy low --json`."""
+    (directory / "tasks.py").write_text(TASKS)
+    (directory / "files").mkdir()
+    (directory / "files/compose.yaml").write_text(COMPOSE)
+    text = TASKS.replace('"compose.yaml"', '"files/compose.yaml"')
+    (directory / "tasks.py").write_text(text)
+    done = subprocess.run(
+        quick_command("run", "--json", f"tasks.py@{name}", "--policy", "low"),
+        cwd=directory,
+        env={**os.environ, "XDG_CACHE_HOME": str(directory / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (sample,) = json.loads(done.stdout)["samples"]
+    assert sample["verdict"] == "contained"
+    # Never "runs as written": another image than the task's is always a difference
+    assert ("changed", "image") in {(fact["kind"], fact["key"]) for fact in sample["differences"]}
+    assert isinstance(sample, dict)
+    return sample
+
+
+@pytest.mark.parametrize("name", ["humaneval", "as_root", "by_name"])
+def test_a_right_answer_is_correct(name: str, tmp_path: Path) -> None:
+    """Of a scorer that runs `python`, one that needs what root was given, and one by its image's
+    name."""
+    if name == "humaneval":
+        pytest.importorskip("inspect_evals")
+    sample = run_task(tmp_path, name)
+    assert list(sample["scores"].values()) == ["C"]
+    assert sample["not_run_by_scorers"] == {}
+
+
+def test_what_scorers_could_not_run_is_reported_beside_the_score(tmp_path: Path) -> None:
+    """The program itself and one that a shell looked for, each by name and count."""
+    sample = run_task(tmp_path, "missing")
+    assert set(sample["scores"].values()) == {"I"}
+    assert sample["not_run_by_scorers"] == {"nosuch-program": 1, "nosuch-tool": 1}
+
+
+def plain_docker_programs(root: Path) -> dict[str, set[str]]:
+    """For each package below `root` with a task for plain Docker: what its code has sandboxes
+    run."""
+    found: dict[str, set[str]] = {}
+    trees = {path: ast.parse(path.read_bytes()) for path in root.rglob("*.py")}
+    packages = {path.relative_to(root).parts[0] for path, tree in trees.items() if asks(tree)}
+    for path, tree in trees.items():
+        if (package := path.relative_to(root).parts[0]) in packages:
+            found.setdefault(package, set()).update(programs(tree))
+    return found
+
+
+def asks(tree: ast.AST) -> bool:
+    """Whether a module writes `sandbox="docker"`, as a keyword or as a parameter's default."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "sandbox":
+            pairs = [(node.arg, node.value)]
+        elif isinstance(node, ast.FunctionDef):
+            named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+            both = [*zip(named, node.args.defaults, strict=True)]
+            both += [
+                (name, value)
+                for name, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                if value is not None
+            ]
+            pairs = [(name.arg, value) for name, value in both]
+        else:
+            continue
+        for name, value in pairs:
+            if name == "sandbox" and isinstance(value, ast.Constant) and value.value == "docker":
+                return True
+    return False
+
+
+def programs(tree: ast.AST) -> Iterator[str]:
+    """The first word of each command that is written out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            given = [each.value for each in node.keywords if each.arg == "cmd"] or node.args[:1]
+            if node.func.attr == "exec" and given and isinstance(given[0], ast.List):
+                first = given[0].elts[0]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    yield first.value
+
+
+def test_the_image_has_what_tasks_for_plain_docker_run() -> None:
+    """Each program that inspect_evals' code names, except those that it makes itself in /tmp."""
+    spec = importlib.util.find_spec("inspect_evals")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("inspect_evals is not installed")
+    found = plain_docker_programs(Path(spec.submodule_search_locations[0]))
+    assert {"apps", "humaneval", "mbpp", "usaco"} <= set(found)
+    wanted = sorted({name for names in found.values() for name in names if "/tmp/" not in name})
+    assert "python" in wanted
+    image = Store(belljar_home()).find("inspect")
+    assert (image.user, image.workdir) == ("root", "/")
+    policy = parse_policy(b"belljar: 1\nrisk: low\nimage: inspect\n", source="a test", base=None)
+    with sync.open_cell(policy) as cell:
+        for name in (*wanted, "python3", "pip", "git", "gcc", "make", "wget"):
+            assert cell.exec(["sh", "-c", 'command -v "$0"', name]).returncode == 0, name
