@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from belljar.compose.document import TaskFiles, files_named_by, running_services
@@ -266,7 +266,7 @@ class ServiceBuild:
     root: str
     context: str
     dockerfile: str
-    args: Mapping[str, str]
+    args: Mapping[str, str] = field(hash=False)
     target: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import Honoured, Judgement, Refused, TaskRefused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
-from belljar.harness.operator import NO_NETWORK, TASK
 from belljar.harness.preview import SampleSandbox
+from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class _Reader:
             closed = compose is not None and _wants_no_network(compose)
         except (PolicyError, ValueError):
             closed = True
-        return BelljarConfig(network=NO_NETWORK if closed else "", differences=(overridden,))
+        return BelljarConfig(network=NO_NETWORK if closed else None, differences=(overridden,))
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:

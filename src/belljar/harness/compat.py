@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from belljar.compose.data import builds_of
 from belljar.compose.document import files_named_by
@@ -18,8 +20,12 @@ from belljar.compose.translate import Composed, check_services, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.harness.operator import NO_NETWORK, TASK
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.load import wrong_fields
+from belljar.policy.merge import NO_NETWORK, TASK
+from belljar.policy.network import Network
+from belljar.policy.sections import Rights
+from belljar.policy.stand_ins import ServiceProgram
 from belljar.units import printable
 
 
@@ -101,7 +107,7 @@ def judge_compose(compose: Mapping[str, Any]) -> Judgement:
     try:
         check_services(compose)
         if references(compose):
-            return Honoured(changes={"compose": json.dumps(compose, default=str)})
+            return Honoured(changes={"compose": json.loads(json.dumps(compose, default=str))})
     except (TypeError, ValueError, RecursionError) as error:
         return _refused(error)
     return judge_for_sample(compose, {})
@@ -117,11 +123,9 @@ def judge_for_sample(
         seen = settled.differences
         found = read_compose(settled.document, files_named_by(compose))
         builds = builds_of({**compose, **settled.document})
+        changes = {**_changes(found), "builds": tuple(builds)}
     except (TypeError, ValueError, RecursionError) as error:
         return _refused(error, seen)
-    changes = _changes(found)
-    if builds:
-        changes["builds"] = json.dumps([build.to_json() for build in builds])
     return Honoured(changes=changes, differences=(*settled.differences, *found.differences))
 
 
@@ -153,7 +157,7 @@ def _changes(found: Composed) -> dict[str, Any]:
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
     if resources := found.changes.get("resources"):
         changes["resources"] = tuple(sorted(resources.items()))
-    changes["rights"] = json.dumps(_rights(found.changes), sort_keys=True)
+    changes["rights"] = _rights(found.changes)
     if found.network is not None:
         stand_ins: dict[str, dict[str, Any]] = {}
         for name, words in found.network["stand_ins"].items():
@@ -162,15 +166,26 @@ def _changes(found: Composed) -> dict[str, Any]:
                 stand_ins[name]["env"] = {
                     key: literal(value) for key, value in words["env"].items()
                 }
-        changes["network"] = json.dumps({**found.network, "stand_ins": stand_ins})
+        network = {**found.network, "stand_ins": stand_ins}
+        changes["network"] = _section(Network, network)
     elif found.is_apart:
         changes["network"] = NO_NETWORK
     if found.data is not None:
-        changes["data"] = found.data.model_dump_json(exclude_defaults=True)
-    changes["program"] = json.dumps(found.program)  # {}: whatever the image says
+        changes["data"] = found.data
+    changes["program"] = _section(ServiceProgram, found.program)
     return changes | ({"service": found.service} if found.service != OWN_CELL else {})
 
 
-def _rights(words: Mapping[str, Any]) -> dict[str, Any]:
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def _section(model: type[_M], words: Mapping[str, Any]) -> _M:
+    try:
+        return model.model_validate(words, strict=False)
+    except ValidationError as error:
+        raise CannotKeepError(f"a cell can't be so: {wrong_fields(error)}") from None
+
+
+def _rights(words: Mapping[str, Any]) -> Rights:
     # As in a container: set-user-ID programs work unless new privileges are refused.
-    return {"setuid_programs": "auto", **words.get("rights", {})}
+    return Rights.model_validate({"setuid_programs": "auto", **words.get("rights", {})})

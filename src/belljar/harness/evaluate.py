@@ -156,7 +156,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
         raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
     session.source.build_images(
-        {each.builds: None for each in previews},
+        dict.fromkeys(build for each in previews for build in each.builds),
         images={image for policy in policies for image in policy.policy.images},
         home=session.home,
     )

@@ -5,7 +5,6 @@ Uses the run's own functions. Loads a task's Python file, but starts and fetches
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,15 @@ from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
 from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
-from belljar.harness.operator import TASK, Operator, OperatorOptions, read_operator
+from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.merge import TASK
+from belljar.policy.network import Network
+from belljar.policy.stand_ins import CellStandIn, ServiceProgram
 from belljar.units import printable
 
 if TYPE_CHECKING:
+    from belljar.compose.data import ServiceBuild
     from belljar.host import HostFacts
     from belljar.image.store import MissingImage
     from belljar.plan import ImageFacts, Plan
@@ -54,7 +56,7 @@ class Preview:
     task: str
     sample: str
     policy: LoadedPolicy | None = None
-    builds: str = ""
+    builds: tuple[ServiceBuild, ...] = ()
     differences: tuple[Difference, ...] = ()
     kept: tuple[Difference, ...] = ()
     replaced: frozenset[tuple[str, str]] = frozenset()
@@ -97,9 +99,9 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
         stated["env"] = f"{len(asked['env'])} variable(s)"
     if "resources" in asked:
         stated["resources"] = ", ".join(asked["resources"])
-    if isinstance(network := asked.get("network"), Mapping):
-        stated["services"] = ", ".join(network["stand_ins"])
-    if json.loads(ours.program or "{}"):
+    if isinstance(ours.network, Network):
+        stated["services"] = ", ".join(ours.network.stand_ins)
+    if ours.program is not None and ours.program.model_fields_set:
         stated["program"] = "what its compose file runs"
     for key, detail in stated.items():
         if detail and key not in changed and not (key == "services" and "network" in changed):
@@ -109,16 +111,17 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
 def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[str, str]]:
     # Image settings that compose file or policy replace in every cell.
     others = policy.network.stand_ins.values() if policy.network is not None else ()
-    program = json.loads(ours.program or "{}")
-    cells: list[tuple[Policy | CellStandIn, object, object]] = [
-        (policy, program.get("command"), program.get("arguments")),
-        *((each, each.command, each.arguments) for each in others if isinstance(each, CellStandIn)),
+    cells: list[tuple[Policy | CellStandIn, ServiceProgram]] = [
+        (policy, ours.program or ServiceProgram()),
+        *((each, each) for each in others if isinstance(each, CellStandIn)),
     ]
     by_image: dict[str, list[set[str]]] = {}
-    for cell, command, arguments in cells:
+    for cell, program in cells:
         keys = {name.upper() for name in ("user", "workdir") if getattr(cell, name) is not None}
-        keys |= {"CMD"} if command is not None or arguments is not None else set()
-        keys |= {"ENTRYPOINT"} if command is not None else set()
+        if program.command is not None:
+            keys |= {"CMD", "ENTRYPOINT"}
+        elif program.arguments is not None:
+            keys.add("CMD")
         by_image.setdefault(f"image {cell.image}", []).append(keys)
     return frozenset(
         (where, key) for where, found in by_image.items() for key in set.intersection(*found)
@@ -131,7 +134,7 @@ _Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Differenc
 class _Known:
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
-        self._names: dict[str, frozenset[str]] = {}
+        self._names: dict[configs.BelljarConfig, frozenset[str]] = {}
         self._settled: dict[Any, configs.BelljarConfig | PolicyError] = {}
         self._within: dict[Any, _Within | BelljarError] = {}
 
@@ -150,11 +153,11 @@ class _Known:
     def _settle(
         self, config: configs.BelljarConfig, metadata: Mapping[str, object]
     ) -> configs.BelljarConfig:
-        if not config.compose:
+        if config.compose is None:
             return config
-        if config.compose not in self._names:
-            self._names[config.compose] = frozenset(references(json.loads(config.compose)))
-        names = self._names[config.compose]
+        if config not in self._names:
+            self._names[config] = frozenset(references(config.compose))
+        names = self._names[config]
         known = configs.metadata_variables(metadata)
         key = (config, tuple((name, known.get(name)) for name in sorted(names)))
         if key not in self._settled:
@@ -301,7 +304,7 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
         try:
             config = settled(config, {})
         except PolicyError:  # it needs a sample's metadata
-            names = references(json.loads(config.compose))
+            names = references(config.compose or {})
             prefix = len("SAMPLE_METADATA_")
             config = settled(config, {name[prefix:]: PLACEHOLDER for name in names})
         return _one(config, operator, target)
@@ -348,7 +351,7 @@ def _outlook(group: Group, host: Host) -> Outlook:
     loaded, error = group.first.policy, group.first.error
     if loaded is None or error is not None:
         return Outlook(group=group, error=error or PolicyError("nothing is known of it"))
-    builds = {each["image"]: each for each in json.loads(group.first.builds or "[]")}
+    builds = {each.image: each for each in group.first.builds}
     missing = tuple(
         replace(each, command=command_of(builds[each.image])) if each.image in builds else each
         for each in missing_images([loaded], host.home)

@@ -156,7 +156,7 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
         )
     if loaded.policy.risk >= settings.least_risk:
         return loaded
-    from belljar.policy.floor import with_least_risk
+    from belljar.policy.merge import with_least_risk
 
     return with_least_risk(loaded, settings.least_risk, where=settings.least_risk_from)
 

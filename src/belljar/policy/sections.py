@@ -182,7 +182,12 @@ class _FromText:
         return core_schema.no_info_before_validator_function(
             lambda value: written_resources(value) if isinstance(value, Resources) else value,
             read,
-            serialization=core_schema.plain_serializer_function_ser_schema(asdict),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda value, info: (
+                    written_resources(value) if info.context == kinds.WRITTEN else asdict(value)
+                ),
+                info_arg=True,
+            ),
         )
 
     def __get_pydantic_json_schema__(

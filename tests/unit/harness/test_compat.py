@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,11 @@ from belljar.harness.compat import (
     shaping_variables,
 )
 from belljar.harness.config import BelljarConfig, load
+from belljar.policy.network import Network
 from belljar.policy.sections import Rights
+from belljar.policy.stand_ins import ServiceProgram
 
-AS_IN_DOCKER = '{"setuid_programs": "auto"}'
+AS_IN_DOCKER = Rights(setuid_programs="auto")
 
 
 def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
@@ -55,8 +56,9 @@ def test_a_plain_compose_file_is_honoured() -> None:
         "user": "agent",
         "env": (("A", "1"),),
         "network": "none",
-        "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"], "directories": ["/srv"]}),
+        "program": ServiceProgram(arguments=("tail", "-f", "/dev/null"), directories=("/srv",)),
         "rights": AS_IN_DOCKER,
+        "builds": (),
     }
     assert [(fact.kind, fact.key) for fact in judgement.differences] == [
         (Kind.CHANGED, "environment")
@@ -95,7 +97,8 @@ def test_several_services_are_a_range() -> None:
     assert isinstance(judgement, Honoured)
     config = BelljarConfig().model_copy(update=dict(judgement.changes))
     assert BelljarConfig.model_validate(config.model_dump()) == config
-    assert list(json.loads(config.network)["stand_ins"]) == ["shop"]
+    assert isinstance(config.network, Network)
+    assert list(config.network.stand_ins) == ["shop"]
     assert hash(config)
     shared = {"volumes": ["v:/v"]}
     assert isinstance(
@@ -137,7 +140,7 @@ def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
     and only `environment` can do without."""
     judgement = judge_compose(FLAGGED)
     assert isinstance(judgement, Honoured)
-    assert json.loads(judgement.changes["compose"]) == FLAGGED
+    assert judgement.changes["compose"] == FLAGGED
     for_it = judge_for_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"})
     assert isinstance(for_it, Honoured)
     assert for_it.changes["env"] == (
@@ -170,9 +173,7 @@ def test_a_targets_metadata_is_data_too() -> None:
     }
     judgement = judge_for_sample(compose, {"SAMPLE_METADATA_A": "$SAMPLE_METADATA_B"})
     assert isinstance(judgement, Honoured)
-    assert json.loads(judgement.changes["network"])["stand_ins"]["shop"]["env"] == {
-        "A": "$$SAMPLE_METADATA_B"
-    }
+    assert judgement.changes["network"].stand_ins["shop"].env == {"A": "$$SAMPLE_METADATA_B"}
 
 
 def test_other_sandboxes() -> None:
@@ -225,16 +226,16 @@ def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> N
     )
     task = adapted(tmp_path, "docker")
     assert task.sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(image="ctf:2", program="{}", rights=AS_IN_DOCKER)
+        "belljar", BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
     )
     (tmp_path / "compose.yaml").unlink()
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     for sandbox in ("docker", ("docker", "Dockerfile")):
         task = adapted(tmp_path, sandbox)
         assert task.sandbox is not None
-        (build,) = json.loads(task.sandbox.config.builds)
-        assert (build["context"], build["dockerfile"]) == (".", "Dockerfile")
-        assert task.sandbox.config.image == build["image"]
+        (build,) = task.sandbox.config.builds
+        assert (build.context, build.dockerfile) == (".", "Dockerfile")
+        assert task.sandbox.config.image == build.image
         assert task.sandbox.config.network == "none"
 
 
@@ -265,7 +266,7 @@ def test_services_of_a_task_are_kept_and_no_network_stays_none(tmp_path: Path) -
     (tmp_path / "compose.yaml").write_text(COMPOSE + "  shop: {image: s}\n")
     task = adapted(tmp_path, "docker", may_override=True)
     assert task.sandbox is not None
-    assert list(json.loads(task.sandbox.config.network)["stand_ins"]) == ["shop"]
+    assert list(task.sandbox.config.network.stand_ins) == ["shop"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +299,7 @@ def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path)
 def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: Path) -> None:  # noqa: ANN401 - Inspect's union
     """Found beside the task, or named; a policy beside it is what it is put on."""
     (tmp_path / "compose.yaml").write_text(COMPOSE)
-    expected = BelljarConfig(image="ctf:2", program="{}", rights=AS_IN_DOCKER)
+    expected = BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
     assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", expected)
     (tmp_path / "belljar.yaml").write_text("belljar: 1\nrisk: high\n")
     beside = BelljarConfig(policy=str(tmp_path / "belljar.yaml"))
@@ -363,12 +364,11 @@ def test_set_user_id_programs_are_as_in_docker() -> None:
     """Every service's work where the tier lets them, unless the service refuses new privileges."""
     plain = judge_compose({"services": {"default": {"image": "x"}, "web": {"image": "y"}}})
     assert isinstance(plain, Honoured)
-    assert json.loads(plain.changes["rights"]) == {"setuid_programs": "auto"}
-    web = json.loads(plain.changes["network"])["stand_ins"]["web"]
-    assert web["rights"] == {"setuid_programs": "auto"}
+    assert plain.changes["rights"] == AS_IN_DOCKER
+    assert plain.changes["network"].stand_ins["web"].rights == AS_IN_DOCKER
     refusing = judge_compose(service(image="x", security_opt=["no-new-privileges:true"]))
     assert isinstance(refusing, Honoured)
-    assert json.loads(refusing.changes["rights"]) == {"setuid_programs": "off"}
+    assert refusing.changes["rights"] == Rights(setuid_programs="off")
 
 
 def test_a_refusal_names_the_keys_to_remove_and_both_ways_to_give_a_policy() -> None:
