@@ -119,15 +119,6 @@ def _print_score(result: Score) -> None:
         wanted = f"{'flag' if case.flags else 'pass'}{f' as {case.cls}' if case.cls else ''}"
         shown = printable(f"{case.id} ({case.channel.value}): expected {wanted}, {was}")
         click.echo(f"  {shown}")
-    for what, misses in (
-        ("class", result.misses(lambda case: case.cls or "any")),
-        ("channel", result.misses(lambda case: case.channel.value)),
-    ):
-        if misses:
-            click.echo(
-                f"misses by {what}: "
-                + ", ".join(f"{printable(name)} {n}" for name, n in misses.items())
-            )
 
 
 def _stream(policy: str | None) -> StreamScanner:

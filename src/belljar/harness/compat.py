@@ -86,14 +86,12 @@ def _hint(differences: Iterable[Difference]) -> str:
     )
 
 
-def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
-    """Decide about a sandbox; `compose`: its parsed file."""
+def judge(kind: str, *, has_config: bool) -> Judgement:
+    """Decide about a sandbox without a compose file."""
     if kind == "local":
         detail = "the task asks to run on this host: using a cell with the policy's image"
         fact = Difference(kind=Kind.CHANGED, where=TASK, key="sandbox", detail=detail)
         return Honoured(differences=(fact,))
-    if compose is not None:
-        return judge_compose(compose)
     if kind == "docker" or not has_config:
         return Honoured(changes={"is_generic": True})
     return Refused(

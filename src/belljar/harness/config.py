@@ -169,27 +169,29 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
             where="the task's sandbox",
             hint='name a policy instead: sandbox=("belljar", "policy.yaml")',
         )
-    check_below(Path(config).absolute(), Path.cwd())  # Inspect works in the task's directory then
-    if is_compose_name(config):
-        path = Path(config)
-        return of_compose(read_document(path), beside_policy(path.parent), where=str(path))
-    if is_dockerfile_name(config):
-        path = Path(config)
-        return of_compose(
-            dockerfile_document(path.absolute()), beside_policy(path.parent), where=str(path)
-        )
-    # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
     path = Path(config)
+    check_below(path.absolute(), Path.cwd())  # Inspect works in the task's directory then
+    if (document := named_document(path)) is not None:
+        return of_compose(document, beside_policy(path.parent), where=str(path))
+    # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
     is_preset = path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
     return BelljarConfig(policy=path.name if is_preset else config)
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
     """`base` with a compose file. Raises `TaskRefused`."""
-    return _judged(base, judge_compose(document), where=where)
+    return judged(base, judge_compose(document), where=where)
 
 
-def _judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> BelljarConfig:
+def named_document(path: Path) -> dict[str, Any] | None:
+    """What a compose file or a Dockerfile of this name holds; None for another name."""
+    if is_dockerfile_name(str(path)):
+        return dockerfile_document(path.absolute())
+    return read_document(path) if is_compose_name(str(path)) else None
+
+
+def judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> BelljarConfig:
+    """`config` with what a task's sandbox asks for. Raises `TaskRefused`."""
     if isinstance(judgement, Refused):
         raise judgement.error(where)
     differences = (*config.differences, *judgement.differences)
@@ -240,7 +242,7 @@ def settled(
         else metadata_variables(metadata)
     )
     judgement = judge_for_sample(document, known, blanks=metadata is None)
-    return _judged(config, judgement, where=where)
+    return judged(config, judgement, where=where)
 
 
 def _check_read_here(directories: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from belljar.compose.document import is_compose_name, read_document
 from belljar.compose.interpolate import references
@@ -128,47 +128,40 @@ def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[st
     )
 
 
+_T = TypeVar("_T")
 _Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Difference, ...]]"
 
 
 class _Known:
+    """Settles each configuration once for all samples whose metadata makes it the same."""
+
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self._names: dict[configs.BelljarConfig, frozenset[str]] = {}
-        self._settled: dict[Any, configs.BelljarConfig | PolicyError] = {}
-        self._within: dict[Any, _Within | BelljarError] = {}
+        self._settled: dict[object, configs.BelljarConfig | BelljarError] = {}
+        self._within: dict[configs.BelljarConfig, _Within | BelljarError] = {}
 
     def within(self, config: configs.BelljarConfig, metadata: Mapping[str, object]) -> _Within:
-        ours = self._settle(config, metadata)
-        if ours not in self._within:
-            try:
-                self._within[ours] = (ours, *configs.within(ours, self.operator))
-            except BelljarError as error:
-                self._within[ours] = error
-        found = self._within[ours]
-        if isinstance(found, BelljarError):
-            raise found
-        return found
+        ours = config
+        if config.compose is not None:
+            if config not in self._names:
+                self._names[config] = frozenset(references(config.compose))
+            known = configs.metadata_variables(metadata)
+            key = (config, tuple((name, known.get(name)) for name in sorted(self._names[config])))
+            ours = _once(self._settled, key, lambda: configs.settled(config, metadata))
+        return _once(self._within, ours, lambda: (ours, *configs.within(ours, self.operator)))
 
-    def _settle(
-        self, config: configs.BelljarConfig, metadata: Mapping[str, object]
-    ) -> configs.BelljarConfig:
-        if config.compose is None:
-            return config
-        if config not in self._names:
-            self._names[config] = frozenset(references(config.compose))
-        names = self._names[config]
-        known = configs.metadata_variables(metadata)
-        key = (config, tuple((name, known.get(name)) for name in sorted(names)))
-        if key not in self._settled:
-            try:
-                self._settled[key] = configs.settled(config, metadata)
-            except PolicyError as error:
-                self._settled[key] = error
-        found = self._settled[key]
-        if isinstance(found, PolicyError):
-            raise found
-        return found
+
+def _once(known: dict[Any, _T | BelljarError], key: object, make: Callable[[], _T]) -> _T:
+    if key not in known:
+        try:
+            known[key] = make()
+        except BelljarError as error:
+            known[key] = error
+    found = known[key]
+    if isinstance(found, BelljarError):
+        raise found
+    return found
 
 
 def with_images(

@@ -301,11 +301,6 @@ def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
     return ours if ours is None or floor is None else ours.common(floor)
 
 
-def is_within(ours: Rights | None, floor: Rights | None) -> bool:
-    """Whether `ours` asks for nothing that `floor` lacks."""
-    return common_rights(ours, floor) == ours
-
-
 # ---- tools of the evaluation that act outside of a cell
 
 

@@ -179,9 +179,9 @@ def test_a_targets_metadata_is_data_too() -> None:
 def test_other_sandboxes() -> None:
     """Docker or another without a configuration can be replaced, with one it can't; the host itself
     gladly."""
-    assert isinstance(judge("docker", has_config=False, compose=None), Honoured)
-    assert isinstance(judge("local", has_config=False, compose=None), Honoured)
-    assert isinstance(judge("k8s", has_config=True, compose=None), Refused)
+    assert isinstance(judge("docker", has_config=False), Honoured)
+    assert isinstance(judge("local", has_config=False), Honoured)
+    assert isinstance(judge("k8s", has_config=True), Refused)
 
 
 def adapted(
