@@ -75,7 +75,10 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "tier": tier,
         "network": network,
         "rights": common_rights(ours.rights, theirs.rights),
-        "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule),
+        # Unwritten in both, the default stays that of the risk, which settings may raise later.
+        "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
+        if ours.host_tools or theirs.host_tools
+        else None,
         "guard": theirs.guard or ours.guard,
         "on": _more_stops(ours.on, theirs.on),
     }

@@ -21,7 +21,7 @@ from belljar.harness.operator import Operator
 from belljar.host.settings import Settings, Upstreams
 from belljar.policy import Policy, Risk, Tier, demanded_tier, least_tier, resolve_policy
 from belljar.policy.guarding import Trigger, stop_for
-from belljar.policy.limits import Resources
+from belljar.policy.limits import Resources, default_host_tools
 from belljar.policy.network import Default, Network, Record
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import TargetStandIn
@@ -198,7 +198,7 @@ def written(policy: dict[str, Any] | None, directory: str, name: str) -> str:
 def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
     """Risk, tier, limits, rights, tools, guard, stops, network and record of what becomes of a
     task's policy, compose file and tier are within `--policy` or the variable, the option and the
-    settings. What can't be is refused."""
+    settings; tools that nobody names are those of the risk. What can't be is refused."""
     with tempfile.TemporaryDirectory() as directory:
         named = written(case["named"], directory, "named")
         operator = replace(case["operator"], **({case["which"]: named} if named else {}))
@@ -210,6 +210,8 @@ def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
         except PolicyError:
             return
         assert beyond_settings(made, operator, is_named=bool(named)) == []
+        if not any("host_tools" in (case[name] or {}) for name in ("own", "named")):
+            assert made.host_tools_rule == default_host_tools(made.risk)
         if named:
             bound = resolve_policy(named).policy
             assert beyond(made, bound) == []
