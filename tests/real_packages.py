@@ -1,5 +1,5 @@
 """Packages of the real registries, for real clients in cells: wheels for the default image's
-Python, and a Debian package.
+Python, and a Debian package. And the files of a newer inspect_evals, for the tests that read them.
 
 `python -m tests.real_packages` fetches them into `build/` (`scripts/test` does); when they are
 there, nothing is asked for.
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from tests.machine import link_or_copy, locked
@@ -36,6 +37,8 @@ WHEELS = (
     "websockets>=13,<18",
 )
 DEBIAN_PACKAGES = ("wget",)
+# Read, not imported: it needs a package that is on no public registry
+INSPECT_EVALS = "inspect-evals==0.28.0"
 # Of the default image.
 _CODENAME, _PYTHON, _NEWEST_GLIBC = "bookworm", "3.11", 36
 
@@ -43,7 +46,8 @@ _CODENAME, _PYTHON, _NEWEST_GLIBC = "bookworm", "3.11", 36
 def real_packages() -> Path:
     """A directory with `wheels` and `debs`, fetched when they aren't there yet. Raises `HostError`,
     `CalledProcessError`."""
-    wanted = repr((WHEELS, DEBIAN_PACKAGES, _CODENAME, _PYTHON, platform.machine()))
+    parts = (WHEELS, DEBIAN_PACKAGES, INSPECT_EVALS, _CODENAME, _PYTHON, platform.machine())
+    wanted = repr(parts)
     found = ROOT / "build" / f"real-packages-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     if found.is_dir():
         return found
@@ -52,6 +56,11 @@ def real_packages() -> Path:
         if not found.is_dir():
             _fetch(found)
     return found
+
+
+def inspect_evals_files() -> Path:
+    """The package directory of `INSPECT_EVALS`. Raises as `real_packages`."""
+    return real_packages() / "inspect_evals"
 
 
 def linked(source: Path, target: Path) -> Path:
@@ -77,6 +86,11 @@ def _fetch(target: Path) -> None:
             *platforms,
         ]
         subprocess.run([*pip, *options, *WHEELS], check=True)
+        subprocess.run([*pip, "--no-deps", f"--dest={scratch}", INSPECT_EVALS], check=True)
+        (wheel,) = Path(scratch).glob("inspect_evals-*.whl")
+        with zipfile.ZipFile(wheel) as opened:
+            opened.extractall(Path(scratch))
+        shutil.move(Path(scratch, "inspect_evals"), draft)
         apt = PrivateApt(Path(scratch, "apt"), debian_sources(host_sources(), _CODENAME))
         apt.update()
         for package in DEBIAN_PACKAGES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.integration.processes import quick_command
+from tests.real_packages import inspect_evals_files
 
 from belljar import sync
 from belljar.image import Store
@@ -160,10 +160,7 @@ def programs(tree: ast.AST) -> Iterator[str]:
 
 def test_the_image_has_what_tasks_for_plain_docker_run() -> None:
     """Each program that inspect_evals' code names, except those that it makes itself in /tmp."""
-    spec = importlib.util.find_spec("inspect_evals")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("inspect_evals is not installed")
-    found = plain_docker_programs(Path(spec.submodule_search_locations[0]))
+    found = plain_docker_programs(inspect_evals_files())
     assert {"apps", "humaneval", "mbpp", "usaco"} <= set(found)
     wanted = sorted({name for names in found.values() for name in names if "/tmp/" not in name})
     assert "python" in wanted
