@@ -22,6 +22,7 @@ from belljar.errors import PolicyError
 from belljar.harness.compat import TaskRefused, judge
 from belljar.harness.config import (
     BelljarConfig,
+    as_config,
     beside_policy,
     check_below,
     judged,
@@ -124,8 +125,8 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     compose = _description(spec, directory)
     if spec.type == OURS and compose is None:
         config = spec.config
-        if isinstance(config, BelljarConfig):
-            return config
+        if isinstance(config, BaseModel):
+            return as_config(config)
         if config is None:
             return beside_policy(directory)
         path = (directory / str(config)).absolute()

@@ -67,6 +67,10 @@ _REFERENCE: Final = re.compile(
 )
 
 
+_START_AGAIN: Final = (
+    "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
+    "TASK`), with --sample-id for the samples that failed"
+)
 _M = TypeVar("_M", bound=BaseModel)
 AsWritten: TypeAlias = Annotated[
     _M,
@@ -121,21 +125,20 @@ class BelljarConfig(BaseModel):
         return asked | ({"env": dict(self.env)} if self.env else {})
 
 
-def of_log(config: Mapping[str, Any]) -> BelljarConfig:
-    """A configuration from one of Inspect's logs. Raises `PolicyError` for an unknown form."""
+class LoggedConfig(BaseModel):
+    """A configuration that another version logged: a log that holds one is read, no cell made."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
+    """A configuration from one of Inspect's logs."""
     # Earlier versions wrote "" for what a task doesn't say, and sections as JSON in a text.
     written = {name: value for name, value in config.items() if value != ""}
     try:
         return BelljarConfig.model_validate_json(json.dumps(written))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise PolicyError(
-            f"a log's sandbox configuration can't be read: {printable(what, max_chars=300)}",
-            where="the task's sandbox",
-            hint="another version of Belljar wrote it: start the task itself again (`belljar run "
-            "TASK`), with --sample-id for the samples that failed",
-        ) from None
+    except ValidationError:
+        return LoggedConfig.model_validate(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +167,12 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
         if isinstance(config, ComposeConfig):
             return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
+        if isinstance(config, LoggedConfig):
+            raise PolicyError(
+                "a log's sandbox configuration is of another version of Belljar",
+                where="the task's sandbox",
+                hint=_START_AGAIN,
+            )
         raise PolicyError(
             f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
             where="the task's sandbox",
@@ -253,8 +262,7 @@ def _check_read_here(directories: Iterable[str]) -> None:
                 f"it takes files of {printable(directory)}, where no file of a task was read: a"
                 " configuration from a log has no say in that",
                 where="the task's sandbox",
-                hint="`inspect eval-retry` hands over what the log says: start the task itself"
-                " again (`belljar run TASK`), with --sample-id for the samples that failed",
+                hint=_START_AGAIN,
             )
 
 
