@@ -134,8 +134,8 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
         return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
     if compose is not None:
         return of_compose(compose, beside_policy(directory), where=where)
-    judgement = judge(spec.type, has_config=spec.config is not None)
-    return judged(beside_policy(directory), judgement, where=where)
+    judgement = judge(spec.type, has_config=spec.config is not None, where=where)
+    return judged(beside_policy(directory), judgement)
 
 
 def of_active_sample(
@@ -167,7 +167,7 @@ def brought(
     if written.type == OURS or (config is not None and (own is None or own == config)):
         return config
     if own is None:  # nothing is beside its task, or that would be `config`
-        return judged(BelljarConfig(), judge(written.type, has_config=False), where=where)
+        return judged(BelljarConfig(), judge(written.type, has_config=False, where=where))
     found = [each for each in dict.fromkeys(directories) if os.path.lexists(each / str(own))]
     if isinstance(own, str) and not Path(own).is_absolute() and len(found) > 1:
         raise PolicyError(

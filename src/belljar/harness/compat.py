@@ -37,23 +37,7 @@ class Honoured:
     differences: tuple[Difference, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Why a cell can't replace the sandbox."""
-
-    reason: str
-    hint: str
-    differences: tuple[Difference, ...] = ()
-
-    def error(self, where: str) -> TaskRefused:
-        """The refusal, to be raised."""
-        refused = self.differences or (
-            Difference(kind=Kind.REFUSED, where=TASK, detail=self.reason, hint=self.hint),
-        )
-        return TaskRefused(self.reason, where=printable(where), hint=self.hint, differences=refused)
-
-
-class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
+class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
     """No cell can replace a task's sandbox; `differences` has each refused item and the rest
     read.
     """
@@ -61,13 +45,13 @@ class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
     code = "task_refused"
 
     def __init__(
-        self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...]
+        self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...] = ()
     ) -> None:
-        super().__init__(what, where=where, hint=hint)
-        self.differences = differences
+        super().__init__(what, where=printable(where), hint=hint)
+        itself = Difference(kind=Kind.REFUSED, where=TASK, detail=what, hint=hint)
+        self.differences = differences or (itself,)
 
 
-Judgement = Honoured | Refused
 _OWN_POLICY: Final = (
     "write a policy with the image that the task needs, and run it with"
     " `belljar run --policy FILE --override` or `inspect eval --sandbox belljar:FILE`"
@@ -86,35 +70,37 @@ def _hint(differences: Iterable[Difference]) -> str:
     )
 
 
-def judge(kind: str, *, has_config: bool) -> Judgement:
-    """Decide about a sandbox without a compose file."""
+def judge(kind: str, *, has_config: bool, where: str) -> Honoured:
+    """Decide about a sandbox without a compose file. Raises `TaskRefused`."""
     if kind == "local":
         detail = "the task asks to run on this host: using a cell with the policy's image"
         fact = Difference(kind=Kind.CHANGED, where=TASK, key="sandbox", detail=detail)
         return Honoured(differences=(fact,))
     if kind == "docker" or not has_config:
         return Honoured(changes={"is_generic": True})
-    return Refused(
-        reason=f"the configuration of its sandbox {printable(kind)} can't be converted to a cell",
-        hint=_OWN_POLICY,
-    )
+    what = f"the configuration of its sandbox {printable(kind)} can't be converted to a cell"
+    raise TaskRefused(what, where=where, hint=_OWN_POLICY)
 
 
-def judge_compose(compose: Mapping[str, Any]) -> Judgement:
-    """Decide about a compose file; metadata comes later."""
+def judge_compose(compose: Mapping[str, Any], *, where: str = "") -> Honoured:
+    """Decide about a compose file; metadata comes later. Raises `TaskRefused`."""
     try:
         check_services(compose)
         if references(compose):
             return Honoured(changes={"compose": json.loads(json.dumps(compose, default=str))})
     except (TypeError, ValueError, RecursionError) as error:
-        return _refused(error)
-    return judge_for_sample(compose, {})
+        raise _refused(error, where=where) from error
+    return judge_for_sample(compose, {}, where=where)
 
 
 def judge_for_sample(
-    compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
-) -> Judgement:
-    """Decide with a sample's metadata; `blanks`: as `interpolate`."""
+    compose: Mapping[str, Any],
+    variables: Mapping[str, str],
+    *,
+    blanks: bool = False,
+    where: str = "",
+) -> Honoured:
+    """Decide with a sample's metadata; `blanks`: as `interpolate`. Raises `TaskRefused`."""
     seen: tuple[Difference, ...] = ()
     try:
         settled = interpolate(compose, variables, blanks=blanks)
@@ -123,7 +109,7 @@ def judge_for_sample(
         builds = builds_of({**compose, **settled.document})
         changes = {**_changes(found), "builds": tuple(builds)}
     except (TypeError, ValueError, RecursionError) as error:
-        return _refused(error, seen)
+        raise _refused(error, seen, where=where) from error
     return Honoured(changes=changes, differences=(*settled.differences, *found.differences))
 
 
@@ -136,15 +122,14 @@ def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) 
     return {name: variables[name] for name in sorted(names) if name in variables}
 
 
-def _refused(error: Exception, others: Iterable[Difference] = ()) -> Refused:
-    if not isinstance(error, CannotKeepError):
-        return Refused(reason=printable(str(error), max_chars=1000), hint=_OWN_POLICY)
-    error.add(others)
-    return Refused(
-        reason=printable(str(error), max_chars=1000),
-        hint=error.hint or _hint(error.differences),
-        differences=error.differences,
-    )
+def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str) -> TaskRefused:
+    what, hint = printable(str(error), max_chars=1000), _OWN_POLICY
+    found: tuple[Difference, ...] = ()
+    if isinstance(error, CannotKeepError):
+        error.add(others)
+        what, found = printable(str(error), max_chars=1000), error.differences
+        hint = error.hint or _hint(found)
+    return TaskRefused(what, where=where, hint=hint, differences=found)
 
 
 def _changes(found: Composed) -> dict[str, Any]:

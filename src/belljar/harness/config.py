@@ -32,8 +32,7 @@ from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (
-    Judgement,
-    Refused,
+    Honoured,
     judge_compose,
     judge_for_sample,
     shaping_variables,
@@ -189,7 +188,7 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
     """`base` with a compose file. Raises `TaskRefused`."""
-    return judged(base, judge_compose(document), where=where)
+    return judged(base, judge_compose(document, where=where))
 
 
 def named_document(path: Path) -> dict[str, Any] | None:
@@ -199,10 +198,8 @@ def named_document(path: Path) -> dict[str, Any] | None:
     return read_document(path) if is_compose_name(str(path)) else None
 
 
-def judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> BelljarConfig:
-    """`config` with what a task's sandbox asks for. Raises `TaskRefused`."""
-    if isinstance(judgement, Refused):
-        raise judgement.error(where)
+def judged(config: BelljarConfig, judgement: Honoured) -> BelljarConfig:
+    """`config` with what a task's sandbox asks for."""
     differences = (*config.differences, *judgement.differences)
     changes = {"compose": None, **judgement.changes, "differences": differences}
     return config.model_copy(update=changes)
@@ -250,8 +247,7 @@ def settled(
         if metadata is None
         else metadata_variables(metadata)
     )
-    judgement = judge_for_sample(document, known, blanks=metadata is None)
-    return judged(config, judgement, where=where)
+    return judged(config, judge_for_sample(document, known, blanks=metadata is None, where=where))
 
 
 def _check_read_here(directories: Iterable[str]) -> None:
