@@ -1,6 +1,6 @@
 """The honeypot: a back office with a task to do and things that are not the agent's business.
 
-`belljar run examples/honeypot/honeypot.py@honeypot --controls` lets three scripted agents work there, without any key.
+`belljar run examples/honeypot/honeypot.py@honeypot` lets three scripted agents work there, without any key.
 `honeypot.py@back_office --model openai/…` lets a real model do the task.
 """
 

@@ -99,6 +99,7 @@ class Kind(StrEnum):
     KILL_TRIGGERED = "kill.triggered"
     KILL_COMPLETED = "kill.completed"
     KILL_TESTED = "kill.tested"
+    # Not written any more; ledgers of earlier versions have them.
     CONTROL_PLANNED = "control.planned"
     CONTROL_STARTED = "control.started"
     CONTROL_COMPLETED = "control.completed"

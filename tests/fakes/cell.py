@@ -27,6 +27,7 @@ from belljar.cell.loop_thread import result_of
 from belljar.cell.output import ExecOutput
 from belljar.cell.range import Range
 from belljar.channel import FileTooLarge
+from belljar.compose.data import ServiceBuild
 from belljar.differences import Difference
 from belljar.errors import CellError
 from belljar.events import Event, Kind, MemoryRecorder
@@ -267,7 +268,9 @@ class FakeCells:
         yield run
         run.closed = True
 
-    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
+    def build_images(
+        self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None
+    ) -> None:
         """Nothing is built."""
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""`belljar guard test --live` on real cells and gateways."""
+"""The guard's cases on real cells and gateways."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Belljar
+from tests.integration.guard_live import carry_out
+
+from belljar.host.settings import resolve_here
+from belljar.signals.cases import read_cases, score
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -24,9 +28,16 @@ WANTED = (
 )
 
 
-def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_path: Path) -> None:
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop is enough."""
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_path: Path) -> None:
     """Cases of each channel, some of which must not be flagged, and one that expects wrongly: each
-    is told as the record of its own range has it."""
+    is found as the record of its own range has it."""
     cases = {
         json.loads(text)["id"]: text
         for text in (CORPUS / "cases.jsonl").read_text().splitlines()
@@ -35,18 +46,13 @@ def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_path: Pat
     printed = next(text for name, text in cases.items() if '"output"' in text and '"flag"' in text)
     asked = next(text for name, text in cases.items() if '"model"' in text and '"flag"' in text)
     wrong = cases["enc-base64"].replace('"enc-base64"', '"wrong"').replace('"flag"', '"pass"')
-    (tmp_path / "cases.jsonl").write_text(
-        "\n".join([*(cases[name] for name in WANTED), printed, asked, wrong])
-    )
+    chosen = "\n".join([*(cases[name] for name in WANTED), printed, asked, wrong])
     (tmp_path / "customers.csv").write_bytes((CORPUS / "customers.csv").read_bytes())
     policy = tmp_path / "policy.yaml"
     policy.write_text((CORPUS / "policy.yaml").read_text().replace("risk: high", "risk: low"))
-    done = belljar(
-        "guard", "test", "--live", "--json", "--policy", str(policy), str(tmp_path / "cases.jsonl")
+    outcomes, run = await carry_out(
+        read_cases(chosen.encode(), "cases.jsonl"), resolve_here(policy), home=belljar.home
     )
-    assert done.returncode == 1, done.stdout + done.stderr
-    said = json.loads(done.stdout)
-    assert said["cases"] == len(WANTED) + 3
-    assert [failed["id"] for failed in said["failed"]] == ["wrong"]
-    assert belljar("ledger", "verify", said["run_dir"]).returncode == 0
+    assert [failed.case.id for failed in score(outcomes).failed] == ["wrong"]
+    assert belljar("ledger", "verify", str(run)).returncode == 0
     assert belljar.leftovers() == []

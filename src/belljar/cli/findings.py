@@ -244,7 +244,7 @@ def remarks(findings: RunFindings) -> list[str]:
     lines += [
         f"cell {cell.cell_id} was created, but the run ended before its sample began"
         for cell in findings.strays
-        if not cell.sample and not cell.is_unused and not cell.control
+        if not cell.sample and not cell.is_unused
     ]
     if findings.unused:
         lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
@@ -415,9 +415,6 @@ def _flows(found: RangeFindings) -> Iterator[str]:
 
 def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
     """An escaped line for each signal; `verbose`: with the evidence."""
-    invalid = [
-        f"  INVALID: {printable(each.problem)}" for each in findings.controls if each.problem
-    ]
     names = []
     for row in findings.rows:
         epoch = f" #{row.transcript.epoch}" if row.transcript.epoch > 1 else ""
@@ -429,28 +426,15 @@ def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
         for line in _sample(name.ljust(width), row, verbose=verbose)
     ]
     blind = sum(bool(row.signals.blind) for row in findings.rows)
-    if not (lines or invalid or blind or findings.controls):
+    if not (lines or blind):
         return []
     more = [f"  … {len(lines) - MAX_SIGNAL_LINES} more line(s): findings.json in the run directory"]
     return [
-        f"\nSignals ({_state(findings)}):",
-        *invalid,
+        "\nSignals:",
         *(lines[:MAX_SIGNAL_LINES] or ["  none"]),
         *(more if len(lines) > MAX_SIGNAL_LINES else ()),
         *([] if verbose or not blind else [f"  not everything was seen in {blind} sample(s): -v"]),
     ]
-
-
-def _state(findings: RunFindings) -> str:
-    from belljar.report.signals import Validity
-
-    match findings.signals_validity:
-        case Validity.NOT_CONTROLLED:
-            return "no controls were run"
-        case Validity.VALID:
-            return f"{len(findings.controls)} controls passed"
-        case _:
-            return "invalid"
 
 
 def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +14,7 @@ from belljar.errors import BelljarError, HostError
 from belljar.units import printable
 
 if TYPE_CHECKING:
+    from belljar.compose.data import ServiceBuild
     from belljar.image import Store
     from belljar.image.oci import ImportLimits, Obtained, Wanted
 
@@ -36,8 +36,8 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
         wanted += [
             Wanted(
                 image=each.image or f"{file}, service {each.service}",
-                build=json.dumps([each.build.to_json()]) if each.build else "",
-                bases=_bases(each.build.to_json()) if each.build else (),
+                build=each.build,
+                bases=_bases(each.build) if each.build else (),
                 why=each.why,
             )
             for each in found
@@ -45,17 +45,17 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
     return wanted
 
 
-def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
+def _bases(build: ServiceBuild) -> tuple[str, ...]:
     """The images that a Dockerfile starts from, if it can be read."""
     from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
 
     try:
-        content = build.get("inline") or read_regular(
-            Path(build["root"]), build["dockerfile"], MAX_BYTES
+        content = build.inline or read_regular(
+            Path(build.root), build.dockerfile, MAX_BYTES
         ).decode("utf-8")
-        found = base_images(content, build["args"], target=build["target"])
+        found = base_images(content, build.args, target=build.target)
         return tuple(parse_reference(image).familiar for image in found.images)
     except (OSError, ValueError):
         return ()
@@ -81,11 +81,11 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
     refused: dict[str, str] = {}
     for each in previews:
         if each.policy is not None:
-            builds = {build["image"]: build for build in json.loads(each.builds or "[]")}
+            builds = {build.image: build for build in each.builds}
             for image in each.policy.policy.images:
                 build = builds.get(image)
-                text = json.dumps([build], sort_keys=True) if build else ""
-                wanted[Wanted(image=image, build=text, bases=_bases(build) if build else ())] = None
+                bases = _bases(build) if build else ()
+                wanted[Wanted(image=image, build=build, bases=bases)] = None
         elif each.error is not None:
             refused.setdefault(each.error.what, f"task {each.task}, sample {each.sample}")
     return [*wanted, *(Wanted(image=where, why=what) for what, where in refused.items())]
@@ -107,11 +107,13 @@ def obtain_all(
         if missing.image in MADE_HERE:
             build_image(store.home, recipe(missing.image), report=report)
             return
-        build_missing([missing.build], {missing.image}, store.home, report=report)
+        build_missing(
+            [missing.build] if missing.build else [], {missing.image}, store.home, report=report
+        )
 
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))
-    running_builds((each.build for each in todo), {each.image for each in todo})
+    running_builds((each.build for each in todo if each.build), {each.image for each in todo})
     with progress(f"Importing {len(todo)} images", quiet=as_json) as report:
         for result in obtain(store.home, todo, limits=limits, build=build, report=report):
             results.append(result)

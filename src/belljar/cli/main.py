@@ -49,7 +49,6 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("exec", "exec", "exec_command", "Run one command in a fresh cell."),
         ("shell", "sessions", "shell", "Open a terminal in a fresh cell."),
         ("probe", "probe", "probe", "Try to break out of a fresh cell, and report the verdict."),
-        ("control", "probe", "control", "Test a policy's signals with scripted agents."),
         ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
         ("forward", "sessions", "forward", "Forward a local port to a server in a cell."),
         ("ps", "cells", "ps", "List cells and who owns them."),

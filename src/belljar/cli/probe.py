@@ -1,7 +1,4 @@
-"""`belljar probe` and `belljar control`.
-
-`probe` tries to escape from a fresh cell; `control` checks the signals.
-"""
+"""`belljar probe`: tries to escape from a fresh cell."""
 
 from __future__ import annotations
 
@@ -300,56 +297,4 @@ async def _write_page(page: Path, policy: str) -> int:
         code = _EXIT_CODES[verdict.value]
         run.finish("completed" if verdict is Verdict.CONTAINED else "failed", exit_code=code)
     click.echo(f"{verdict.value}: {printable(str(page))}", err=True)
-    return code
-
-
-@click.command("control")
-@policy_argument()
-@tier_option()
-@json_option()
-def control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
-    """Let two scripted agents show that the signals of POLICY can be relied on.
-
-    The greedy one touches, takes, uses and sends whatever there is: each sensor must see it. The
-    diligent one does an honest day's work: none may. Each has a fresh cell of its own, in which
-    nothing is stopped. `belljar run --controls` does the same before an evaluation.
-
-    \b
-    Exit codes:
-      0  both passed
-      1  a control failed: signals are invalid
-      3  this host lacks something
-      4  the policy is wrong
-    """
-    return run_async(_control, policy, tier, as_json=as_json)
-
-
-async def _control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
-    from belljar.cell import open_range, start_run
-    from belljar.harness.controls import run_controls
-    from belljar.report.signals import Validity, validity_of
-
-    loaded = typed_policy(policy, tier)
-    with start_run("control", loaded.source, sys.argv[1:]) as run:
-        done = await run_controls(
-            [loaded],
-            run,
-            lambda each: open_range(each, run=run),
-            on_progress=lambda line: click.echo(line, err=True),
-        )
-        validity = validity_of(done)
-        code = 0 if validity is Validity.VALID else 1
-        run.finish("completed" if code == 0 else "failed", exit_code=code)
-    path = str(run.path)
-    if as_json:
-        controls = [each.to_json() for each in done]
-        print_json({"validity": validity.value, "controls": controls, "run_dir": path})
-        return code
-    for each in done:
-        click.echo(f"{each.name:<9} {'passed' if each.ok else 'FAILED'}")
-        for word, names in (("missing", each.missing), ("unexpected", each.unexpected)):
-            for name in names:
-                click.echo(f"  {word}: {printable(name, max_chars=300)}")
-    click.echo(f"signals of this policy are {validity.value} here")
-    click.echo(f"run {run.run_id}: {printable(path)}")
     return code

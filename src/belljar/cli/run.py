@@ -34,7 +34,7 @@ MAX_WHAT_CHARS: Final = 60
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--warm N] [--controls] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -69,12 +69,6 @@ MAX_WHAT_CHARS: Final = 60
     metavar="N",
     help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
 )
-@click.option(
-    "--controls",
-    is_flag=True,
-    help="First let a greedy and a diligent scripted agent show, with each policy, that its "
-    "signals can be relied on.",
-)
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
@@ -85,7 +79,6 @@ def run(
     tier: str | None,
     require_contained: bool,
     warm: int,
-    controls: bool,
     as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -123,7 +116,6 @@ def run(
         tier=tier or "",
         require_contained=require_contained,
         warm=warm,
-        controls=controls,
         quiet=as_json,
     )
     try:

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import CommandGroup, json_option, print_json, reading, run_async
+from belljar.cli.console import CommandGroup, json_option, print_json, reading
 from belljar.dataclass import dataclass
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from belljar.signals.cases import Case, Outcome, Score
+    from belljar.signals.cases import Score
     from belljar.signals.streams import StreamScanner
     from belljar.signals.values import KnownValue
 
@@ -78,17 +77,12 @@ def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
 
 @guard.command()
 @_POLICY
-@click.option(
-    "--live", is_flag=True, help="Carry the cases out from inside cells, through a real gateway."
-)
 @json_option()
 @click.argument("cases", metavar="CASES.jsonl")
-def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
+def test(cases: str, policy: str | None, *, as_json: bool) -> int:
     """Hand each case of a file to the guard, and print how many it got right.
 
-    A case is one line of JSON; the guide to the guard shows the format. With --live each case is
-    sent, read or printed in a cell of its own, by its Python, under the policy's guard and
-    isolation (default: risk low), and counts as found when the run's record says so.
+    A case is one line of JSON; the guide to the guard shows the format.
 
     Exit code 0 when each case was as it expects, 1 when one was not, 4 when the file is wrong.
     """
@@ -101,19 +95,12 @@ def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
             f"more than {MAX_FILE_BYTES >> 20} MiB: split the file", param_hint="CASES.jsonl"
         )
     found = read_cases(content, printable(cases))
-    if live:
-        outcomes, run_dir = run_async(_carry_out, found, policy)
-        result = score(outcomes)
-    else:
-        stream, run_dir = _stream(policy), None
-        result = score(scan_case(case, stream) for case in found)
+    stream = _stream(policy)
+    result = score(scan_case(case, stream) for case in found)
     if as_json:
-        where = {} if run_dir is None else {"run_dir": str(run_dir)}
-        print_json(result.to_json() | where)
+        print_json(result.to_json())
     else:
         _print_score(result)
-        if run_dir is not None:
-            click.echo(f"run {run_dir.name}: {printable(str(run_dir))}")
     return 1 if result.failed else 0
 
 
@@ -132,35 +119,6 @@ def _print_score(result: Score) -> None:
         wanted = f"{'flag' if case.flags else 'pass'}{f' as {case.cls}' if case.cls else ''}"
         shown = printable(f"{case.id} ({case.channel.value}): expected {wanted}, {was}")
         click.echo(f"  {shown}")
-    for what, misses in (
-        ("class", result.misses(lambda case: case.cls or "any")),
-        ("channel", result.misses(lambda case: case.channel.value)),
-    ):
-        if misses:
-            click.echo(
-                f"misses by {what}: "
-                + ", ".join(f"{printable(name)} {n}" for name, n in misses.items())
-            )
-
-
-async def _carry_out(cases: Sequence[Case], policy: str | None) -> tuple[Sequence[Outcome], Path]:
-    from belljar.cell import open_cell, start_run
-    from belljar.cli.exec import typed_policy
-    from belljar.harness.guard_live import carry_out
-
-    loaded = typed_policy(policy or "low", None, announces=False)
-    is_terminal = sys.stderr.isatty()
-
-    def tell(done: int) -> None:
-        if is_terminal or done in (1, len(cases)) or done % 25 == 0:
-            click.echo(f"belljar: {done} of {len(cases)} cases", err=True)
-
-    with start_run("guard test", loaded.source, sys.argv[1:]) as run:
-        outcomes = await carry_out(
-            cases, loaded, run=run, opening=lambda each: open_cell(each, run=run), on_progress=tell
-        )
-        run.finish("completed", exit_code=0)
-    return outcomes, run.path
 
 
 def _stream(policy: str | None) -> StreamScanner:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from belljar.compose import values
@@ -147,7 +147,7 @@ class ServiceBuild:
     root: str
     context: str
     dockerfile: str
-    args: Mapping[str, str]
+    args: Mapping[str, str] = field(hash=False)
     target: str = ""
     inline: str = ""
 

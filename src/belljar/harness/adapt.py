@@ -14,17 +14,24 @@ from belljar.compose.document import (
     as_document,
     beside,
     dockerfile_document,
-    is_compose_name,
-    is_dockerfile_name,
     read_document,
 )
 from belljar.compose.translate import default_service
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.harness.compat import Honoured, Judgement, Refused, TaskRefused, judge
-from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
-from belljar.harness.operator import NO_NETWORK, TASK
+from belljar.harness.compat import TaskRefused, judge
+from belljar.harness.config import (
+    BelljarConfig,
+    as_config,
+    beside_policy,
+    check_below,
+    judged,
+    named_document,
+    of_compose,
+    settled,
+)
 from belljar.harness.preview import SampleSandbox
+from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -108,7 +115,7 @@ class _Reader:
             closed = compose is not None and _wants_no_network(compose)
         except (PolicyError, ValueError):
             closed = True
-        return BelljarConfig(network=NO_NETWORK if closed else "", differences=(overridden,))
+        return BelljarConfig(network=NO_NETWORK if closed else None, differences=(overridden,))
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
@@ -118,8 +125,8 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     compose = _description(spec, directory)
     if spec.type == OURS and compose is None:
         config = spec.config
-        if isinstance(config, BelljarConfig):
-            return config
+        if isinstance(config, BaseModel):
+            return as_config(config)
         if config is None:
             return beside_policy(directory)
         path = (directory / str(config)).absolute()
@@ -127,15 +134,8 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
         return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
     if compose is not None:
         return of_compose(compose, beside_policy(directory), where=where)
-    judgement = judge(spec.type, has_config=spec.config is not None, compose=None)
-    if isinstance(judgement, Refused):
-        raise judgement.error(where)
-    return _as_judged(beside_policy(directory), judgement)
-
-
-def _as_judged(config: BelljarConfig, judgement: Judgement) -> BelljarConfig:
-    changes = judgement.changes if isinstance(judgement, Honoured) else {}
-    return config.model_copy(update={**changes, "differences": judgement.differences})
+    judgement = judge(spec.type, has_config=spec.config is not None, where=where)
+    return judged(beside_policy(directory), judgement)
 
 
 def of_active_sample(
@@ -167,8 +167,7 @@ def brought(
     if written.type == OURS or (config is not None and (own is None or own == config)):
         return config
     if own is None:  # nothing is beside its task, or that would be `config`
-        judgement = judge(written.type, has_config=False, compose=None)
-        return _as_judged(BelljarConfig(), judgement)
+        return judged(BelljarConfig(), judge(written.type, has_config=False, where=where))
     found = [each for each in dict.fromkeys(directories) if os.path.lexists(each / str(own))]
     if isinstance(own, str) and not Path(own).is_absolute() and len(found) > 1:
         raise PolicyError(
@@ -207,9 +206,6 @@ def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any
         return read_document(found) if found else None
     path = directory / str(config)
     check_below(path.absolute(), directory)
-    if is_dockerfile_name(str(config)):
-        return dockerfile_document(path.absolute())
-    is_compose = is_compose_name(str(config)) or (
-        spec.type != OURS and path.suffix in {".yaml", ".yml"}
-    )
-    return read_document(path) if is_compose else None
+    document = named_document(path)
+    is_compose = document is None and spec.type != OURS and path.suffix in {".yaml", ".yml"}
+    return read_document(path) if is_compose else document

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from belljar.compose.data import builds_of
 from belljar.compose.document import files_named_by, services_of
@@ -18,8 +20,12 @@ from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.harness.operator import NO_NETWORK, TASK
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.load import wrong_fields
+from belljar.policy.merge import NO_NETWORK, TASK
+from belljar.policy.network import Network
+from belljar.policy.sections import Rights
+from belljar.policy.stand_ins import ServiceProgram
 from belljar.units import printable
 
 
@@ -31,23 +37,7 @@ class Honoured:
     differences: tuple[Difference, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Why a cell can't replace the sandbox."""
-
-    reason: str
-    hint: str
-    differences: tuple[Difference, ...] = ()
-
-    def error(self, where: str) -> TaskRefused:
-        """The refusal, to be raised."""
-        refused = self.differences or (
-            Difference(kind=Kind.REFUSED, where=TASK, detail=self.reason, hint=self.hint),
-        )
-        return TaskRefused(self.reason, where=printable(where), hint=self.hint, differences=refused)
-
-
-class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
+class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
     """No cell can replace a task's sandbox; `differences` has each refused item and the rest
     read.
     """
@@ -55,13 +45,13 @@ class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
     code = "task_refused"
 
     def __init__(
-        self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...]
+        self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...] = ()
     ) -> None:
-        super().__init__(what, where=where, hint=hint)
-        self.differences = differences
+        super().__init__(what, where=printable(where), hint=hint)
+        itself = Difference(kind=Kind.REFUSED, where=TASK, detail=what, hint=hint)
+        self.differences = differences or (itself,)
 
 
-Judgement = Honoured | Refused
 _OWN_POLICY: Final = (
     "write a policy with the image that the task needs, and run it with"
     " `belljar run --policy FILE --override` or `inspect eval --sandbox belljar:FILE`"
@@ -80,48 +70,46 @@ def _hint(differences: Iterable[Difference]) -> str:
     )
 
 
-def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
-    """Decide about a sandbox; `compose`: its parsed file."""
+def judge(kind: str, *, has_config: bool, where: str) -> Honoured:
+    """Decide about a sandbox without a compose file. Raises `TaskRefused`."""
     if kind == "local":
         detail = "the task asks to run on this host: using a cell with the policy's image"
         fact = Difference(kind=Kind.CHANGED, where=TASK, key="sandbox", detail=detail)
         return Honoured(differences=(fact,))
-    if compose is not None:
-        return judge_compose(compose)
     if kind == "docker" or not has_config:
         return Honoured(changes={"is_generic": True})
-    return Refused(
-        reason=f"the configuration of its sandbox {printable(kind)} can't be converted to a cell",
-        hint=_OWN_POLICY,
-    )
+    what = f"the configuration of its sandbox {printable(kind)} can't be converted to a cell"
+    raise TaskRefused(what, where=where, hint=_OWN_POLICY)
 
 
-def judge_compose(compose: Mapping[str, Any]) -> Judgement:
-    """Decide about a compose file; metadata comes later."""
+def judge_compose(compose: Mapping[str, Any], *, where: str = "") -> Honoured:
+    """Decide about a compose file; metadata comes later. Raises `TaskRefused`."""
     try:
         services_of(compose)
         if references(compose):
-            return Honoured(changes={"compose": json.dumps(compose, default=str)})
+            return Honoured(changes={"compose": json.loads(json.dumps(compose, default=str))})
     except (TypeError, ValueError, RecursionError) as error:
-        return _refused(error)
-    return judge_for_sample(compose, {})
+        raise _refused(error, where=where) from error
+    return judge_for_sample(compose, {}, where=where)
 
 
 def judge_for_sample(
-    compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
-) -> Judgement:
-    """Decide with a sample's metadata; `blanks`: as `interpolate`."""
+    compose: Mapping[str, Any],
+    variables: Mapping[str, str],
+    *,
+    blanks: bool = False,
+    where: str = "",
+) -> Honoured:
+    """Decide with a sample's metadata; `blanks`: as `interpolate`. Raises `TaskRefused`."""
     seen: tuple[Difference, ...] = ()
     try:
         settled = interpolate(compose, variables, blanks=blanks)
         seen = settled.differences
         found = read_compose(settled.document, files_named_by(compose))
         builds = builds_of({**compose, **settled.document})
+        changes = {**_changes(found), "builds": tuple(builds)}
     except (TypeError, ValueError, RecursionError) as error:
-        return _refused(error, seen)
-    changes = _changes(found)
-    if builds:
-        changes["builds"] = json.dumps([build.to_json() for build in builds])
+        raise _refused(error, seen, where=where) from error
     return Honoured(changes=changes, differences=(*settled.differences, *found.differences))
 
 
@@ -134,15 +122,14 @@ def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) 
     return {name: variables[name] for name in sorted(names) if name in variables}
 
 
-def _refused(error: Exception, others: Iterable[Difference] = ()) -> Refused:
-    if not isinstance(error, CannotKeepError):
-        return Refused(reason=printable(str(error), max_chars=1000), hint=_OWN_POLICY)
-    error.add(others)
-    return Refused(
-        reason=printable(str(error), max_chars=1000),
-        hint=error.hint or _hint(error.differences),
-        differences=error.differences,
-    )
+def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str) -> TaskRefused:
+    what, hint = printable(str(error), max_chars=1000), _OWN_POLICY
+    found: tuple[Difference, ...] = ()
+    if isinstance(error, CannotKeepError):
+        error.add(others)
+        what, found = printable(str(error), max_chars=1000), error.differences
+        hint = error.hint or _hint(found)
+    return TaskRefused(what, where=where, hint=hint, differences=found)
 
 
 def _changes(found: Composed) -> dict[str, Any]:
@@ -153,7 +140,7 @@ def _changes(found: Composed) -> dict[str, Any]:
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
     if resources := found.changes.get("resources"):
         changes["resources"] = tuple(sorted(resources.items()))
-    changes["rights"] = json.dumps(_rights(found.changes), sort_keys=True)
+    changes["rights"] = _rights(found.changes)
     if found.network is not None:
         stand_ins: dict[str, dict[str, Any]] = {}
         for name, words in found.network["stand_ins"].items():
@@ -162,15 +149,26 @@ def _changes(found: Composed) -> dict[str, Any]:
                 stand_ins[name]["env"] = {
                     key: literal(value) for key, value in words["env"].items()
                 }
-        changes["network"] = json.dumps({**found.network, "stand_ins": stand_ins})
+        network = {**found.network, "stand_ins": stand_ins}
+        changes["network"] = _section(Network, network)
     elif found.is_apart:
         changes["network"] = NO_NETWORK
     if found.data is not None:
-        changes["data"] = found.data.model_dump_json(exclude_defaults=True)
-    changes["program"] = json.dumps(found.program)  # {}: whatever the image says
+        changes["data"] = found.data
+    changes["program"] = _section(ServiceProgram, found.program)
     return changes | ({"service": found.service} if found.service != OWN_CELL else {})
 
 
-def _rights(words: Mapping[str, Any]) -> dict[str, Any]:
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def _section(model: type[_M], words: Mapping[str, Any]) -> _M:
+    try:
+        return model.model_validate(words, strict=False)
+    except ValidationError as error:
+        raise CannotKeepError(f"a cell can't be so: {wrong_fields(error)}") from None
+
+
+def _rights(words: Mapping[str, Any]) -> Rights:
     # As in a container: set-user-ID programs work unless new privileges are refused.
-    return {"setuid_programs": "auto", **words.get("rights", {})}
+    return Rights.model_validate({"setuid_programs": "auto", **words.get("rights", {})})

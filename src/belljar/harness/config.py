@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Unpack
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
+from belljar.compose.data import ServiceBuild
 from belljar.compose.document import (
     DIRECTORY_KEY,
     as_document,
@@ -31,26 +32,29 @@ from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (
-    Judgement,
-    Refused,
+    Honoured,
     judge_compose,
     judge_for_sample,
     shaping_variables,
 )
 from belljar.harness.operator import (
-    NO_NETWORK,
     POLICY_VARIABLE,
-    TASK,
     Operator,
     OperatorOptions,
     permitted,
     read_operator,
-    under_policy,
 )
+from belljar.policy import LoadedPolicy, resolve_policy, with_tier
+from belljar.policy.fields import WRITTEN
+from belljar.policy.guarding import OWN_CELL
+from belljar.policy.load import with_changes
+from belljar.policy.loaded import PRESETS
+from belljar.policy.merge import TASK, above_floor, under_policy
+from belljar.policy.network import Network
+from belljar.policy.sections import Rights
+from belljar.policy.stand_ins import CellStandIn, ServiceProgram
+from belljar.policy.task_data import TaskData
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.policy import LoadedPolicy
 
 DEFAULT_POLICY: Final = "high"
 DEFAULT_IMAGE: Final = "default"
@@ -62,47 +66,78 @@ _REFERENCE: Final = re.compile(
 )
 
 
+_START_AGAIN: Final = (
+    "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
+    "TASK`), with --sample-id for the samples that failed"
+)
+_M = TypeVar("_M", bound=BaseModel)
+AsWritten: TypeAlias = Annotated[
+    _M,
+    PlainSerializer(
+        lambda value: (
+            value.model_dump(mode="json", context=WRITTEN, exclude_unset=True)
+            if isinstance(value, BaseModel)
+            else value
+        )
+    ),
+]
+"""A section of a policy, logged in the words that it is read from."""
+
+
 class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect logs it: a policy and changes to it.
 
-    `policy`: a file or preset. `tier` can only raise it. From a compose file: `network` (JSON, or
-    `none`), `service` and `program` (JSON) of the sample's cell, `data` (`TaskData`), `builds`
-    (`ServiceBuild`s), `resources`. `compose`: a file that needs a sample's metadata. `is_generic`:
-    the task asks for a container without naming an image.
+    `policy`: a file or preset. `tier` can only raise it. From a compose file: `network`, `service`
+    and `program` of the sample's cell, `data`, `builds`, `resources`. `compose`: a file that needs
+    a sample's metadata. `is_generic`: the task asks for a container without naming an image.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str = ""
-    compose: str = ""
+    compose: dict[str, Any] | None = None
     is_generic: bool = False
-    network: str = ""
+    network: AsWritten[Network] | Literal["none"] | None = None
     service: str = ""
-    program: str = ""
-    data: str = ""
-    builds: str = ""
+    program: AsWritten[ServiceProgram] | None = None
+    data: TaskData | None = None
+    builds: tuple[ServiceBuild, ...] = ()
     resources: tuple[tuple[str, str | int], ...] = ()
     image: str | None = None
     user: str | None = None
     workdir: str | None = None
     tier: str | None = None
-    rights: str = ""
+    rights: Rights | None = None
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
     """Differences from the task."""
 
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
     def asked(self) -> dict[str, Any]:
         """The compose file's fields, as a policy's."""
-        given = {"image": self.image, "user": self.user, "workdir": self.workdir}
-        asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if self.network:
-            is_none = self.network == NO_NETWORK
-            asked["network"] = self.network if is_none else json.loads(self.network)
-        if self.rights:
-            asked["rights"] = json.loads(self.rights)
+        names = ("image", "user", "workdir", "network", "rights")
+        asked = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.resources:
             asked["resources"] = dict(self.resources)
         return asked | ({"env": dict(self.env)} if self.env else {})
+
+
+class LoggedConfig(BaseModel):
+    """A configuration that another version logged: a log that holds one is read, no cell made."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
+    """A configuration from one of Inspect's logs."""
+    # Earlier versions wrote "" for what a task doesn't say, and sections as JSON in a text.
+    written = {name: value for name, value in config.items() if value != ""}
+    try:
+        return BelljarConfig.model_validate_json(json.dumps(written))
+    except ValidationError:
+        return LoggedConfig.model_validate(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +151,7 @@ class SamplePolicy:
     policy: LoadedPolicy
     is_shared: bool
     service: str
-    program: str
+    program: ServiceProgram | None
     differences: tuple[Difference, ...] = ()
 
 
@@ -131,38 +166,42 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
         if isinstance(config, ComposeConfig):
             return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
+        if isinstance(config, LoggedConfig):
+            raise PolicyError(
+                "a log's sandbox configuration is of another version of Belljar",
+                where="the task's sandbox",
+                hint=_START_AGAIN,
+            )
         raise PolicyError(
             f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
             where="the task's sandbox",
             hint='name a policy instead: sandbox=("belljar", "policy.yaml")',
         )
-    check_below(Path(config).absolute(), Path.cwd())  # Inspect works in the task's directory then
-    if is_compose_name(config):
-        path = Path(config)
-        return of_compose(read_document(path), beside_policy(path.parent), where=str(path))
-    if is_dockerfile_name(config):
-        path = Path(config)
-        return of_compose(
-            dockerfile_document(path.absolute()), beside_policy(path.parent), where=str(path)
-        )
-    from belljar.policy.loaded import PRESETS
-
-    # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
     path = Path(config)
+    check_below(path.absolute(), Path.cwd())  # Inspect works in the task's directory then
+    if (document := named_document(path)) is not None:
+        return of_compose(document, beside_policy(path.parent), where=str(path))
+    # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
     is_preset = path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
     return BelljarConfig(policy=path.name if is_preset else config)
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
     """`base` with a compose file. Raises `TaskRefused`."""
-    return _judged(base, judge_compose(document), where=where)
+    return judged(base, judge_compose(document, where=where))
 
 
-def _judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> BelljarConfig:
-    if isinstance(judgement, Refused):
-        raise judgement.error(where)
+def named_document(path: Path) -> dict[str, Any] | None:
+    """What a compose file or a Dockerfile of this name holds; None for another name."""
+    if is_dockerfile_name(str(path)):
+        return dockerfile_document(path.absolute())
+    return read_document(path) if is_compose_name(str(path)) else None
+
+
+def judged(config: BelljarConfig, judgement: Honoured) -> BelljarConfig:
+    """`config` with what a task's sandbox asks for."""
     differences = (*config.differences, *judgement.differences)
-    changes = {"compose": "", **judgement.changes, "differences": differences}
+    changes = {"compose": None, **judgement.changes, "differences": differences}
     return config.model_copy(update=changes)
 
 
@@ -199,17 +238,16 @@ def settled(
 
     Raises `TaskRefused` for what a cell can't keep.
     """
-    if not config.compose:
+    document = config.compose
+    if document is None:
         return config
-    document = json.loads(config.compose)
     _check_read_here([document.get(DIRECTORY_KEY, "")])
     known = (
         {name: each for name, each in os.environ.items() if name.startswith(METADATA_PREFIX)}
         if metadata is None
         else metadata_variables(metadata)
     )
-    judgement = judge_for_sample(document, known, blanks=metadata is None)
-    return _judged(config, judgement, where=where)
+    return judged(config, judge_for_sample(document, known, blanks=metadata is None, where=where))
 
 
 def _check_read_here(directories: Iterable[str]) -> None:
@@ -220,21 +258,17 @@ def _check_read_here(directories: Iterable[str]) -> None:
                 f"it takes files of {printable(directory)}, where no file of a task was read: a"
                 " configuration from a log has no say in that",
                 where="the task's sandbox",
-                hint="`inspect eval-retry` hands over what the log says: start the task itself"
-                " again (`belljar run TASK`), with --sample-id for the samples that failed",
+                hint=_START_AGAIN,
             )
 
 
 def _check_own_files(ours: BelljarConfig) -> None:
-    if ours.data:
-        data = json.loads(ours.data)
-        files = [file for cell in data.get("cells", {}).values() for file in cell.get("files", ())]
-        if any(file.get("source") for file in files):
-            _check_read_here([data.get("root") or "."])
-    _check_read_here(each["root"] or "." for each in json.loads(ours.builds or "[]"))
-    network = ours.asked().get("network")
-    services = network.get("stand_ins", {}) if isinstance(network, dict) else {}
-    if any(each.get("kind") != "cell" or "files" in each for each in services.values()):
+    cells = ours.data.cells.values() if ours.data is not None else ()
+    if ours.data is not None and any(file.source for cell in cells for file in cell.files):
+        _check_read_here([ours.data.root or "."])
+    _check_read_here(each.root or "." for each in ours.builds)
+    services = ours.network.stand_ins.values() if isinstance(ours.network, Network) else ()
+    if any(not isinstance(each, CellStandIn) or each.files for each in services):
         raise PolicyError(
             "its network holds more than the services of a compose file",
             where="the task's sandbox",
@@ -245,8 +279,8 @@ def _check_own_files(ours: BelljarConfig) -> None:
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
     """A sample's variables beyond its cells' environment."""
     return (
-        shaping_variables(json.loads(config.compose), metadata_variables(metadata))
-        if config.compose
+        shaping_variables(config.compose, metadata_variables(metadata))
+        if config.compose is not None
         else {}
     )
 
@@ -269,17 +303,16 @@ def load(
 
 def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """A settled configuration's policy and differences. Raises `PolicyError`."""
-    from belljar.policy import resolve_policy, with_tier
-    from belljar.policy.guarding import OWN_CELL
-    from belljar.policy.task_data import TaskData
-
     _check_own_files(ours)
+    asked = ours.asked()
     if operator.run_policy:
         own = resolve_policy(ours.policy) if ours.policy else None
         run_policy = resolve_policy(operator.run_policy)
-        made, found = under_policy(run_policy, own, ours.asked(), override=operator.override)
+        made, found = under_policy(run_policy, own, asked, override=operator.override)
     else:
-        made, found = _above_floor(ours, operator)
+        base = resolve_policy(choose_policy(ours, operator))
+        floor = resolve_policy(operator.policy) if operator.policy else None
+        made, found = above_floor(base, asked, ours.tier, floor)
     if ours.is_generic:
         made, of_image = _generic(made, is_overridden=operator.override)
         found = (*found, of_image)
@@ -291,39 +324,14 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
         raised = Difference(kind=Kind.CHANGED, where="policy", key="risk", detail=detail)
         found = (*found, raised)
-    if ours.data:
-        data = TaskData.model_validate_json(ours.data)
-        if any(fact.kind is Kind.OVERRIDDEN and fact.key == "network" for fact in found):
-            # an operator's own cell may have the name of a service, and is not the task's
-            left = {name: cell for name, cell in data.cells.items() if name == OWN_CELL}
-            data = data.model_copy(update={"cells": left})
-        done = replace(done, data=data)
-    return done, (*ours.differences, *found)
-
-
-def _above_floor(
-    ours: BelljarConfig, operator: Operator
-) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    from belljar.policy import resolve_policy, with_tier
-    from belljar.policy.floor import looser_fields, tightened
-
-    base = resolve_policy(choose_policy(ours, operator))
-    own = with_tier(_changed(base, ours), ours.tier)
-    found: list[Difference] = []
-    if ours.network and base.policy.network is not None:
-        why = "the task has `network_mode: none`"
-        if ours.network != NO_NETWORK:
-            why = "the task's services take its place: its stand-ins and upstreams are not there"
-        found.append(Difference(kind=Kind.DROPPED, where="policy", key="network", detail=why))
-    if not operator.policy:
-        return own, tuple(found)
-    floor = resolve_policy(operator.policy)
-    why = f"the task asks for more than ${POLICY_VARIABLE} allows, and gets what that says"
-    found += [
-        Difference(kind=Kind.CHANGED, where=TASK, key=printable(key), detail=why)
-        for key in looser_fields(own.policy, floor.policy)
-    ]
-    return tightened(own, floor), tuple(found)
+    data = ours.data
+    if data is not None and any(
+        fact.kind is Kind.OVERRIDDEN and fact.key == "network" for fact in found
+    ):
+        # an operator's own cell may have the name of a service, and is not the task's
+        left = {name: cell for name, cell in data.cells.items() if name == OWN_CELL}
+        data = data.model_copy(update={"cells": left})
+    return replace(done, data=data), (*ours.differences, *found)
 
 
 def _generic(made: LoadedPolicy, *, is_overridden: bool) -> tuple[LoadedPolicy, Difference]:
@@ -331,30 +339,12 @@ def _generic(made: LoadedPolicy, *, is_overridden: bool) -> tuple[LoadedPolicy, 
 
     All presets name `default`, so a policy counts as naming an image only where it names another.
     """
-    from belljar.policy.load import with_changes
-
     detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
     if made.policy.image == DEFAULT_IMAGE and not is_overridden:
         made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
     return made, Difference(
         kind=Kind.CHANGED, where=TASK, key="image", detail=printable(detail, max_chars=400)
     )
-
-
-def _changed(loaded: LoadedPolicy, ours: BelljarConfig) -> LoadedPolicy:
-    from belljar.policy.load import with_changes
-    from belljar.policy.sections import written_resources
-
-    changes = ours.asked()
-    if isinstance(changes.get("network"), dict) and loaded.policy.network is not None:
-        changes["network"]["record"] = loaded.policy.network.record
-    for name, base in (
-        ("resources", written_resources(loaded.policy.resources)),
-        ("env", loaded.policy.env),
-    ):
-        if name in changes:
-            changes[name] = {**base, **changes[name]}
-    return with_changes(loaded, changes) if changes else loaded
 
 
 def sample_policy(
@@ -369,7 +359,7 @@ def sample_policy(
     policy = for_sample(loaded, metadata)
     return SamplePolicy(
         policy=policy,
-        is_shared=policy is loaded and not written.compose,
+        is_shared=policy is loaded and written.compose is None,
         service=ours.service,
         program=ours.program,
         differences=differences,

@@ -10,12 +10,11 @@ import ast
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import anyio
 import click
 
 from belljar.errors import BelljarError, PolicyError
@@ -43,10 +42,8 @@ if TYPE_CHECKING:
     from inspect_ai import Task
     from inspect_ai._util.error import PrerequisiteError
 
-    from belljar.cell import Range
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
-    from belljar.policy import LoadedPolicy
 
 
 # In a run directory: each task's tools when it was loaded, and where they act.
@@ -69,7 +66,6 @@ class RunRequest:
     tier: str = ""
     require_contained: bool = False
     warm: int = 0
-    controls: bool = False
     quiet: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
@@ -118,10 +114,9 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         tasks, previews = load_tasks(options, operator, read_selection(options))
         if session.stopped is not None:
             raise session.stopped
-        policies = _show_preview(previews, session)
+        _show_preview(previews, session)
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
-        controlled = policies if request.controls else ()
-        return _run_tasks(request, options, tasks, session, controlled=controlled)
+        return _run_tasks(request, options, tasks, session)
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
@@ -145,8 +140,11 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     return previews
 
 
-def _show_preview(previews: Sequence[Preview], session: Session) -> Sequence[LoadedPolicy]:
-    """The samples' policies. Raises the first sample's error, or `HostError`."""
+def _show_preview(previews: Sequence[Preview], session: Session) -> None:
+    """Build and check the images, and show the differences.
+
+    Raises the first sample's error, or `HostError`.
+    """
     refused = [each.error for each in previews if each.error is not None]
     if refused:
         first, *more = refused
@@ -158,7 +156,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> Sequence[Loa
         raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
     session.source.build_images(
-        {each.builds: None for each in previews},
+        dict.fromkeys(build for each in previews for build in each.builds),
         images={image for policy in policies for image in policy.policy.images},
         home=session.home,
     )
@@ -168,7 +166,6 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> Sequence[Loa
     )
     session.show_once(summary(whole))
     session.is_previewed = True
-    return list(policies)
 
 
 def _run_tasks(
@@ -176,8 +173,6 @@ def _run_tasks(
     options: InspectOptions,
     tasks: list[Task],
     session: Session,
-    *,
-    controlled: Sequence[LoadedPolicy],
 ) -> RunOutcome:
     from belljar.harness.host_tools import known_tools
 
@@ -196,8 +191,6 @@ def _run_tasks(
             termination_as_interrupt() as termination,
             warm_cells(session, size=request.warm, expected=expected),
         ):
-            if controlled:
-                anyio.run(_control, controlled, run, session)
             # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its
             # log, the cells are destroyed.
             session.termination_signals, session.stop = termination.received, termination.interrupt
@@ -219,18 +212,6 @@ def _run_tasks(
         path=run.path,
         exit_code=findings.exit_code,
     )
-
-
-async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session: Session) -> None:
-    from belljar.harness.controls import run_controls
-
-    @contextlib.asynccontextmanager
-    async def opening(policy: LoadedPolicy) -> AsyncIterator[Range]:
-        await session.source.prepare(policy, run=run, home=session.home)
-        async with session.source.open_range(policy, run=run, home=session.home) as opened:
-            yield opened
-
-    await run_controls(policies, run, opening, on_progress=print_status)
 
 
 def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:

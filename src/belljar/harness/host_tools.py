@@ -158,7 +158,7 @@ def check_known_tools(task: Task, session: Session) -> str:
 
 def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over
     # A compose file changes nothing of the rule, and may ask for metadata that only a sample has.
-    ours = configs.as_config(config).model_copy(update={"compose": ""})
+    ours = configs.as_config(config).model_copy(update={"compose": None})
     return configs.load(ours, **session.operator_options).policy.host_tools_rule
 
 

@@ -5,13 +5,12 @@ Uses the run's own functions. Loads a task's Python file, but starts and fetches
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from belljar.compose.document import is_compose_name, read_document
 from belljar.compose.interpolate import references
@@ -20,12 +19,15 @@ from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
 from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
-from belljar.harness.operator import TASK, Operator, OperatorOptions, read_operator
+from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.merge import TASK
+from belljar.policy.network import Network
+from belljar.policy.stand_ins import CellStandIn, ServiceProgram
 from belljar.units import printable
 
 if TYPE_CHECKING:
+    from belljar.compose.data import ServiceBuild
     from belljar.host import HostFacts
     from belljar.image.store import MissingImage
     from belljar.plan import ImageFacts, Plan
@@ -54,7 +56,7 @@ class Preview:
     task: str
     sample: str
     policy: LoadedPolicy | None = None
-    builds: str = ""
+    builds: tuple[ServiceBuild, ...] = ()
     differences: tuple[Difference, ...] = ()
     kept: tuple[Difference, ...] = ()
     replaced: frozenset[tuple[str, str]] = frozenset()
@@ -97,9 +99,9 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
         stated["env"] = f"{len(asked['env'])} variable(s)"
     if "resources" in asked:
         stated["resources"] = ", ".join(asked["resources"])
-    if isinstance(network := asked.get("network"), Mapping):
-        stated["services"] = ", ".join(network["stand_ins"])
-    if json.loads(ours.program or "{}"):
+    if isinstance(ours.network, Network):
+        stated["services"] = ", ".join(ours.network.stand_ins)
+    if ours.program is not None and ours.program.model_fields_set:
         stated["program"] = "what its compose file runs"
     for key, detail in stated.items():
         if detail and key not in changed and not (key == "services" and "network" in changed):
@@ -109,63 +111,57 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
 def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[str, str]]:
     # Image settings that compose file or policy replace in every cell.
     others = policy.network.stand_ins.values() if policy.network is not None else ()
-    program = json.loads(ours.program or "{}")
-    cells: list[tuple[Policy | CellStandIn, object, object]] = [
-        (policy, program.get("command"), program.get("arguments")),
-        *((each, each.command, each.arguments) for each in others if isinstance(each, CellStandIn)),
+    cells: list[tuple[Policy | CellStandIn, ServiceProgram]] = [
+        (policy, ours.program or ServiceProgram()),
+        *((each, each) for each in others if isinstance(each, CellStandIn)),
     ]
     by_image: dict[str, list[set[str]]] = {}
-    for cell, command, arguments in cells:
+    for cell, program in cells:
         keys = {name.upper() for name in ("user", "workdir") if getattr(cell, name) is not None}
-        keys |= {"CMD"} if command is not None or arguments is not None else set()
-        keys |= {"ENTRYPOINT"} if command is not None else set()
+        if program.command is not None:
+            keys |= {"CMD", "ENTRYPOINT"}
+        elif program.arguments is not None:
+            keys.add("CMD")
         by_image.setdefault(f"image {cell.image}", []).append(keys)
     return frozenset(
         (where, key) for where, found in by_image.items() for key in set.intersection(*found)
     )
 
 
+_T = TypeVar("_T")
 _Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Difference, ...]]"
 
 
 class _Known:
+    """Settles each configuration once for all samples whose metadata makes it the same."""
+
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
-        self._names: dict[str, frozenset[str]] = {}
-        self._settled: dict[Any, configs.BelljarConfig | PolicyError] = {}
-        self._within: dict[Any, _Within | BelljarError] = {}
+        self._names: dict[configs.BelljarConfig, frozenset[str]] = {}
+        self._settled: dict[object, configs.BelljarConfig | BelljarError] = {}
+        self._within: dict[configs.BelljarConfig, _Within | BelljarError] = {}
 
     def within(self, config: configs.BelljarConfig, metadata: Mapping[str, object]) -> _Within:
-        ours = self._settle(config, metadata)
-        if ours not in self._within:
-            try:
-                self._within[ours] = (ours, *configs.within(ours, self.operator))
-            except BelljarError as error:
-                self._within[ours] = error
-        found = self._within[ours]
-        if isinstance(found, BelljarError):
-            raise found
-        return found
+        ours = config
+        if config.compose is not None:
+            if config not in self._names:
+                self._names[config] = frozenset(references(config.compose))
+            known = configs.metadata_variables(metadata)
+            key = (config, tuple((name, known.get(name)) for name in sorted(self._names[config])))
+            ours = _once(self._settled, key, lambda: configs.settled(config, metadata))
+        return _once(self._within, ours, lambda: (ours, *configs.within(ours, self.operator)))
 
-    def _settle(
-        self, config: configs.BelljarConfig, metadata: Mapping[str, object]
-    ) -> configs.BelljarConfig:
-        if not config.compose:
-            return config
-        if config.compose not in self._names:
-            self._names[config.compose] = frozenset(references(json.loads(config.compose)))
-        names = self._names[config.compose]
-        known = configs.metadata_variables(metadata)
-        key = (config, tuple((name, known.get(name)) for name in sorted(names)))
-        if key not in self._settled:
-            try:
-                self._settled[key] = configs.settled(config, metadata)
-            except PolicyError as error:
-                self._settled[key] = error
-        found = self._settled[key]
-        if isinstance(found, PolicyError):
-            raise found
-        return found
+
+def _once(known: dict[Any, _T | BelljarError], key: object, make: Callable[[], _T]) -> _T:
+    if key not in known:
+        try:
+            known[key] = make()
+        except BelljarError as error:
+            known[key] = error
+    found = known[key]
+    if isinstance(found, BelljarError):
+        raise found
+    return found
 
 
 def with_images(
@@ -301,7 +297,7 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
         try:
             config = settled(config, {})
         except PolicyError:  # it needs a sample's metadata
-            names = references(json.loads(config.compose))
+            names = references(config.compose or {})
             prefix = len("SAMPLE_METADATA_")
             config = settled(config, {name[prefix:]: PLACEHOLDER for name in names})
         return _one(config, operator, target)
@@ -348,7 +344,7 @@ def _outlook(group: Group, host: Host) -> Outlook:
     loaded, error = group.first.policy, group.first.error
     if loaded is None or error is not None:
         return Outlook(group=group, error=error or PolicyError("nothing is known of it"))
-    builds = {each["image"]: each for each in json.loads(group.first.builds or "[]")}
+    builds = {each.image: each for each in group.first.builds}
     missing = tuple(
         replace(each, command=command_of(builds[each.image])) if each.image in builds else each
         for each in missing_images([loaded], host.home)

@@ -7,7 +7,6 @@ keep exactly these eight parameters: Inspect counts them.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from contextlib import AsyncExitStack
 from functools import partial
@@ -43,6 +42,7 @@ from belljar.harness.session import SampleCell, Session, current_session
 from belljar.harness.warm import cells_at_once, host_cpus_and_memory
 from belljar.plan.explain_network import announcements
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.stand_ins import ServiceProgram
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
@@ -131,21 +131,16 @@ def named(error: OSError, path: str) -> OSError:
     return type(error)(code, os.strerror(code), path)
 
 
-async def start_program(cell: Cell, service: str, program: str) -> None:
+async def start_program(cell: Cell, service: str, program: ServiceProgram | None) -> None:
     """Start the service's program behind its entrypoint, and wait until ready.
 
     Not for an idle command or bare shell. Ready: healthy where there is a check; else `SETTLE_S` of
-    running, or exit status 0. `program`: JSON; "" for the image's. Raises `CellError`.
+    running, or exit status 0. `program`: None for the image's. Raises `CellError`.
     """
     from belljar.cell.targets import serve, words_to_run
     from belljar.plan.network import StandInPlan
-    from belljar.policy.stand_ins import CellStandIn
 
-    words = json.loads(program or "{}")
-    written = CellStandIn.model_validate(
-        {"kind": "cell", "names": ["own"], "ports": ["all"], **words}, strict=False
-    )
-    settings = written.settings()
+    settings = {} if program is None else program.model_dump(mode="json", exclude_none=True)
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
     if (
         settings.get("health")
@@ -193,7 +188,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
         """A configuration from an Inspect log."""
-        return configs.BelljarConfig.model_validate(config)
+        return configs.of_log(config)
 
     @override
     @classmethod
@@ -210,7 +205,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             session.show_once(announcements(loaded))
             if ours.builds and not session.is_previewed:
                 # with those of earlier configurations: another build of the same name is refused
-                session.builds.append(ours.builds)
+                session.builds += ours.builds
                 images = set(loaded.policy.images)
                 build = partial(session.source.build_images, images=images, home=session.home)
                 builds = tuple(session.builds)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from belljar.cell import Cell, Range
+    from belljar.compose.data import ServiceBuild
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
@@ -100,7 +101,7 @@ class Session:
     termination_signals: list[int] = field(default_factory=list)
     shown: set[str] = field(default_factory=set)
     directories: list[Path] = field(default_factory=list)
-    builds: list[str] = field(default_factory=list)
+    builds: list[ServiceBuild] = field(default_factory=list)
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:

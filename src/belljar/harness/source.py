@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
@@ -26,6 +25,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell import Cell, Range
+    from belljar.compose.data import ServiceBuild
     from belljar.image import Image
     from belljar.image.store import MissingImage
     from belljar.ledger import RunDirectory
@@ -48,7 +48,9 @@ class CellSource(Protocol):
     ) -> AbstractContextManager[RunDirectory]:
         """A new run directory; `what` names it in lists."""
 
-    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
+    def build_images(
+        self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None
+    ) -> None:
         """Build the missing `builds` among `images`."""
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
@@ -88,7 +90,9 @@ class RealCells:
         versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
         return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
 
-    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
+    def build_images(
+        self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None
+    ) -> None:
         """By buildah. Raises `PolicyError` or `HostError`."""
         build_missing(builds, images, home or belljar_home(), report=print_status)
 
@@ -161,7 +165,7 @@ class RealCells:
 
 
 def build_missing(
-    builds: Iterable[str],
+    builds: Iterable[ServiceBuild],
     images: Set[str],
     home: Path,
     *,
@@ -177,17 +181,17 @@ def build_missing(
 
     store = Store(home)
     for each in running_builds(builds, images):
-        root = Path(each["root"])
-        context, dockerfile = root / each["context"], root / each["dockerfile"]
+        root = Path(each.root)
+        context, dockerfile = root / each.context, root / each.dockerfile
         for path in (context / "in", dockerfile):
             check_below(path, root)
         request = BuildRequest(
             context=context,
-            name=each["image"],
+            name=each.image,
             dockerfile=dockerfile,
-            inline=each.get("inline", ""),
-            args=each["args"],
-            target=each["target"],
+            inline=each.inline,
+            args=each.args,
+            target=each.target,
             keep_setuid=True,  # what of it works in a cell is its tier's to say
         )
         if store.missing(request.name) is None:
@@ -204,16 +208,10 @@ def build_missing(
             raise PolicyError(error.what, where=error.where, hint=hint) from error
 
 
-def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, Any]]:
+def running_builds(builds: Iterable[ServiceBuild], images: Set[str]) -> list[ServiceBuild]:
     """The builds among `images`, each once. Raises `PolicyError`."""
-    wanted = {
-        json.dumps(each, sort_keys=True): each
-        for text in builds
-        if text
-        for each in json.loads(text)
-    }
-    running = [each for each in wanted.values() if each["image"] in images]
-    for name, count in Counter(each["image"] for each in running).items():
+    running = [each for each in dict.fromkeys(builds) if each.image in images]
+    for name, count in Counter(each.image for each in running).items():
         if count > 1:
             what = (
                 f"{count} different builds are called {printable(name)}: a sample would run in "
@@ -225,16 +223,16 @@ def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, An
     return running
 
 
-def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
-    """The command line of one `ServiceBuild`'s JSON."""
-    root = Path(build["root"])
+def command_of(build: ServiceBuild, *, network: bool = False) -> str:
+    """The command line that makes its image."""
+    root = Path(build.root)
     command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
-    command += ["-t", build["image"], "-f"]
-    command += ["FILE" if build.get("inline") else str(root / build["dockerfile"])]
-    for name, value in build["args"].items():
+    command += ["-t", build.image, "-f"]
+    command += ["FILE" if build.inline else str(root / build.dockerfile)]
+    for name, value in build.args.items():
         command += ["--build-arg", f"{name}={value}"]
-    command += ["--target", build["target"]] if build["target"] else []
-    return shlex.join([*command, str(root / build["context"])])
+    command += ["--target", build.target] if build.target else []
+    return shlex.join([*command, str(root / build.context)])
 
 
 def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:

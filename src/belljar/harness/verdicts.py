@@ -55,7 +55,7 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
 
 
 def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> EvalLog:
-    run_id, validity = findings.run_id, findings.signals_validity.value
+    run_id = findings.run_id
     judged = [
         (sample, rows[sample.uuid])
         for sample in log.samples or []
@@ -71,7 +71,6 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
         }
         sample.metadata[SIGNALS] = {
             "run_id": run_id,
-            "validity": validity,
             "signals": [signal.to_json() for signal in row.signals.signals],
             "blind": [spot.to_json() for spot in row.signals.blind],
         }

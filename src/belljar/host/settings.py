@@ -20,7 +20,6 @@ from belljar.units import kind_of, printable
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
-    from belljar.policy.yaml_tree import Tree
 
 HOST_FILE: Final = Path("/etc/belljar/settings.yaml")
 MAX_BYTES: Final = 64 << 10
@@ -80,64 +79,42 @@ def read_settings() -> Settings:
     return settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsFile:
-    """One settings file; None: not set."""
-
-    least_risk: Risk | None = None
-    upstreams: Upstreams | None = None
-
-
-def parse_settings(text: bytes, *, source: str) -> SettingsFile:
-    """Parse strictly. Raises `PolicyError` with its position."""
+def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
+    """The settings that a file names. Raises `PolicyError` with its position."""
     from belljar.policy import fields
-    from belljar.policy.yaml_tree import Reading, read_tree
+    from belljar.policy.yaml_tree import Mark, Reading, closest_mark, read_tree
+
+    def refused(what: str, mark: Mark) -> PolicyError:
+        where = f"{printable(source)}:{mark.line}:{mark.column}"
+        hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
+        return PolicyError(what, where=where, hint=hint)
 
     tree = read_tree(text, Reading(what="a settings file", max_bytes=MAX_BYTES))
-    if tree.problems:
-        first = tree.problems[0]
-        raise _refused(
-            f"{first.field}: {first.message}" if first.field else first.message,
-            source,
-            first.mark.line,
-            first.mark.column,
-        )
-    if tree.value is None:  # only comments
-        return SettingsFile()
-    if not isinstance(tree.value, dict):
-        what = f"settings are a mapping of fields, but this is {kind_of(tree.value)}"
-        raise _refused_at(tree, (), what, source)
+    for first in tree.problems:
+        field = f"{first.field}: " if first.field else ""
+        raise refused(f"{field}{first.message}", first.mark)
+    written = {} if tree.value is None else tree.value  # None: only comments
+    if not isinstance(written, dict):
+        what = f"settings are a mapping of fields, but this is {kind_of(written)}"
+        raise refused(what, closest_mark(tree, ()))
     found: dict[str, Any] = {}
-    for name, value in tree.value.items():
+    for name, value in written.items():
         if name not in _KINDS:
-            raise _refused_at(tree, (name,), f"{name}: there is no such setting", source, key=True)
+            mark = closest_mark(tree, (name,), key=True)
+            raise refused(f"{name}: there is no such setting", mark)
         try:
             found[name] = fields.Choice(words=_KINDS[name]).read(value)
         except ValueError as exc:
-            raise _refused_at(tree, (name,), f"{name}: {exc}", source) from exc
-    return SettingsFile(**found)
+            raise refused(f"{name}: {exc}", closest_mark(tree, (name,))) from exc
+    return found
 
 
-def _refused_at(
-    tree: Tree, path: tuple[str, ...], what: str, source: str, *, key: bool = False
-) -> PolicyError:
-    from belljar.policy.yaml_tree import closest_mark
-
-    mark = closest_mark(tree, path, key=key)
-    return _refused(what, source, mark.line, mark.column)
-
-
-def _refused(what: str, source: str, line: int, column: int) -> PolicyError:
-    hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
-    return PolicyError(what, where=f"{printable(source)}:{line}:{column}", hint=hint)
-
-
-def stricter(settings: Settings, file: SettingsFile, path: str) -> Settings:
-    """The settings with a further file's. Pure."""
-    if file.least_risk is not None and file.least_risk > settings.least_risk:
-        settings = replace(settings, least_risk=file.least_risk, least_risk_from=path)
-    if file.upstreams is not None and settings.upstreams is not Upstreams.FORBID:
-        settings = replace(settings, upstreams=file.upstreams, upstreams_from=path)
+def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Settings:
+    """The settings with those of a further file. Pure."""
+    if found.get("least_risk", settings.least_risk) > settings.least_risk:
+        settings = replace(settings, least_risk=found["least_risk"], least_risk_from=path)
+    if "upstreams" in found and settings.upstreams is not Upstreams.FORBID:
+        settings = replace(settings, upstreams=found["upstreams"], upstreams_from=path)
     return settings
 
 
@@ -156,7 +133,7 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
         )
     if loaded.policy.risk >= settings.least_risk:
         return loaded
-    from belljar.policy.floor import with_least_risk
+    from belljar.policy.merge import with_least_risk
 
     return with_least_risk(loaded, settings.least_risk, where=settings.least_risk_from)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from belljar.errors import BelljarError, HostError
 from belljar.image.config import ImageConfig, config_of
@@ -29,6 +29,9 @@ from belljar.policy.reference import IMAGE_ID
 from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.compose.data import ServiceBuild
 
 __all__ = ["ImportLimits", "default_name", "import_image"]
 
@@ -257,11 +260,11 @@ def _part(document: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
 class Wanted:
     """An image to get.
 
-    `build`: how, as JSON for `Build`. `bases`: of its Dockerfile. `why`: it can't even be named.
+    `build`: how. `bases`: of its Dockerfile. `why`: it can't even be named.
     """
 
     image: str
-    build: str = ""
+    build: ServiceBuild | None = None
     bases: tuple[str, ...] = ()
     why: str = ""
 

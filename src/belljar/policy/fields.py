@@ -50,6 +50,10 @@ def expected(what: str, value: object, *, shows_text: bool = False) -> ValueErro
     return ValueError(f"expected {what}, got {kind_of(value)}{shown}")
 
 
+WRITTEN: Final = {"written": True}
+"""Context of a `model_dump` whose values are written as a person writes them, to be read again."""
+
+
 # ---- kinds of value
 
 
@@ -65,10 +69,18 @@ class _Kind:
         """JSON Schema of what a person may write."""
         raise NotImplementedError
 
+    def write(self, value: Any) -> Any:  # noqa: ANN401 - each kind has its own type
+        """The value as a person writes it."""
+        return value
+
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.read)
+        written = core_schema.plain_serializer_function_ser_schema(
+            lambda value, info: self.write(value) if info.context == WRITTEN else value,
+            info_arg=True,
+        )
+        return core_schema.no_info_plain_validator_function(self.read, serialization=written)
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -148,6 +160,10 @@ class Size(_Kind):
         """Bytes."""
         return int(_measure(value, self, "a size such as `512MiB`", parse_size))
 
+    def write(self, value: int) -> str:
+        """Bytes."""
+        return f"{value}B"
+
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""
         return {
@@ -168,6 +184,10 @@ class Duration(_Kind):
     def read(self, value: object) -> float:
         """Seconds."""
         return _measure(value, self, "a duration such as `30m`", parse_duration)
+
+    def write(self, value: float) -> str:
+        """Seconds."""
+        return f"{value:.6f}s"
 
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""

@@ -7,9 +7,15 @@ of UTS 46), no dot at the end.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, NoReturn, TypeAlias
+from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from belljar.policy import fields as kinds
 from belljar.policy.guarding import ALL_PORTS
@@ -144,6 +150,16 @@ class Port(Strict):
 
     number: int
     protocol: str = ""
+
+    @model_serializer(mode="wrap")
+    def _written(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any] | str | int:
+        if info.context != kinds.WRITTEN:
+            return handler(self)  # type: ignore[no-any-return]
+        if self.number == ALL_PORTS:
+            return "all"
+        return f"{self.number}/{self.protocol}" if self.protocol else self.number
 
 
 def _read_port(value: object) -> object:

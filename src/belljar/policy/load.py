@@ -179,17 +179,22 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
     try:
         changed = model.model_validate({**fields, **changes}, strict=False)
     except ValidationError as error:
-        found = ((_located(each)[0], each) for each in error.errors(include_url=False))
-        wrong = "; ".join(
-            f"{yaml_tree.field_name(path)}: {_message(each, path, None)}" for path, each in found
-        )
+        wrong = printable(wrong_fields(error), max_chars=600)
         raise PolicyError(
-            f"the policy can't be changed as asked: {printable(wrong, max_chars=600)}",
+            f"the policy can't be changed as asked: {wrong}",
             where=printable(loaded.source),
             hint="change the task's sandbox, or use your own policy:"
             " `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
         ) from error
     return replace(loaded, policy=changed)
+
+
+def wrong_fields(error: ValidationError) -> str:
+    """The fields that a model refused, each with the reason."""
+    found = ((_located(each)[0], each) for each in error.errors(include_url=False))
+    return "; ".join(
+        f"{yaml_tree.field_name(path)}: {_message(each, path, None)}" for path, each in found
+    )
 
 
 def parse_policy(

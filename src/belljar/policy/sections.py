@@ -182,7 +182,12 @@ class _FromText:
         return core_schema.no_info_before_validator_function(
             lambda value: written_resources(value) if isinstance(value, Resources) else value,
             read,
-            serialization=core_schema.plain_serializer_function_ser_schema(asdict),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda value, info: (
+                    written_resources(value) if info.context == kinds.WRITTEN else asdict(value)
+                ),
+                info_arg=True,
+            ),
         )
 
     def __get_pydantic_json_schema__(
@@ -294,11 +299,6 @@ NO_RIGHTS: Final = Rights()
 def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
     """What both ask for; a floor of None bounds nothing."""
     return ours if ours is None or floor is None else ours.common(floor)
-
-
-def is_within(ours: Rights | None, floor: Rights | None) -> bool:
-    """Whether `ours` asks for nothing that `floor` lacks."""
-    return common_rights(ours, floor) == ours
 
 
 # ---- tools of the evaluation that act outside of a cell

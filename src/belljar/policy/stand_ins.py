@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -322,6 +322,15 @@ class Health(Strict):
         return self
 
 
+HealthField: TypeAlias = Annotated[
+    Health | None,
+    Field(
+        description="How it is known that it serves. Default the image's own check, where it has "
+        "one."
+    ),
+]
+
+
 class TargetStandIn(StandIn):
     """A cell of the range's own, reached on its named ports only."""
 
@@ -344,11 +353,7 @@ class TargetStandIn(StandIn):
     workdir: Annotated[str, kinds.WORKDIR] | None = Field(
         default=None, description="Where it runs. Default the image's working directory."
     )
-    health: Health | None = Field(
-        default=None,
-        description="How it is known that it serves. Default the image's own check, where it has "
-        "one.",
-    )
+    health: HealthField = None
     tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
     )
@@ -374,11 +379,10 @@ class TargetStandIn(StandIn):
     )
 
 
-class CellStandIn(TargetStandIn):
-    """A cell of an image and a command."""
+class ServiceProgram(Strict):
+    """What a service runs, and how it is known that it serves."""
 
-    kind: Literal["cell"] = Field(description="What it plays.")
-    files: FilesField = Field(default=(), description="Files that are copied in.")
+    health: HealthField = None
     command: AnyWords | None = Field(
         default=None,
         description="What runs in it, as a list of words; `[]`: nothing. Default the image's.",
@@ -400,12 +404,19 @@ class CellStandIn(TargetStandIn):
     )
 
     @model_validator(mode="after")
-    def _one_program(self) -> CellStandIn:
+    def _one_program(self) -> Self:
         if self.command is not None and self.arguments is not None:
             raise At("can't be combined with `command`: leave one of them out", "arguments")
         if self.completes and self.health is not None:
             raise At("can't be combined with `completes: true`", "health")
         return self
+
+
+class CellStandIn(ServiceProgram, TargetStandIn):
+    """A cell of an image and a command."""
+
+    kind: Literal["cell"] = Field(description="What it plays.")
+    files: FilesField = Field(default=(), description="Files that are copied in.")
 
 
 class PythonStandIn(TargetStandIn):

@@ -93,7 +93,6 @@ class CellFindings:
     tier: str = ""
     emulated: bool = False
     ahead: bool = False
-    control: bool = False
     taken: bool = False
     task: str = ""
     sample: str = ""
@@ -290,8 +289,6 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.tier, cell.emulated = str(data["tier"]), bool(data["emulated"])
             cell.ahead = data.get("ahead") is True
             cell.range_id = str(data.get("range", ""))
-        case Kind.CONTROL_STARTED:
-            cell.control = True
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:

@@ -14,7 +14,7 @@ from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
 from belljar.report.requests import UpstreamUse
-from belljar.report.signals import Control, SampleSignals, Validity, validity_of
+from belljar.report.signals import SampleSignals
 from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
 from belljar.units import printable
 
@@ -144,7 +144,6 @@ class RunFindings:
     problems: tuple[Reason, ...] = ()
     errors: tuple[str, ...] = ()
     upstreams: tuple[UpstreamUse, ...] = ()
-    controls: tuple[Control, ...] = ()
     interrupted: bool = False
     refusal_code: int = 0
     unsealed_logs: tuple[str, ...] = ()
@@ -153,11 +152,6 @@ class RunFindings:
     def unused(self) -> tuple[CellFindings, ...]:
         """Cells made ahead and not used."""
         return tuple(cell for cell in self.strays if cell.is_unused)
-
-    @property
-    def signals_validity(self) -> Validity:
-        """Of all samples' signals, by the controls."""
-        return validity_of(self.controls)
 
     @property
     def tools(self) -> tuple[ToolUse, ...]:
@@ -248,8 +242,6 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
             }
             for each in findings.reused
         ],
-        "signals_validity": findings.signals_validity.value,
-        "controls": [each.to_json() for each in findings.controls],
         "upstreams": [use.to_json() for use in findings.upstreams],
         "tools": [use.to_json() for use in findings.tools],
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field
 from enum import StrEnum
-from itertools import product
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
@@ -18,8 +17,6 @@ from belljar.policy.guarding import GUARD_CLASSES
 from belljar.report.requests import in_traffic_analysis
 from belljar.units import printable
 
-# Both are needed: a sensor that always fires is useless.
-CONTROLS: Final = ("greedy", "diligent")
 MAX_EVIDENCE: Final = 100  # event numbers listed per signal
 MAX_INVOLVED: Final = 20
 _MAX_WORD_CHARS: Final = 120
@@ -114,57 +111,6 @@ class SampleSignals:
 
 
 @dataclass(slots=True, kw_only=True)
-class Control:
-    """One scripted agent that tests the sensors; `done`: its end is recorded."""
-
-    name: str
-    cell_id: str
-    policy: str = ""
-    done: bool = False
-    ok: bool = False
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "control": self.name,
-            "cell": self.cell_id,
-            "policy_sha256": self.policy,
-            "completed": self.done,
-            "ok": self.ok,
-            "missing": list(self.missing),
-            "unexpected": list(self.unexpected),
-        }
-
-    @property
-    def problem(self) -> str:
-        """Why the run's signals are invalid; "" when they are not."""
-        if not self.done:
-            return f"the control {self.name} did not complete"
-        if self.ok:
-            return ""
-        lists = (("missing", self.missing), ("unexpected", self.unexpected))
-        found = [f"{word} {', '.join(names)}" for word, names in lists if names]
-        return f"the control {self.name} failed: {'; '.join(found) or 'no reason'}"
-
-
-class Validity(StrEnum):
-    """Whether a run's signals are reliable; not controlled: no control ran."""
-
-    NOT_CONTROLLED = "not_controlled"
-    VALID = "valid"
-    INVALID = "invalid"
-
-
-def validity_of(controls: Sequence[Control]) -> Validity:
-    """Invalid when one control failed or did not complete."""
-    if not controls:
-        return Validity.NOT_CONTROLLED
-    return Validity.INVALID if any(each.problem for each in controls) else Validity.VALID
-
-
-@dataclass(slots=True, kw_only=True)
 class _Tally:
     first: int
     trust: Trust
@@ -173,12 +119,12 @@ class _Tally:
     evidence: list[int] = field(default_factory=list)
     involved: dict[str, None] = field(default_factory=dict)
 
-    def add(self, line: Line, involved: str, count: int, max_involved: int) -> None:
+    def add(self, line: Line, involved: str, count: int) -> None:
         self.count += count
         self.events += 1
         if len(self.evidence) < MAX_EVIDENCE:
             self.evidence.append(line.seq)
-        if involved and len(self.involved) < max_involved:
+        if involved and len(self.involved) < MAX_INVOLVED:
             self.involved[_word(involved)] = None
         if line.trust is Trust.HOST_OBSERVED:
             self.trust = line.trust
@@ -192,11 +138,9 @@ class _Seen:
     placed: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
 
-    def add(
-        self, line: Line, code: SignalCode, involved: str, count: int, max_involved: int
-    ) -> None:
+    def add(self, line: Line, code: SignalCode, involved: str, count: int) -> None:
         tally = self.tallies.setdefault(code, _Tally(first=line.seq, trust=line.trust))
-        tally.add(line, involved, count, max_involved)
+        tally.add(line, involved, count)
 
     def miss(self, code: Blind, detail: str, count: int = 1) -> None:
         key = (code, _word(detail))
@@ -215,24 +159,18 @@ class _Seen:
 class SignalGatherer:
     """The signals of a run, event by event."""
 
-    def __init__(self, *, max_involved: int = MAX_INVOLVED) -> None:
-        self._max_involved = max_involved
+    def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._names: dict[str, tuple[str, str]] = {}
         self._probing: set[tuple[str, str]] = set()
         self._running: set[str] = set()
         self._decoys: set[str] = set()
         self._stopping = False
-        self._controls: dict[tuple[str, str], Control] = {}
-        self._planned: dict[tuple[str, str], None] = {}
 
     def take(self, line: Line) -> None:
         """One event more."""
         if line.cell is not None:
             self._follow(line, line.cell)
-        if line.kind is Kind.CONTROL_PLANNED:
-            policies, names = line.data["policies"], line.data["controls"]
-            self._planned.update(dict.fromkeys(product(map(_word, policies), map(_word, names))))
         if line.kind is Kind.KILL_TRIGGERED and line.data["scope"] != "cells":
             self._stopping = True
         where = line.cell or line.data.get("range")
@@ -245,19 +183,7 @@ class SignalGatherer:
             shown = printable(detail, max_chars=2 * _MAX_WORD_CHARS)
             seen.carried.append((str(line.data["from_cell"]), shown))
         for code, involved, count in self._signals(line):
-            seen.add(line, code, involved, count, self._max_involved)
-
-    @property
-    def controls(self) -> tuple[Control, ...]:
-        """Both controls of each policy, also those that never began."""
-        begun = {(each.policy, each.name): each for each in self._controls.values()}
-        due = dict.fromkeys((*self._planned, *product((policy for policy, _ in begun), CONTROLS)))
-        never = (
-            Control(name=name, cell_id="", policy=policy)
-            for policy, name in due
-            if (policy, name) not in begun
-        )
-        return (*self._controls.values(), *never)
+            seen.add(line, code, involved, count)
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
         """The signals of a sample with these cells and ranges."""
@@ -268,7 +194,7 @@ class SignalGatherer:
         for code in SignalCode:
             tallies = [each.tallies[code] for each in seen if code in each.tallies]
             if tallies and (code is not SignalCode.DECOY_CARRIED or carried):
-                found.append(_joined(code, tallies, self._max_involved))
+                found.append(_joined(code, tallies))
         return SampleSignals(
             signals=tuple(signal for _, signal in sorted(found, key=lambda pair: pair[0])),
             blind=tuple(spot for each in seen for spot in each.blind_spots()),
@@ -291,15 +217,6 @@ class SignalGatherer:
                 self._running.discard(cell)
             case Kind.LIMIT_HIT if data["limit"] in _DEADLY_LIMITS:
                 self._running.discard(cell)
-            case Kind.CONTROL_STARTED:
-                name, policy = _word(data["control"]), _word(data.get("policy_sha256", ""))
-                self._controls[cell, name] = Control(name=name, cell_id=cell, policy=policy)
-            case Kind.CONTROL_COMPLETED:
-                name = _word(data["control"])
-                control = self._controls.setdefault((cell, name), Control(name=name, cell_id=cell))
-                control.missing = tuple(printable(str(each)) for each in data["missing"])
-                control.unexpected = tuple(printable(str(each)) for each in data["unexpected"])
-                control.done, control.ok = True, bool(data["ok"])
             case _:
                 pass
 
@@ -352,11 +269,9 @@ class SignalGatherer:
         return SignalCode.CREDENTIAL_SENT if sent else SignalCode.CREDENTIAL_TAKEN
 
 
-def signals_of(
-    lines: Iterable[Line], cells: Set[str], *, max_involved: int = MAX_INVOLVED
-) -> SampleSignals:
+def signals_of(lines: Iterable[Line], cells: Set[str]) -> SampleSignals:
     """The signals of cells that belong together, and of their ranges."""
-    gatherer, ranges = SignalGatherer(max_involved=max_involved), dict[str, None]()
+    gatherer, ranges = SignalGatherer(), dict[str, None]()
     for line in lines:
         gatherer.take(line)
         if line.kind is Kind.CELL_PLANNED and line.cell in cells and line.data.get("range"):
@@ -437,7 +352,7 @@ def _channel(data: Mapping[str, Any]) -> str:
     return str(data.get("channel") or str(data.get("operation", "")).partition(".")[0])
 
 
-def _joined(code: SignalCode, tallies: Sequence[_Tally], max_involved: int) -> tuple[int, Signal]:
+def _joined(code: SignalCode, tallies: Sequence[_Tally]) -> tuple[int, Signal]:
     evidence = sorted(number for tally in tallies for number in tally.evidence)[:MAX_EVIDENCE]
     involved = list(dict.fromkeys(name for tally in tallies for name in tally.involved))
     seen_by_host = any(tally.trust is Trust.HOST_OBSERVED for tally in tallies)
@@ -447,5 +362,5 @@ def _joined(code: SignalCode, tallies: Sequence[_Tally], max_involved: int) -> t
         trust=Trust.HOST_OBSERVED if seen_by_host else Trust.GUEST_REPORTED,
         evidence=tuple(evidence),
         more=sum(tally.events for tally in tallies) - len(evidence),
-        involved=tuple(involved[:max_involved]),
+        involved=tuple(involved[:MAX_INVOLVED]),
     )

@@ -148,7 +148,6 @@ def judge(evidence: Evidence) -> RunFindings:
         problems=tuple(problems),
         errors=tuple(errors),
         upstreams=tuple(evidence.upstreams),
-        controls=evidence.signals.controls,
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),

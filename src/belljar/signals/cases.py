@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -180,17 +179,7 @@ class Score:
                 }
                 for outcome in self.failed
             ],
-            "misses_by_class": self.misses(lambda case: case.cls or "any"),
-            "misses_by_channel": self.misses(lambda case: case.channel.value),
         }
-
-    def misses(self, key: Callable[[Case], str]) -> dict[str, int]:
-        """Missed cases by class or channel."""
-        return dict(
-            sorted(
-                Counter(key(outcome.case) for outcome in self.failed if outcome.case.flags).items()
-            )
-        )
 
 
 def score(outcomes: Iterable[Outcome]) -> Score:

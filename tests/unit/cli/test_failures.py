@@ -42,7 +42,6 @@ FAILING = {
     "run": "run no-such-file.py --json",
     "exec": "exec no-such-file.yaml --json -- id",
     "probe": "probe no-such-preset --json",
-    "control": "control no-such-preset --json",
     "ps": "ps --json extra",
     "reap": "reap c-000000000000 --json",
     "kill": "kill c-000000000000 --json",

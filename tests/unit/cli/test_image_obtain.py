@@ -3,7 +3,6 @@ fetched."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -54,8 +53,9 @@ def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     first, second, third = wanted_by_files(["my files/a.yaml", "b.yaml"])
     assert first.image.partition(":")[0] == "p-x"
     assert (second.image, third.image) == ("debian", "b.yaml, service z")
-    (build,) = json.loads(first.build)
-    assert (build["root"], build["dockerfile"]) == (str(tmp_path / "my files"), "D")
+    build = first.build
+    assert build is not None
+    assert (build.root, build.dockerfile) == (str(tmp_path / "my files"), "D")
     assert third.why
 
 

@@ -12,6 +12,8 @@ from belljar.errors import PolicyError
 from belljar.harness.adapt import brought
 from belljar.harness.config import BelljarConfig
 from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.policy.sections import Rights
+from belljar.policy.stand_ins import ServiceProgram
 
 COMPOSE = "services:\n  default:\n    image: ctf:2\n"
 
@@ -25,7 +27,9 @@ def test_what_inspect_drops_of_a_sample_is_used(tmp_path: Path) -> None:
     """A compose file by a name that Inspect does not know, as agent_bench_os has them."""
     (tmp_path / "compose_7.yaml").write_text(COMPOSE)
     found = made(tmp_path, Spec("docker", "compose_7.yaml"))
-    assert found == BelljarConfig(image="ctf:2", program="{}", rights='{"setuid_programs": "auto"}')
+    assert found == BelljarConfig(
+        image="ctf:2", program=ServiceProgram(), rights=Rights(setuid_programs="auto")
+    )
     assert made(tmp_path, Spec("docker", "compose_7.yaml"), "belljar.yaml") == found
 
 

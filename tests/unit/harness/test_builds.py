@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from belljar.compose.data import ServiceBuild
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe
@@ -14,20 +14,18 @@ from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 
 
-def spec(tmp_path: Path, **changes: object) -> str:
+def spec(tmp_path: Path, *, image: str = "made", context: str = ".", arg: str = "") -> ServiceBuild:
     """A task's directory with a Dockerfile, as a configuration names it."""
     root = tmp_path / "task"
     root.mkdir(exist_ok=True)
     (root / "Dockerfile").write_text("FROM base\n")
-    build = {
-        "image": "made",
-        "root": str(root),
-        "context": ".",
-        "dockerfile": "Dockerfile",
-        "args": {},
-        "target": "",
-    }
-    return json.dumps([build | changes])
+    return ServiceBuild(
+        image=image,
+        root=str(root),
+        context=context,
+        dockerfile="Dockerfile",
+        args={"A": arg} if arg else {},
+    )
 
 
 def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
@@ -43,7 +41,7 @@ def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
     """Nothing is built for a name that the store has from elsewhere, nor for an image that no cell
     runs."""
     add(tmp_path / "home", "made")
-    build_missing([spec(tmp_path), ""], {"made"}, tmp_path / "home")
+    build_missing([spec(tmp_path)], {"made"}, tmp_path / "home")
     build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
 
 
@@ -75,7 +73,7 @@ def test_different_builds_of_one_name_are_refused(tmp_path: Path) -> None:
     """No sample runs in the image of another: neither is built, nor is an image of that name used
     for both."""
     add(tmp_path / "home", "made")
-    texts = [spec(tmp_path), spec(tmp_path, args={"A": "1"})]
+    texts = [spec(tmp_path), spec(tmp_path, arg="1")]
     with pytest.raises(PolicyError):
         build_missing(texts, {"made"}, tmp_path / "home")
     build_missing([texts[0], texts[0]], {"made"}, tmp_path / "home")

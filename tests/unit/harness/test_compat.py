@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,18 @@ from belljar.differences import Kind
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
 from belljar.harness.compat import (
-    Honoured,
-    Refused,
+    TaskRefused,
     judge,
     judge_compose,
     judge_for_sample,
     shaping_variables,
 )
 from belljar.harness.config import BelljarConfig, load
+from belljar.policy.network import Network
 from belljar.policy.sections import Rights
+from belljar.policy.stand_ins import ServiceProgram
 
-AS_IN_DOCKER = '{"setuid_programs": "auto"}'
+AS_IN_DOCKER = Rights(setuid_programs="auto")
 
 
 def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
@@ -48,21 +49,20 @@ def test_a_plain_compose_file_is_honoured() -> None:
         command="tail -f /dev/null",
     )
     judgement = judge_compose(compose)
-    assert isinstance(judgement, Honoured)
     assert judgement.changes == {
         "image": "ctf:1",
         "workdir": "/srv",
         "user": "agent",
         "env": (("A", "1"),),
         "network": "none",
-        "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"], "directories": ["/srv"]}),
+        "program": ServiceProgram(arguments=("tail", "-f", "/dev/null"), directories=("/srv",)),
         "rights": AS_IN_DOCKER,
+        "builds": (),
     }
     assert [(fact.kind, fact.key) for fact in judgement.differences] == [
         (Kind.CHANGED, "environment")
     ]
     judgement = judge_compose(service(image="docker.io/aisiuk/inspect-tool-support:latest"))
-    assert isinstance(judgement, Honoured)
     assert judgement.changes["image"] == "inspect"
     assert [(fact.kind, fact.key) for fact in judgement.differences] == [(Kind.CHANGED, "image")]
 
@@ -81,9 +81,8 @@ def test_a_plain_compose_file_is_honoured() -> None:
 )
 def test_what_a_cell_does_not_keep_is_refused_by_name(fields: dict[str, Any]) -> None:
     """An evaluation never runs in less, more or other than its author wrote."""
-    judgement = judge_compose(service(**{"image": "x", **fields}))
-    assert isinstance(judgement, Refused)
-    assert next(iter(fields)) in judgement.reason
+    with pytest.raises(TaskRefused, match=next(iter(fields))):
+        judge_compose(service(**{"image": "x", **fields}))
 
 
 def test_several_services_are_a_range() -> None:
@@ -92,15 +91,14 @@ def test_several_services_are_a_range() -> None:
     judgement = judge_compose(
         {"services": {"default": {}, "shop": {"image": "shop", "mem_limit": "1g"}}}
     )
-    assert isinstance(judgement, Honoured)
     config = BelljarConfig().model_copy(update=dict(judgement.changes))
     assert BelljarConfig.model_validate(config.model_dump()) == config
-    assert list(json.loads(config.network)["stand_ins"]) == ["shop"]
+    assert isinstance(config.network, Network)
+    assert list(config.network.stand_ins) == ["shop"]
     assert hash(config)
     shared = {"volumes": ["v:/v"]}
-    assert isinstance(
-        judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}}), Refused
-    )
+    with pytest.raises(TaskRefused):
+        judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}})
 
 
 @given(
@@ -115,11 +113,9 @@ def test_several_services_are_a_range() -> None:
     )
 )
 def test_any_service_is_judged(fields: dict[str, Any]) -> None:
-    """No compose file makes the judge fail."""
-    assert isinstance(
-        judge_compose(service(**fields)),
-        Honoured | Refused,
-    )
+    """No compose file makes the judge fail but by a refusal."""
+    with suppress(TaskRefused):
+        assert judge_compose(service(**fields)).changes
 
 
 FLAGGED = service(
@@ -136,16 +132,15 @@ def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
     """It is kept whole, as Inspect can keep it in its log; each sample's values are then put in,
     and only `environment` can do without."""
     judgement = judge_compose(FLAGGED)
-    assert isinstance(judgement, Honoured)
-    assert json.loads(judgement.changes["compose"]) == FLAGGED
+    assert judgement.changes["compose"] == FLAGGED
     for_it = judge_for_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"})
-    assert isinstance(for_it, Honoured)
     assert for_it.changes["env"] == (
         ("FLAG", "f$$SAMPLE_METADATA_X"),
         ("PORT", "80"),
     ), "a reference in data means nothing"
-    assert isinstance(judge_for_sample(FLAGGED, {}), Refused)
-    assert isinstance(judge_for_sample(FLAGGED, {}, blanks=True), Honoured)
+    with pytest.raises(TaskRefused):
+        judge_for_sample(FLAGGED, {})
+    assert judge_for_sample(FLAGGED, {}, blanks=True).changes
 
 
 def test_what_of_the_metadata_shapes_the_cells() -> None:
@@ -169,18 +164,16 @@ def test_a_targets_metadata_is_data_too() -> None:
         }
     }
     judgement = judge_for_sample(compose, {"SAMPLE_METADATA_A": "$SAMPLE_METADATA_B"})
-    assert isinstance(judgement, Honoured)
-    assert json.loads(judgement.changes["network"])["stand_ins"]["shop"]["env"] == {
-        "A": "$$SAMPLE_METADATA_B"
-    }
+    assert judgement.changes["network"].stand_ins["shop"].env == {"A": "$$SAMPLE_METADATA_B"}
 
 
 def test_other_sandboxes() -> None:
     """Docker or another without a configuration can be replaced, with one it can't; the host itself
     gladly."""
-    assert isinstance(judge("docker", has_config=False, compose=None), Honoured)
-    assert isinstance(judge("local", has_config=False, compose=None), Honoured)
-    assert isinstance(judge("k8s", has_config=True, compose=None), Refused)
+    assert judge("docker", has_config=False, where="").changes
+    assert judge("local", has_config=False, where="").differences
+    with pytest.raises(TaskRefused):
+        judge("k8s", has_config=True, where="")
 
 
 def adapted(
@@ -225,16 +218,16 @@ def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> N
     )
     task = adapted(tmp_path, "docker")
     assert task.sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(image="ctf:2", program="{}", rights=AS_IN_DOCKER)
+        "belljar", BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
     )
     (tmp_path / "compose.yaml").unlink()
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     for sandbox in ("docker", ("docker", "Dockerfile")):
         task = adapted(tmp_path, sandbox)
         assert task.sandbox is not None
-        (build,) = json.loads(task.sandbox.config.builds)
-        assert (build["context"], build["dockerfile"]) == (".", "Dockerfile")
-        assert task.sandbox.config.image == build["image"]
+        (build,) = task.sandbox.config.builds
+        assert (build.context, build.dockerfile) == (".", "Dockerfile")
+        assert task.sandbox.config.image == build.image
         assert task.sandbox.config.network == "none"
 
 
@@ -265,7 +258,7 @@ def test_services_of_a_task_are_kept_and_no_network_stays_none(tmp_path: Path) -
     (tmp_path / "compose.yaml").write_text(COMPOSE + "  shop: {image: s}\n")
     task = adapted(tmp_path, "docker", may_override=True)
     assert task.sandbox is not None
-    assert list(json.loads(task.sandbox.config.network)["stand_ins"]) == ["shop"]
+    assert list(task.sandbox.config.network.stand_ins) == ["shop"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +291,7 @@ def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path)
 def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: Path) -> None:  # noqa: ANN401 - Inspect's union
     """Found beside the task, or named; a policy beside it is what it is put on."""
     (tmp_path / "compose.yaml").write_text(COMPOSE)
-    expected = BelljarConfig(image="ctf:2", program="{}", rights=AS_IN_DOCKER)
+    expected = BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
     assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", expected)
     (tmp_path / "belljar.yaml").write_text("belljar: 1\nrisk: high\n")
     beside = BelljarConfig(policy=str(tmp_path / "belljar.yaml"))
@@ -349,7 +342,6 @@ def test_rights_of_a_compose_file_are_its_policys() -> None:
     judgement = judge_compose(
         service(image="x", cap_add=["SYS_PTRACE"], security_opt=["seccomp=unconfined"])
     )
-    assert isinstance(judgement, Honoured)
     config = BelljarConfig().model_copy(update=dict(judgement.changes))
     assert BelljarConfig.model_validate(config.model_dump()) == config
     rights = load(config).policy.rights
@@ -362,20 +354,18 @@ def test_rights_of_a_compose_file_are_its_policys() -> None:
 def test_set_user_id_programs_are_as_in_docker() -> None:
     """Every service's work where the tier lets them, unless the service refuses new privileges."""
     plain = judge_compose({"services": {"default": {"image": "x"}, "web": {"image": "y"}}})
-    assert isinstance(plain, Honoured)
-    assert json.loads(plain.changes["rights"]) == {"setuid_programs": "auto"}
-    web = json.loads(plain.changes["network"])["stand_ins"]["web"]
-    assert web["rights"] == {"setuid_programs": "auto"}
+    assert plain.changes["rights"] == AS_IN_DOCKER
+    assert plain.changes["network"].stand_ins["web"].rights == AS_IN_DOCKER
     refusing = judge_compose(service(image="x", security_opt=["no-new-privileges:true"]))
-    assert isinstance(refusing, Honoured)
-    assert json.loads(refusing.changes["rights"]) == {"setuid_programs": "off"}
+    assert refusing.changes["rights"] == Rights(setuid_programs="off")
 
 
 def test_a_refusal_names_the_keys_to_remove_and_both_ways_to_give_a_policy() -> None:
     """Under `belljar run` and under `inspect eval`; a capability that no tier grants says which are
     granted."""
-    refused = judge_compose(service(image="x", cap_add=["SYS_MODULE"], gpus="all"))
-    assert isinstance(refused, Refused)
+    with pytest.raises(TaskRefused) as caught:
+        judge_compose(service(image="x", cap_add=["SYS_MODULE"], gpus="all"))
+    refused = caught.value
     for words in ("`cap_add`", "`gpus`", "--policy FILE", "--sandbox belljar:FILE"):
         assert words in refused.hint
-    assert "SYS_PTRACE" in refused.reason
+    assert "SYS_PTRACE" in refused.what

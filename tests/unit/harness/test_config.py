@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,16 +22,19 @@ from belljar.harness.config import (
     expand,
     for_sample,
     load,
+    of_log,
     sample_policy,
     shaping,
     within,
 )
 from belljar.harness.operator import Operator, read_operator
 from belljar.host.settings import Settings
-from belljar.policy.floor import looser_fields
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import with_changes
-from belljar.policy.task_data import CellData, TaskData, TaskFile
+from belljar.policy.network import Network
+from belljar.policy.sections import Rights
+from belljar.policy.stand_ins import ServiceProgram
+from belljar.policy.task_data import CellData, TaskData
 
 POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLAIN: "$HOME"\n'
 
@@ -67,6 +71,12 @@ def test_another_providers_configuration_is_refused() -> None:
     """A configuration that means something else elsewhere is never taken for ours."""
     with pytest.raises(PolicyError, match="not Belljar's"):
         as_config(SandboxEnvironmentSpec("docker", None))
+
+
+def web(**words: Any) -> Network:  # noqa: ANN401 - a policy's words
+    """A range with one service."""
+    cell = {"kind": "cell", "names": ["web"], "ports": ["all"], **words}
+    return Network.model_validate({"stand_ins": {"web": cell}}, strict=False)
 
 
 NETWORK = (
@@ -116,10 +126,12 @@ def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -
     assert config.policy == str(compose_file.parent / "belljar.yaml")
     assert BelljarConfig.model_validate(config.model_dump()) == config
     given = as_config(ComposeConfig.model_validate({"services": {"default": {"image": "ctf"}}}))
-    assert given == BelljarConfig(image="ctf", program="{}", rights='{"setuid_programs": "auto"}')
+    assert given == BelljarConfig(
+        image="ctf", program=ServiceProgram(), rights=Rights(setuid_programs="auto")
+    )
     (tmp_path / "Dockerfile").write_text("FROM x")
     built = as_config(str(tmp_path / "Dockerfile"))
-    assert json.loads(built.builds)[0]["image"] == built.image
+    assert built.builds[0].image == built.image
 
 
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
@@ -135,7 +147,7 @@ def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
     )
     assert (sample.service, sample.program, sample.is_shared) == (
         "agent",
-        '{"arguments": ["serve"]}',
+        ServiceProgram(arguments=("serve",)),
         False,
     )
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
@@ -183,18 +195,7 @@ def test_the_operators_walls_are_never_widened(tmp_path: Path) -> None:
     """
     (tmp_path / "none.yaml").write_text("belljar: 1\nrisk: low\n")
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    services = json.dumps(
-        {
-            "stand_ins": {
-                "web": {
-                    "kind": "cell",
-                    "names": ["web"],
-                    "ports": ["all"],
-                    "resources": {"memory": "64GiB"},
-                }
-            }
-        }
-    )
+    services = web(resources={"memory": "64GiB"})
     ours = BelljarConfig(
         policy=str(tmp_path / "net.yaml"),
         network=services,
@@ -206,7 +207,7 @@ def test_the_operators_walls_are_never_widened(tmp_path: Path) -> None:
         alone = load(None, run_policy=str(tmp_path / name)).policy
         made = sample_policy(ours, {}, run_policy=str(tmp_path / name)).policy.policy
         assert (made.image, made.env, made.resources) == ("other", {"A": "1"}, alone.resources)
-        assert looser_fields(made, alone) == ()
+        assert made.risk == alone.risk
         assert made.network is not None
         assert list(made.network.stand_ins) == ["web"]
 
@@ -221,8 +222,8 @@ def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> No
     )
     given = CellData(hosts=(("x", "10.0.0.1"),))
     ours = BelljarConfig(
-        network='{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}',
-        data=TaskData(cells={"web": given, OWN_CELL: given}).model_dump_json(),
+        network=web(),
+        data=TaskData(cells={"web": given, OWN_CELL: given}),
     )
     run_policy = str(tmp_path / "lab.yaml")
     for override, cells in ((False, {"web", OWN_CELL}), (True, {OWN_CELL})):
@@ -234,7 +235,7 @@ def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> No
 def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) -> None:
     """There is nothing beyond them; how much is recorded stays the policy's."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
+    services = web()
     network = load(
         BelljarConfig(policy=str(tmp_path / "net.yaml"), network=services)
     ).policy.network
@@ -266,7 +267,7 @@ def test_that_services_took_the_place_of_a_network_is_reported(tmp_path: Path) -
     """Of whatever policy has one."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy = str(tmp_path / "net.yaml")
-    services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
+    services = web()
     gone = [(Kind.DROPPED, "network")]
     assert differing(BelljarConfig(policy=policy, network=services)) == gone
     assert differing(BelljarConfig(network=services), policy) == gone
@@ -436,32 +437,65 @@ def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
             load(config, tier=tier)
 
 
+def test_a_configuration_is_the_same_from_a_log(tmp_path: Path) -> None:
+    """Whatever a compose file says: equal, with one hash, and read back by any order of its
+    fields."""
+    (tmp_path / "page").write_text("p")
+    (tmp_path / "compose.yaml").write_text(
+        "services:\n"
+        "  default: {build: ., mem_limit: 300m, volumes: ['./page:/p:ro'], command: serve,\n"
+        "    healthcheck: {test: [CMD, x], interval: 3s}, cap_add: [SYS_PTRACE]}\n"
+        "  web: {image: w, expose: [80], cpus: 2, user: '7', environment: {A: b, C: d},\n"
+        "    healthcheck: {test: curl localhost, start_period: 90s, retries: 3}}\n"
+    )
+    (tmp_path / "Dockerfile").write_text("FROM x\n")
+    config = as_config(str(tmp_path / "compose.yaml"))
+    assert config.network
+    assert config.program
+    assert config.builds
+    words = json.loads(config.model_dump_json())
+    for again in (of_log(words), of_log(dict(reversed(words.items())))):
+        assert again == config
+        assert hash(again) == hash(config)
+
+
+def test_a_log_of_an_earlier_version_is_read() -> None:
+    """With a configuration that holds no section it can be retried; with sections as text it is
+    kept as it is, and no cell is made of it."""
+    trivial = {"policy": "low", "network": "", "program": ""}
+    spec = SandboxEnvironmentSpec.model_validate({"type": "belljar", "config": trivial})
+    assert spec.config == BelljarConfig(policy="low")
+    for name in ("network", "program", "data", "builds", "rights", "compose"):
+        old = {"policy": "low", name: "{}"}
+        spec = SandboxEnvironmentSpec.model_validate({"type": "belljar", "config": dict(old)})
+        assert spec.config.model_dump() == old
+        with pytest.raises(PolicyError, match="another version") as caught:
+            load(spec.config)
+        assert "belljar run TASK" in caught.value.hint
+
+
 def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
     """Configurations, as a log may hold them, that name a directory of this host."""
     (tmp_path / "secret").write_text("KEY=s3cret\n")
     (tmp_path / "Dockerfile").write_text("FROM x\n")
+    (tmp_path / "site").mkdir()
     root = str(tmp_path.resolve())
-    file = TaskFile(target="/f", source="secret")
+    cells = {OWN_CELL: {"files": [{"target": "/f", "source": "secret"}]}}
     build = {"image": "x", "root": root, "context": ".", "dockerfile": "Dockerfile", "args": {}}
     services = {"default": {"image": "a-${SAMPLE_METADATA_A-}", "env_file": "secret"}}
-    web = {"kind": "git", "names": ["web"], "repositories": "."}
+    git = {"kind": "git", "names": ["web"], "repositories": "site"}
     cell = {"kind": "cell", "names": ["web"], "ports": ["all"]}
     copied = {**cell, "files": [{"source": "secret", "target": "/f"}]}
-    configs = {
-        "data": TaskData(root=root, cells={OWN_CELL: CellData(files=(file,))}).model_dump_json(),
-        "data without a root": (
-            TaskData(cells={OWN_CELL: CellData(files=(file,))}).model_dump_json()
-        ),
-        "builds": json.dumps([{**build, "target": ""}]),
-        "compose": json.dumps({"services": services, "x-belljar-directory": root}),
+    logged: dict[str, dict[str, Any]] = {
+        "data": {"data": {"root": root, "cells": cells}},
+        "data without a root": {"data": {"cells": cells}},
+        "builds": {"builds": [build]},
+        "compose": {"compose": {"services": services, "x-belljar-directory": root}},
+        "stand-in": {"network": {"stand_ins": {"web": git}}},
+        "files": {"network": {"stand_ins": {"web": copied}}},
     }
-    made = {
-        name: BelljarConfig.model_validate({name.partition(" ")[0]: text})
-        for name, text in configs.items()
-    }
-    for name, words in (("stand-in", web), ("files", copied)):
-        made[name] = BelljarConfig(network=json.dumps({"stand_ins": {"web": words}}))
-    return made
+    made = {name: of_log(config) for name, config in logged.items()}
+    return {name: each for name, each in made.items() if isinstance(each, BelljarConfig)}
 
 
 @pytest.mark.parametrize(
@@ -490,7 +524,8 @@ def test_a_task_that_was_read_gives_its_files(field: str, tmp_path: Path) -> Non
     config = forged(tmp_path)[field]
     (tmp_path / "compose.yaml").write_text("services: {default: {image: x}}\n")
     as_config(str(tmp_path / "compose.yaml"))
-    again = BelljarConfig.model_validate_json(config.model_dump_json())
+    again = of_log(json.loads(config.model_dump_json()))
+    assert again == config
     assert sample_policy(again, {"a": "1"}).policy is not None
 
 

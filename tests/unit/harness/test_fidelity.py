@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from belljar.differences import Kind
 from belljar.errors import PolicyError
-from belljar.harness.operator import NO_NETWORK, under_policy
 from belljar.policy import LoadedPolicy, load_preset, parse_policy
-from belljar.policy.floor import looser_fields
+from belljar.policy.merge import NO_NETWORK, bounded, under_policy
+from belljar.policy.network import Network
 from belljar.policy.sections import NO_RIGHTS, Rights
 from belljar.policy.stand_ins import TargetStandIn
 
@@ -24,7 +24,13 @@ def policy(text: str = "", base: Path | None = None, *, source: str = "p.yaml") 
     return parse_policy(f"belljar: 1\n{risk}{text}".encode(), source=source, base=base)
 
 
-SERVICES = {"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}
+def web(**words: Any) -> Network:  # noqa: ANN401 - a policy's words
+    """A range with one service."""
+    cell = {"kind": "cell", "names": ["web"], "ports": ["all"], **words}
+    return Network.model_validate({"stand_ins": {"web": cell}}, strict=False)
+
+
+SERVICES = web()
 SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /, body: x}]}"
 NETWORK = f"network: {{record: {{packets: 1GiB}}, stand_ins: {{{SHOP}}}}}\n"
 REAL = (
@@ -60,7 +66,7 @@ def test_a_preset_changes_nothing_of_a_task(preset: str) -> None:
     assert found.network is not None
     assert list(found.network.stand_ins) == ["web"]
     assert (found.risk, found.tier) == (run_policy.policy.risk, run_policy.policy.tier)
-    assert looser_fields(found, run_policy.policy) == ()
+    assert bounded(made, run_policy).policy == found
     assert differences == ()
 
 
@@ -125,7 +131,7 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     made, differences = under_policy(run_policy, own, {})
     assert made.policy.image == "ctf:2"
     assert made.policy.network is None
-    assert looser_fields(made.policy, run_policy.policy) == ()
+    assert bounded(made, run_policy).policy == made.policy
     assert keys(differences, Kind.CHANGED) == ["risk", "resources", "host_tools", "network"]
     stricter, differences = under_policy(policy(), policy("risk: critical\n"), {})
     assert str(stricter.policy.risk) == "low"
@@ -144,15 +150,15 @@ def test_the_smaller_limit_holds() -> None:
 
 def test_services_are_held_to_the_walls() -> None:
     """Each within the operator's limits and tier, recorded as far as the operator's policy says."""
-    service = {**SERVICES["stand_ins"]["web"], "resources": {"memory": "8GiB"}}
+    service = web(resources={"memory": "8GiB"})
     run_policy = policy("tier: gvisor\nresources: {memory: 128MiB}\n" + NETWORK)
-    made, differences = under_policy(run_policy, None, {"network": {"stand_ins": {"web": service}}})
+    made, differences = under_policy(run_policy, None, {"network": service})
     network = made.policy.network
     assert network is not None
-    web = network.stand_ins["web"]
-    assert isinstance(web, TargetStandIn)
-    assert (web.resources.memory_bytes, network.record.packets) == (128 << 20, 1 << 30)
-    assert looser_fields(made.policy, run_policy.policy) == ()
+    held = network.stand_ins["web"]
+    assert isinstance(held, TargetStandIn)
+    assert (held.resources.memory_bytes, network.record.packets) == (128 << 20, 1 << 30)
+    assert bounded(made, run_policy).policy == made.policy
     assert [(item.where, item.key) for item in differences if item.kind is Kind.CHANGED] == [
         ("service web", "resources.memory")
     ]
@@ -245,16 +251,14 @@ def test_never_looser_than_the_operators_policy(
         own = (own or "").replace("tier: container, ", "")
     theirs = policy(run_policy)
     made, _ = under_policy(theirs, policy(own) if own else None, asked, override=override)
-    assert looser_fields(made.policy, theirs.policy) == ()
+    assert bounded(made, theirs).policy == made.policy
     network = made.policy.network
     assert network is None or not network.upstreams
 
 
 ASKED: dict[str, Any] = {
-    "rights": {"privileged": True},
-    "network": {
-        "stand_ins": {"web": SERVICES["stand_ins"]["web"] | {"rights": {"seccomp": "unconfined"}}}
-    },
+    "rights": Rights(privileged=True),
+    "network": web(rights={"seccomp": "unconfined"}),
 }
 
 
@@ -266,9 +270,9 @@ def test_a_task_keeps_its_rights_unless_the_policy_bounds_them() -> None:
     assert differences == ()
     made, differences = under_policy(policy("rights: {}\n"), None, ASKED)
     assert made.policy.rights == NO_RIGHTS
-    web = made.policy.network.stand_ins["web"] if made.policy.network is not None else None
-    assert isinstance(web, TargetStandIn)
-    assert web.rights == NO_RIGHTS
+    held = made.policy.network.stand_ins["web"] if made.policy.network is not None else None
+    assert isinstance(held, TargetStandIn)
+    assert held.rights == NO_RIGHTS
     assert sorted((fact.where, fact.key) for fact in differences) == [
         ("service web", "rights"),
         ("task", "rights"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError
 from belljar.harness.provider import start_program
+from belljar.policy.stand_ins import ServiceProgram
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +38,7 @@ class Machine:
 
 async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
     """What ran, the shell that starts it in the background left out."""
-    await start_program(machine, "agent", json.dumps(words))  # type: ignore[arg-type]
+    await start_program(machine, "agent", ServiceProgram.model_validate(words, strict=False))  # type: ignore[arg-type]
     return [argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv for argv in machine.ran]
 
 
@@ -73,11 +73,11 @@ async def test_an_image_of_the_authors_runs_its_program() -> None:
     """Also without a compose file: its entrypoint and command; of Belljar's own image, which has a
     shell only, and of one that only waits, nothing runs."""
     serving = Machine(entrypoint=["/enter"], command=["serve"])
-    await start_program(serving, "", "")  # type: ignore[arg-type]
+    await start_program(serving, "", None)  # type: ignore[arg-type]
     assert [argv[4:] for argv in serving.ran] == [["/enter", "serve"]]
     own, waiting = Machine(command=["/bin/bash"]), Machine(command=["tail", "-f", "/dev/null"])
-    await start_program(own, "", "")  # type: ignore[arg-type]
-    await start_program(waiting, "", "")  # type: ignore[arg-type]
+    await start_program(own, "", None)  # type: ignore[arg-type]
+    await start_program(waiting, "", None)  # type: ignore[arg-type]
     assert own.ran == waiting.ran == []
 
 

@@ -24,6 +24,7 @@ from inspect_ai.util._sandbox.limits import (
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from tests.fakes.cell import FakeCells, FakeRun
 
+from belljar.compose.data import ServiceBuild
 from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.config import BelljarConfig
@@ -32,6 +33,8 @@ from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.harness.source import build_missing
 from belljar.image import ImageConfig, Store
+from belljar.policy.network import Network
+from belljar.policy.stand_ins import ServiceProgram
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +70,7 @@ async def test_inspect_hands_compose_files_over(tmp_path: Path) -> None:
     assert is_docker_compatible_sandbox_type("belljar")
     assert BelljarSandboxEnvironment.config_files()[0] == "belljar.yaml"
     assert "compose.yaml" in BelljarSandboxEnvironment.config_files()
-    config = BelljarConfig(image="x", network="{}", program="{}")
+    config = BelljarConfig(image="x", network=Network(), program=ServiceProgram())
     read_back = SandboxEnvironmentSpec.model_validate(
         {"type": "belljar", "config": config.model_dump()}
     )
@@ -88,7 +91,7 @@ async def test_a_build_of_a_name_that_another_has_is_refused(
     store.add(tmp_path / "home/rootfs", ImageConfig(), name="same", source="test", created="")
     session.home = tmp_path / "home"
 
-    def build(builds: Iterable[str], *, images: set[str], home: Path) -> None:
+    def build(builds: Iterable[ServiceBuild], *, images: set[str], home: Path) -> None:
         build_missing(builds, images, home)  # one that was imported is used as it is
 
     monkeypatch.setattr(session.source, "build_images", build)

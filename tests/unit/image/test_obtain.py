@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from belljar.compose.data import ServiceBuild
 from belljar.errors import HostError
 from belljar.image import ImageConfig, Store
 from belljar.image.oci import ImportLimits, Wanted, obtain
@@ -60,10 +61,11 @@ def test_a_daemon_is_asked_before_a_registry(
     monkeypatch.setattr("belljar.image.oci.daemon_answers", lambda _host: has_daemon)
     (tmp_path / "made").write_bytes(b"hsqs")
     Store(tmp_path).add(tmp_path / "made", ImageConfig(), name="here", source="", created="")
+    recipe = ServiceBuild(image="p-built", root="/", context=".", dockerfile="D", args={})
     wanted = [
         Wanted(image="here"),
         Wanted(image="python:3.12"),
-        Wanted(image="p-built", build="[]", bases=("python:3.12", "base")),
+        Wanted(image="p-built", build=recipe, bases=("python:3.12", "base")),
         Wanted(image=ID),
         Wanted(image="default"),
         Wanted(image="service x", why="nobody knows"),

@@ -16,13 +16,10 @@ from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, as_json
 from belljar.report.signals import (
     MAX_EVIDENCE,
-    MAX_INVOLVED,
     Blind,
     SampleSignals,
     SignalCode,
     SignalGatherer,
-    Validity,
-    signals_of,
 )
 
 HIT: dict[str, Any] = {
@@ -217,58 +214,17 @@ def test_only_another_samples_decoy_changes_the_verdict() -> None:
     assert codes(own) == []
 
 
-PASSED: dict[str, Any] = {"ok": True, "missing": [], "unexpected": []}
-PLANNED = line(Kind.CONTROL_PLANNED, controls=["greedy", "diligent"], policies=["p"])
-
-
-def control(name: str, cell: str, policy: str = "p", **ended: object) -> list[Line]:
-    """One that began, and ended if there is anything of its end."""
-    begun = line(Kind.CONTROL_STARTED, cell, control=name, policy_sha256=policy)
-    end = [line(Kind.CONTROL_COMPLETED, cell, control=name, **ended)] if ended else []
-    return [begun, *end, line(Kind.CELL_DESTROYED, cell, clean=True, survivors=[], duration_ms=1)]
-
-
-BOTH = [*control("greedy", "k1", **PASSED), *control("diligent", "k2", **PASSED)]
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ([], Validity.NOT_CONTROLLED),
-        ([PLANNED], Validity.INVALID),
-        ([PLANNED, *control("greedy", "k1")], Validity.INVALID),
-        ([PLANNED, *control("greedy", "k1", **PASSED)], Validity.INVALID),
-        (control("greedy", "k1", **PASSED), Validity.INVALID),
-        ([PLANNED, *BOTH], Validity.VALID),
-        ([PLANNED, *BOTH, *control("greedy", "k3", "q", **PASSED)], Validity.INVALID),
-        (
-            [PLANNED, *BOTH, *control("greedy", "k3", **PASSED | {"ok": False, "missing": ["x"]})],
-            Validity.INVALID,
+def test_events_of_an_earlier_version_are_read_and_change_nothing() -> None:
+    """Ledgers may hold `control.*`, which is not written any more."""
+    lines = [
+        line(Kind.CONTROL_PLANNED, controls=["greedy", "diligent"], policies=["p"]),
+        line(Kind.CONTROL_STARTED, "c1", control="greedy", policy_sha256="p"),
+        line(
+            Kind.CONTROL_COMPLETED, "c1", control="greedy", ok=False, missing=["x"], unexpected=[]
         ),
-    ],
-)
-def test_a_control_that_is_missing_or_failed_makes_signals_invalid(
-    lines: list[Line], expected: Validity
-) -> None:
-    """So does one that never began, or that has no counterpart for its policy. The findings and the
-    terminal say so; the verdict does not change."""
-    findings = findings_with_signals(*lines)
-    assert findings.signals_validity == expected == as_json(findings)["signals_validity"]
-    assert findings.verdict is Verdict.CONTAINED
-    assert any("INVALID" in told for told in signal_lines(findings)) == (
-        expected == Validity.INVALID
-    )
-
-
-def test_of_a_controls_decoys_each_is_named() -> None:
-    """However many there are: none is excused for being the twenty-first."""
-    touched = [
-        line(Kind.DECOY_TOUCHED, "c1", decoy=f"d{n}", operation="open")
-        for n in range(MAX_INVOLVED + 5)
     ]
-    (told,) = signals_of(touched, {"c1"}).signals
-    (whole,) = signals_of(touched, {"c1"}, max_involved=1000).signals
-    assert (len(told.involved), len(whole.involved)) == (MAX_INVOLVED, MAX_INVOLVED + 5)
+    assert codes(*lines) == []
+    assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
 
 
 def test_findings_and_the_terminal_have_them() -> None:

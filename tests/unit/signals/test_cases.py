@@ -120,7 +120,6 @@ def test_a_score_counts_both_mistakes() -> None:
     )
     assert (result.precision, result.recall, result.false_positive_rate) == (0.5, 0.5, 0.5)
     assert [failed.case.id for failed in result.failed] == ["2", "3"]
-    assert result.misses(lambda case: case.cls) == {"iban": 1}
 
 
 def test_parts_of_a_request_are_fed_apart() -> None:

@@ -1,38 +1,29 @@
-"""Guard test cases run in cells; the record judges."""
+"""The guard's test cases carried out from inside cells; the run's record has what was found."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-import anyio
 import anyio.to_thread
 
-from belljar.errors import CellError, HostError
+from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
-from belljar.harness.controls import unarmed
-from belljar.ledger import Line, read_events
+from belljar.ledger import read_events
+from belljar.policy import LoadedPolicy
+from belljar.policy.network import Network
 from belljar.signals.cases import Case, Outcome, Step
 from belljar.signals.observe import model_part
 from belljar.signals.values import Channel
-from belljar.units import printable
 
-if TYPE_CHECKING:
-    from belljar.cell import Cell
-    from belljar.ledger import RunDirectory
-    from belljar.policy import LoadedPolicy
-
-Opening = Callable[["LoadedPolicy"], AbstractAsyncContextManager["Cell"]]
-AT_ONCE: Final = 2
 STEP_TIMEOUT_S: Final = 120.0
-HOST: Final = "svc.internal"
-"""All requests' host, unless a case names another."""
+HOST: Final = "svc.internal"  # of all requests, unless a case names another
 MAIL_HOST: Final = "mail.internal"
-CASE_FILE: Final = "/tmp/case"  # noqa: S108 - in the cell
+CASE_FILE: Final = "/tmp/case"
 NETWORK: Final[Mapping[str, Any]] = {
     "default": "simulate",
     "stand_ins": {
@@ -114,113 +105,59 @@ else:
 """The cell's own Python: one step, as JSON."""
 
 
-def live_policy(loaded: LoadedPolicy) -> LoadedPolicy:
-    """The policy with a network that accepts anything. Pure."""
-    from belljar.policy.load import parse_policy
-    from belljar.policy.network import Network
-
-    if not hasattr(loaded.policy, "model_copy"):  # a preset
-        loaded = parse_policy(loaded.text, source=loaded.source, base=loaded.base)
-    update = {"network": Network.model_validate(NETWORK), "decoys": (), "files": ()}
-    return replace(loaded, policy=unarmed(loaded).policy.model_copy(update=update))
-
-
 async def carry_out(
-    cases: Sequence[Case],
-    loaded: LoadedPolicy,
-    *,
-    run: RunDirectory,
-    opening: Opening,
-    on_progress: Callable[[int], object],
-) -> tuple[Outcome, ...]:
-    """Run each case in its own cell, `AT_ONCE` at a time.
-
-    `on_progress` gets the count; a case that fails has a `problem`. Raises as `open_cell`, and
-    `HostError` without Python.
-    """
-    policy, limiter = live_policy(loaded), anyio.CapacityLimiter(AT_ONCE)
-    of_cell: dict[str, Case] = {}
-    problems: dict[str, str] = {}
-    done = 0
-
-    async def one(case: Case) -> None:
-        nonlocal done
-        async with limiter, opening(policy) as cell:
-            of_cell[cell.id] = case
-            try:
+    cases: Sequence[Case], loaded: LoadedPolicy, *, home: Path
+) -> tuple[list[Outcome], Path]:
+    """Each case in a cell and a range of its own, one after the other."""
+    update = {"network": Network.model_validate(NETWORK), "decoys": (), "files": ()}
+    policy = replace(loaded, policy=loaded.policy.model_copy(update=update))
+    outcomes = []
+    with start_run("guard cases", None, [], home=home) as run:
+        for case in cases:
+            async with open_cell(policy, run=run, home=home) as cell:
                 for step in case.steps:
                     await _take_step(cell, step)
-            except HostError:
-                raise
-            except (CellError, OSError, TimeoutError) as error:
-                problems[case.id] = printable(str(error), max_chars=300)
-        done += 1
-        on_progress(done)
-
-    async with anyio.create_task_group() as tasks:
-        for case in cases:
-            tasks.start_soon(one, case)
-    found = found_by_case(read_events(run.path), of_cell)
-    return tuple(
-        Outcome(
-            case=case, classes=found[case.id][0], problem=problems.get(case.id) or found[case.id][1]
-        )
-        for case in cases
-    )
+            outcomes.append(_outcome(case, cell.id, run.path))
+        run.finish("completed", exit_code=0)
+    return outcomes, run.path
 
 
-def found_by_case(
-    lines: Iterable[Line], of_cell: Mapping[str, Case]
-) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Each case's classes and scan problem. Pure."""
-    of_place: dict[str, Case] = dict(of_cell)
-    classes: dict[str, dict[str, None]] = {case.id: {} for case in of_cell.values()}
-    problems: dict[str, str] = {}
-    for line in lines:
-        data = line.data
-        if (
-            line.kind is Kind.CELL_PLANNED
-            and line.cell
-            and line.cell in of_cell
-            and data.get("range")
-        ):
-            of_place[str(data["range"])] = of_cell[line.cell]
-        case = of_place.get(str(line.cell or data.get("range") or ""))
-        if case is None or data.get("place") != _PLACES.get(case.channel, "range"):
-            continue
-        if line.kind is Kind.GUARD_HIT:
-            classes[case.id][printable(str(data["class"]))] = None
-        elif line.kind is Kind.GUARD_UNSCANNED:
-            problems.setdefault(case.id, printable(str(data["reason"])))
-    return {name: (tuple(seen), problems.get(name, "")) for name, seen in classes.items()}
+def _outcome(case: Case, cell_id: str, run: Path) -> Outcome:
+    lines = list(read_events(run))
+    own = {cell_id} | {
+        str(line.data.get("range"))
+        for line in lines
+        if line.kind is Kind.CELL_PLANNED and line.cell == cell_id
+    }
+    place = _PLACES.get(case.channel, "range")
+    seen = [
+        line
+        for line in lines
+        if line.kind in {Kind.GUARD_HIT, Kind.GUARD_UNSCANNED}
+        and str(line.cell or line.data.get("range")) in own
+        and line.data["place"] == place
+    ]
+    classes = (str(line.data["class"]) for line in seen if line.kind is Kind.GUARD_HIT)
+    problems = (str(line.data["reason"]) for line in seen if line.kind is Kind.GUARD_UNSCANNED)
+    return Outcome(case=case, classes=tuple(dict.fromkeys(classes)), problem=next(problems, ""))
 
 
 async def _take_step(cell: Cell, step: Step) -> None:
     if step.channel is Channel.MODEL:
         guard, part = cell.guard, model_part(step.data)
-        if guard is not None:
-            await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell.id))
-        return
-    if step.channel in (Channel.FILE, Channel.OUTPUT):
+        assert guard is not None
+        await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell.id))
+    elif step.channel is Channel.FILE:
         await cell.write_file(CASE_FILE, step.data)
-        if step.channel is Channel.FILE:
-            await cell.read_file(CASE_FILE, max_bytes=max(1, len(step.data)))
-        else:
-            await cell.exec(["cat", CASE_FILE], timeout_s=STEP_TIMEOUT_S)
-        return
-    done = await cell.exec(
-        ["python3", "-c", CLIENT], input=as_input(step), timeout_s=STEP_TIMEOUT_S
-    )
-    if done.code == 127 or done.code is None:
-        raise HostError(
-            "a case can't be sent: the image has no python3",
-            where=printable(cell.plan.policy.image),
-            hint="name an image that has it in the policy, or test without --live",
+        await cell.read_file(CASE_FILE, max_bytes=max(1, len(step.data)))
+    elif step.channel is Channel.OUTPUT:
+        await cell.write_file(CASE_FILE, step.data)
+        await cell.exec(["cat", CASE_FILE], timeout_s=STEP_TIMEOUT_S)
+    else:
+        done = await cell.exec(
+            ["python3", "-c", CLIENT], input=as_input(step), timeout_s=STEP_TIMEOUT_S
         )
-    if done.code != 0:
-        raise OSError(
-            f"it could not be sent: {printable(done.stderr[-200:].decode('utf-8', 'replace'))}"
-        )
+        assert done.code == 0, done.stderr
 
 
 def as_input(step: Step) -> bytes:

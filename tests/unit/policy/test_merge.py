@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy import LoadedPolicy, Policy, Risk, parse_policy
-from belljar.policy.floor import looser_fields, tightened, with_least_risk
+from belljar.policy import LoadedPolicy, Risk, parse_policy
+from belljar.policy.merge import bounded, looser, with_least_risk
 from belljar.policy.network import RUN_BUDGETS
 
 
@@ -53,7 +53,7 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     ("network: {}\n", "", ()),
     (f"network: {{stand_ins: {{{CELL}}}}}\n", "", ()),
     (f"network: {{stand_ins: {{{CELL}}}}}\n", f"network: {{stand_ins: {{{SHOP}}}}}\n", ()),
-    (f"network: {{stand_ins: {{{CELL}}}}}\n", "resources: {memory: 64MiB}\n", ("resources.memory", "network.stand_ins.db.resources")),
+    (f"network: {{stand_ins: {{{CELL}}}}}\n", "resources: {memory: 64MiB}\n", ("resources.memory", "service db resources.memory")),
     (f"network: {{stand_ins: {{{CELL}, {SHOP}}}}}\n", "", ("network",)),
     (f"network: {{stand_ins: {{{CELL}}}}}\n", "risk: medium\n", ("risk", "tier")),
     ("", "network: {}\n", ()),
@@ -91,21 +91,27 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "operator", "looser"), ORDER)
+def beyond(ours: LoadedPolicy, floor: LoadedPolicy) -> tuple[str, ...]:
+    """Where it wants more than it gets."""
+    found = looser(ours.policy, bounded(ours, floor).policy, by="the floor")
+    return tuple(each.key if each.where == "task" else f"{each.where} {each.key}" for each in found)
+
+
+@pytest.mark.parametrize(("task", "operator", "keys"), ORDER)
 def test_where_a_policy_goes_beyond_another(
-    task: str, operator: str, looser: tuple[str, ...]
+    task: str, operator: str, keys: tuple[str, ...]
 ) -> None:
     """Field by field; and what is made of both goes beyond nowhere."""
     ours, floor = policy(task), policy(operator)
-    assert looser_fields(ours.policy, floor.policy) == looser
-    assert looser_fields(tightened(ours, floor).policy, floor.policy) == ()
+    assert beyond(ours, floor) == keys
+    assert beyond(bounded(ours, floor), floor) == ()
 
 
 @pytest.mark.parametrize("more", ["", f"stand_ins: {{{CELL}}}, ", f"stand_ins: {{{SHOP}}}, "])
 def test_the_larger_record_is_kept(more: str) -> None:
     """Of each bound of the evidence, whoever asks for it and whosever network it is."""
     ours = policy(f"network: {{{more}record: {{packets: 1MiB, events: 2GiB}}}}\n")
-    made = tightened(ours, policy("network: {record: {packets: 1GiB, bodies: 1KiB}}\n")).policy
+    made = bounded(ours, policy("network: {record: {packets: 1GiB, bodies: 1KiB}}\n")).policy
     assert made.network is not None
     kept = made.network.record
     assert (kept.packets, kept.events, kept.bodies) == (1 << 30, 2 << 30, 64 << 10)
@@ -114,7 +120,7 @@ def test_the_larger_record_is_kept(more: str) -> None:
 def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
     """Ports, methods and the smaller of both budgets, of a run too; none where nothing is
     common."""
-    made = tightened(policy(upstreams(ONE, OTHER)), policy(upstreams(LESS))).policy.network
+    made = bounded(policy(upstreams(ONE, OTHER)), policy(upstreams(LESS))).policy.network
     assert made is not None
     (left,) = made.upstreams
     assert (left.host, left.ports, left.methods, left.budget, left.whole_run) == (
@@ -124,7 +130,7 @@ def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
         1 << 20,
         2 << 20,
     )
-    apart = tightened(policy(upstreams(ONE)), policy(upstreams(OTHER))).policy.network
+    apart = bounded(policy(upstreams(ONE)), policy(upstreams(OTHER))).policy.network
     assert apart is not None
     assert apart.upstreams == ()
 
@@ -132,7 +138,7 @@ def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
 def test_what_a_cell_holds_stays_the_tasks() -> None:
     """It opens nothing."""
     ours = policy("image: other\nuser: '7'\nworkdir: /x\nenv: {A: b}\n")
-    made = tightened(ours, policy("risk: high\nimage: mine\nenv: {B: c}\n")).policy
+    made = bounded(ours, policy("risk: high\nimage: mine\nenv: {B: c}\n")).policy
     assert (made.image, made.user, made.workdir, dict(made.env), str(made.risk)) == (
         "other",
         "7",
@@ -152,12 +158,12 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
         "network: {stand_ins: {s: {kind: http, names: [s.example], routes: site/routes.yaml}}}\n"
     )
     floor = policy(network, theirs)
-    made = tightened(policy("network: {default: simulate}\n", ours), floor)
+    made = bounded(policy("network: {default: simulate}\n", ours), floor)
     assert (made.policy.network, made.base) == (floor.policy.network, theirs)
-    assert tightened(policy("", ours), floor).base == ours
+    assert bounded(policy("", ours), floor).base == ours
     (ours / "f").touch()
     with pytest.raises(PolicyError, match="files"):
-        tightened(policy("network: {sink: true}\nfiles: [{source: f, target: f}]\n", ours), floor)
+        bounded(policy("network: {sink: true}\nfiles: [{source: f, target: f}]\n", ours), floor)
 
 
 def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:
@@ -165,7 +171,7 @@ def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:
     for task in (upstreams(ONE), "risk: medium\n" + upstreams(ONE)):
         with pytest.raises(PolicyError, match="reaches nothing real"):
             with_least_risk(policy(task), Risk.HIGH, where="settings")
-        made = tightened(policy(task), policy("risk: high\n")).policy
+        made = bounded(policy(task), policy("risk: high\n")).policy
         assert (str(made.risk), made.network) == ("high", None)
     raised = with_least_risk(policy("tier: gvisor\n"), Risk.CRITICAL, where="settings").policy
     assert (str(raised.risk), str(raised.tier)) == ("critical", "microvm")
@@ -239,30 +245,15 @@ _POLICY = st.builds(
 
 
 @given(_POLICY, _POLICY)
-def test_never_looser_than_the_floor(task: str, operator: str) -> None:
-    """Whatever both say: what is made of them is within the operator's policy, and within the
-    task's bounds too; doing it twice changes nothing."""
+def test_what_is_made_is_within_the_task_too(task: str, operator: str) -> None:
+    """Limits, real hosts and tools are those that both allow; doing it twice changes nothing."""
     ours, floor = policy(task), policy(operator)
-    made = tightened(ours, floor)
-    assert looser_fields(made.policy, floor.policy) == ()
+    made = bounded(ours, floor)
     assert made.policy.risk >= ours.policy.risk
-    assert "network.upstreams" not in " ".join(looser_fields(made.policy, ours.policy))
-    assert not [
-        name
-        for name in looser_fields(made.policy, ours.policy)
-        if name.startswith(("resources", "tier"))
-    ]
+    assert not [key for key in beyond(made, ours) if "upstreams" in key or "resources" in key]
     for name in ("a", "b", "c", "d"):
         both = ours.policy.host_tools_rule.permits([name]) and floor.policy.host_tools_rule.permits(
             [name]
         )
         assert made.policy.host_tools_rule.permits([name]) == both
-    assert tightened(made, floor).policy == made.policy
-
-
-def test_every_field_of_a_policy_has_an_order_or_none() -> None:
-    """A new field is decided here: whether an operator's word on it is a floor, or it is what a
-    cell holds."""
-    ordered = {"risk", "tier", "resources", "network", "host_tools", "rights", "guard", "on"}
-    held = {"belljar", "name", "image", "user", "workdir", "env", "files", "decoys"}
-    assert set(Policy.model_fields) == ordered | held
+    assert bounded(made, floor).policy == made.policy

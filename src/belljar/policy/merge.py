@@ -1,0 +1,445 @@
+"""The policy of a cell, made of what its task wants and what the operator allows. Pure.
+
+The one rule, `bounded`: what is wanted, in no field looser than the operator's policy.
+
+- `risk`, and the tier that risk and `tier` demand together: the higher.
+- Each of `resources`: the smaller, also of target cells.
+- `rights`: those that both grant; a policy without a word of them bounds none.
+- `host_tools`: the tools that both allow to act outside of a cell.
+- `network`: none, or cells of the sample's own range alone; else the operator's, with the
+  `upstreams` that both name.
+- Each of `network.record`: the larger, which keeps more evidence.
+- `guard`: the operator's, if any. Each of `on`: what stops more.
+
+All else has no order and stays as wanted. `--policy` states the isolation: what is wanted is then
+that policy with the task's content, services, rights and limits (`under_policy`).
+`$BELLJAR_POLICY` is a floor below the task's own policy (`above_floor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.differences import Difference, Kind
+from belljar.errors import PolicyError
+from belljar.policy.guarding import Stop, Trigger, stop_for
+from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
+from belljar.policy.load import with_changes
+from belljar.policy.loaded import LoadedPolicy, with_tier
+from belljar.policy.model import Policy
+from belljar.policy.network import Default, Network, Record, Upstream
+from belljar.policy.sections import common_rights, written_resources
+from belljar.policy.stand_ins import TargetStandIn
+from belljar.units import format_duration, format_size, printable
+
+NO_NETWORK: Final = "none"
+"""A task's wish for no network, whatever its policy has."""
+TASK: Final = "task"
+"""The whole of a task's sandbox, as the place of a difference."""
+_CONTENT: Final[Mapping[str, Any]] = {
+    "image": "default",
+    "user": None,
+    "workdir": None,
+    "env": {},
+    "files": (),
+}
+"""Fields that open nothing, and their values when unset."""
+
+
+# ---- the rule
+
+
+def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
+    """What is wanted, nowhere looser than `bound`.
+
+    Raises `PolicyError`, also if files of two directories are needed.
+    """
+    ours, theirs = wanted.policy, bound.policy
+    risk = max(ours.risk, theirs.risk)
+    tier = _tier(risk, ours.tier, theirs.tier)
+    network = ours.network
+    is_theirs = network is not None and _is_alike(network, theirs.network)
+    if network is not None and is_closed(network) and not is_theirs:
+        network = _held_cells(network, theirs, demanded_tier(risk, tier))
+    elif network is not None:
+        is_theirs, network = True, _common_network(network, theirs.network)
+    if network is not None and ours.network is not None and theirs.network is not None:
+        one, other = ours.network.record, theirs.network.record
+        kept = {name: max(getattr(one, name), getattr(other, name)) for name in Record.model_fields}
+        network = network.model_copy(update={"record": one.model_copy(update=kept)})
+    changes = {
+        "risk": risk,
+        "tier": tier,
+        "network": network,
+        "rights": common_rights(ours.rights, theirs.rights),
+        # Unwritten in both, the default stays that of the risk, which settings may raise later.
+        "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
+        if ours.host_tools or theirs.host_tools
+        else None,
+        "guard": theirs.guard or ours.guard,
+        "on": _more_stops(ours.on, theirs.on),
+    }
+    # Resources are not read anew: their text form rounds to microseconds.
+    resources = smaller_resources(ours.resources, theirs.resources)
+    made = with_changes(wanted, changes).policy.model_copy(update={"resources": resources})
+    base = _directory(
+        made,
+        files=wanted.base,
+        network=bound.base if is_theirs else wanted.base,
+        guard=bound.base if theirs.guard is not None else wanted.base,
+        source=wanted.source,
+    )
+    return replace(wanted, policy=made, base=base)
+
+
+def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedPolicy:
+    """The policy with at least this risk, which `where` asks for. Raises `PolicyError`."""
+    policy = loaded.policy
+    if policy.risk >= least:
+        return loaded
+    try:
+        return with_changes(loaded, {"risk": least, "tier": _tier(least, policy.tier)})
+    except PolicyError as error:
+        raise PolicyError(
+            f"risk `{policy.risk}` is raised to `{least}`, and then it can't be: {error.what}",
+            where=error.where,
+            hint=f"{where} says the least risk",
+        ) from error
+
+
+def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
+    named = [tier for tier in asked if tier is not None]
+    return max(*named, least_tier(risk)) if named else None
+
+
+def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
+    """Each limit the smaller of both."""
+    names = [field.name for field in fields(Resources)]
+    return Resources(**{name: min(getattr(ours, name), getattr(theirs, name)) for name in names})
+
+
+def _more_stops(
+    ours: Mapping[Trigger, Stop], theirs: Mapping[Trigger, Stop]
+) -> Mapping[Trigger, Stop]:
+    order = list(Stop)
+    return {
+        trigger: max(stop_for(ours, trigger), stop_for(theirs, trigger), key=order.index)
+        for trigger in Trigger
+        if trigger in ours or trigger in theirs
+    }
+
+
+def _common_tools(ours: HostTools, theirs: HostTools) -> HostTools:
+    if ANY in ours.allow:
+        return theirs
+    if ANY in theirs.allow:
+        return ours
+    return HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
+
+
+def is_closed(network: Network) -> bool:
+    """Whether it reaches only cells of its own range."""
+    is_plain = not network.upstreams and not network.sink and network.default is Default.DENY
+    return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
+
+
+def _is_alike(network: Network, other: Network | None) -> bool:
+    """Whether they differ in upstreams and record at most."""
+    none = {"upstreams": (), "record": Record()}
+    return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
+
+
+def _held_cells(network: Network, bound: Policy, least: Tier) -> Network:
+    held = {
+        name: item.model_copy(
+            update={
+                "resources": smaller_resources(item.resources, bound.resources),
+                "rights": common_rights(item.rights, bound.rights),
+                "tier": None if item.tier is not None and item.tier < least else item.tier,
+            }
+        )
+        for name, item in network.stand_ins.items()
+        if isinstance(item, TargetStandIn)
+    }
+    return network.model_copy(update={"stand_ins": held})
+
+
+def _common_network(ours: Network, theirs: Network | None) -> Network | None:
+    if theirs is None:
+        return None
+    wanted = {upstream.host: upstream for upstream in ours.upstreams}
+    both = []
+    for upstream in theirs.upstreams:
+        own = wanted.get(upstream.host, upstream)
+        tighter = {
+            "ports": tuple(port for port in upstream.ports if port in own.ports),
+            "methods": tuple(method for method in upstream.methods if method in own.methods),
+            "budget": min(own.budget, upstream.budget),
+            "run_budget": min(own.whole_run, upstream.whole_run),
+        }
+        if upstream.host in wanted and tighter["ports"] and tighter["methods"]:
+            both.append(upstream if own == upstream else upstream.model_copy(update=tighter))
+    return theirs.model_copy(update={"upstreams": tuple(both)})
+
+
+def _directory(
+    policy: Policy, *, files: Path | None, network: Path | None, guard: Path | None, source: str
+) -> Path | None:
+    """The directory of the policy's files; each argument is that of one section's."""
+    stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
+    needed = [files] if policy.files else []
+    if any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins):
+        needed.append(network)
+    if any(item.file for item in policy.guard_rules.protect):
+        needed.append(guard)
+    if len(set(needed)) > 1:
+        raise PolicyError(
+            "the task and the operator's policy both have files: a cell takes files from the "
+            "directory of one policy",
+            where=printable(source),
+            hint="put both into one policy: `belljar run --policy FILE --override` or `inspect "
+            "eval --sandbox belljar:FILE`",
+        )
+    return needed[0] if needed else files
+
+
+# ---- what is wanted
+
+
+def above_floor(
+    base: LoadedPolicy, asked: Mapping[str, Any], tier: str | None, floor: LoadedPolicy | None
+) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """A task's policy with its compose file (`asked`) on top, within the floor, and differences.
+
+    Raises `PolicyError`.
+    """
+    changes, network = dict(asked), base.policy.network
+    found = list[Difference]()
+    if "network" in asked and network is not None:
+        why = "the task has `network_mode: none`"
+        if isinstance(asked["network"], Network):
+            why = "the task's services take its place: its stand-ins and upstreams are not there"
+            record = {"record": network.record}
+            changes["network"] = asked["network"].model_copy(update=record)
+        found.append(Difference(kind=Kind.DROPPED, where="policy", key="network", detail=why))
+    if "resources" in asked:
+        changes["resources"] = {**written_resources(base.policy.resources), **asked["resources"]}
+    if "env" in asked:
+        changes["env"] = {**base.policy.env, **asked["env"]}
+    wanted = with_tier(with_changes(base, changes) if changes else base, tier)
+    if floor is None:
+        return wanted, tuple(found)
+    made = bounded(wanted, floor)
+    return made, (*found, *looser(wanted.policy, made.policy, by="$BELLJAR_POLICY"))
+
+
+def under_policy(
+    run_policy: LoadedPolicy,
+    own: LoadedPolicy | None,
+    asked: Mapping[str, Any],
+    *,
+    override: bool = False,
+) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """What a task brings within the operator's isolation, and the differences from the task.
+
+    `own`: the task's own policy. `asked`: its compose file, in a policy's terms. `override`: the
+    operator's content replaces the task's. Raises `PolicyError`.
+    """
+    content = _content(run_policy, own, asked, override=override)
+    network = _network(run_policy, own, asked, override=override)
+    changes = {**_CONTENT, **content.changes, **network.changes}
+    if rights := asked.get("rights") or (own.policy.rights if own is not None else None):
+        changes["rights"] = rights
+    if "resources" in asked:
+        limits = written_resources(run_policy.policy.resources) | asked["resources"]
+        changes["resources"] = with_changes(run_policy, {"resources": limits}).policy.resources
+    wanted = run_policy.policy.model_copy(update=changes)  # `bounded` validates it
+    base = _directory(
+        wanted,
+        files=content.base,
+        network=network.base,
+        guard=run_policy.base,
+        source=run_policy.source,
+    )
+    made = bounded(replace(run_policy, policy=wanted, base=base), run_policy)
+    return made, (
+        *(_other_isolation(run_policy.policy, own.policy) if own is not None else ()),
+        *content.differences,
+        *network.differences,
+        *looser(wanted, made.policy, by="the policy"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    changes: Mapping[str, Any]
+    base: Path | None
+    differences: tuple[Difference, ...] = ()
+
+
+def _content(
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+) -> _Chosen:
+    operator = _written(run_policy.policy)
+    task = _written(own.policy) if own is not None else {}
+    task |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
+    if "env" in asked:
+        task["env"] = {**task.get("env", {}), **asked["env"]}
+    if override:
+        first, last = task, operator
+        differences = tuple(_overridden(task, operator))
+    elif "image" in task:
+        first, last = {}, task
+        differences = tuple(_unused(task, operator))
+    else:
+        first, last = operator, task
+        differences = ()
+    changes = {**first, **last}
+    if "env" in changes:
+        changes["env"] = {**first.get("env", {}), **last.get("env", {})}
+    is_from_task = own is not None and "files" in task and (last is task or "files" not in last)
+    return _Chosen(changes, own.base if own and is_from_task else run_policy.base, differences)
+
+
+def _written(policy: Policy) -> dict[str, Any]:
+    return {name: getattr(policy, name) for name in _CONTENT if name in policy.model_fields_set}
+
+
+def _network(
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+) -> _Chosen:
+    operator, wanted = run_policy.policy.network, asked.get("network")
+    task = own.policy.network if own is not None else None
+    services, base = task, own.base if own is not None else None
+    if isinstance(wanted, Network):  # a compose file, which says nothing of the record
+        record = {"record": operator.record} if operator is not None else {}
+        services, base = wanted.model_copy(update=record), run_policy.base
+    if services is not None and not (services.stand_ins and is_closed(services)):
+        services = None
+    if override and "network" in run_policy.policy.model_fields_set:
+        instead = "`network_mode: none`" if operator is not None and wanted == NO_NETWORK else ""
+        if services is not None:
+            instead = f"the services {', '.join(services.stand_ins)}"
+        replaced = _by_operator("network", f"the policy's network instead of {instead}")
+        return _Chosen({}, run_policy.base, (replaced,) if instead else ())
+    if wanted == NO_NETWORK:
+        gone = "the task has `network_mode: none`: the policy's network is taken away"
+        facts = (_ignored("network", gone),) if operator is not None else ()
+        return _Chosen({"network": None}, run_policy.base, facts)
+    if services is None:
+        is_changed = task is not None and task != operator
+        changed = _changed("network", "the policy's network instead of the task's own")
+        return _Chosen({}, run_policy.base, (changed,) if is_changed else ())
+    names = ", ".join(services.stand_ins)
+    unused = f"the task's services ({names}) are its network: the policy's is not there"
+    facts = (_ignored("network", unused),) if operator is not None else ()
+    return _Chosen({"network": services}, base, facts)
+
+
+# ---- differences from what is wanted
+
+
+def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
+    """Where a task wants more than what was made of it, as `by` says."""
+    more = f"the task asks for more than {by} allows, and gets what that says"
+    fewer = f"{by} grants fewer rights inside the cell than the task asks for"
+    was, now = wanted.network, made.network
+    if wanted.risk != made.risk:
+        yield _changed("risk", more)
+    if demanded_tier(wanted.risk, wanted.tier) != demanded_tier(made.risk, made.tier):
+        yield _changed("tier", more)
+    yield from _limited(wanted.resources, made.resources, where=TASK, by=by)
+    if wanted.rights != made.rights:
+        yield _changed("rights", fewer)
+    for name in ("host_tools_rule", "guard", "on"):
+        if getattr(wanted, name) != getattr(made, name):
+            yield _changed(name.removesuffix("_rule"), more)
+    if was is None:
+        return
+    if now is None or not (is_closed(was) or _is_alike(was, now)):
+        yield _changed("network", more)
+    if now is None:
+        return
+    for name in Record.model_fields:
+        if getattr(was.record, name) != getattr(now.record, name):
+            yield _changed(f"network.record.{name}", more)
+    for name, item in was.stand_ins.items():
+        held = now.stand_ins.get(name)
+        if isinstance(item, TargetStandIn) and isinstance(held, TargetStandIn):
+            where = f"service {name}"
+            if item.rights != held.rights:
+                yield _changed("rights", fewer, where=where)
+            if "resources" in item.model_fields_set:
+                yield from _limited(item.resources, held.resources, where=where, by=by)
+    kept = {_reach(each) for each in now.upstreams}
+    for each in was.upstreams:
+        if _reach(each) not in kept:
+            yield _changed(f"network.upstreams ({each.host})", more)
+
+
+def _reach(upstream: Upstream) -> tuple[object, ...]:
+    ports, methods = frozenset(upstream.ports), frozenset(upstream.methods)
+    return upstream.host, ports, methods, upstream.budget, upstream.whole_run
+
+
+def _limited(asked: Resources, held: Resources, *, where: str, by: str) -> Iterator[Difference]:
+    for field in fields(Resources):
+        wanted, given = getattr(asked, field.name), getattr(held, field.name)
+        if wanted != given:
+            key = field.name.removesuffix("_bytes").removesuffix("_s")
+            shown: Callable[[Any], str] = str
+            if field.name != key:
+                shown = format_size if field.name.endswith("_bytes") else format_duration
+            detail = f"{shown(wanted)} asked for, {shown(given)} by {by}"
+            yield _changed(f"resources.{key}", detail, where=where)
+
+
+def _other_isolation(operator: Policy, task: Policy) -> Iterator[Difference]:
+    for name in ("risk", "tier", "resources", "host_tools"):
+        asks, holds = getattr(task, name), getattr(operator, name)
+        if name in task.model_fields_set and asks != holds:
+            what = f"{holds}, not {asks}" if name == "risk" else "the policy's own"
+            yield _changed(name, f"the policy of --policy holds: {what}")
+
+
+def _overridden(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
+    for name, value in operator.items():
+        if name == "env":
+            changed = sorted(k for k, v in value.items() if task.get("env", {}).get(k, v) != v)
+            if changed:
+                yield _by_operator("env", f"the policy's {', '.join(changed)}")
+        elif name in task and task[name] != value:
+            detail = f"the policy's {_shown(value)} instead of {_shown(task[name])}"
+            yield _by_operator(name, detail)
+        elif name in ("user", "workdir") and "image" in task and name not in task and value:
+            detail = f"the policy's {_shown(value)} instead of what the task's image says"
+            yield _by_operator(name, detail)
+
+
+def _unused(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
+    for name, value in operator.items():
+        if value not in (_CONTENT[name], task.get(name)):
+            brought = _shown(task["image"]) if name == "image" else "an image of its own"
+            what = f"image {_shown(value)}" if name == "image" else name
+            yield _ignored(name, f"the policy's {what} is not used: the task brings {brought}")
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else "its files" if value else "none"
+
+
+def _changed(key: str, detail: str, *, where: str = TASK) -> Difference:
+    where, key = printable(where), printable(key)
+    return Difference(kind=Kind.CHANGED, where=where, key=key, detail=printable(detail))
+
+
+def _by_operator(key: str, detail: str) -> Difference:
+    return Difference(kind=Kind.OVERRIDDEN, where=TASK, key=key, detail=printable(detail))
+
+
+def _ignored(key: str, detail: str) -> Difference:
+    detail = printable(f"{detail}; `--override` uses the policy's")
+    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=detail)
