@@ -110,7 +110,7 @@ def make_buildable(
         for item in stage.items:
             with at_line(item.line):
                 translator.take(item)
-        for name in state.args.keys() & state.kept.keys():
+        for name in sorted(state.args.keys() & state.kept.keys()):
             translator.emit(f"ENV {name}={_word(state.kept[name])}")
         ended[stage.name], made.start_interval_ns = state, state.start_interval_ns
     return made
@@ -159,6 +159,7 @@ class _Translator:
             raise DockerfileError("a value has a line break, or ends with a backslash")
         if len(line.encode()) > MAX_LINE_BYTES:
             raise DockerfileError(f"it has more than {MAX_LINE_BYTES:,} bytes: COPY a file instead")
+        self._expander.charge(len(line))
         self._made.lines.append(line)
 
     def declare(self, name: str, value: str) -> None:
