@@ -325,7 +325,8 @@ class _Translator:
             raise DockerfileError(f"HEALTHCHECK has no such flags: {' '.join(item.flags)}")
         if kind.upper() not in {"NONE", "CMD"} or (kind.upper() == "CMD") != bool(test):
             raise DockerfileError("HEALTHCHECK needs NONE, or CMD and a command")
-        self._state.start_interval_ns = int(sum(float(count) * _NS[unit] for count, unit in parts))
+        total = sum(float(count) * _NS[unit] for count, unit in parts)
+        self._state.start_interval_ns = int(min(total, 1 << 62))
         options = "".join(f"--{name}={value} " for name, value in flags.items())
         command = json.dumps(test) if item.is_json else " ".join(test)
         self.emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))
