@@ -110,7 +110,7 @@ def make_buildable(
         for item in stage.items:
             with at_line(item.line):
                 translator.take(item)
-        for name in state.args.keys() & state.kept.keys():
+        for name in sorted(state.args.keys() & state.kept.keys()):
             translator.emit(f"ENV {name}={_word(state.kept[name])}")
         ended[stage.name], made.start_interval_ns = state, state.start_interval_ns
     return made
@@ -159,6 +159,7 @@ class _Translator:
             raise DockerfileError("a value has a line break, or ends with a backslash")
         if len(line.encode()) > MAX_LINE_BYTES:
             raise DockerfileError(f"it has more than {MAX_LINE_BYTES:,} bytes: COPY a file instead")
+        self._expander.charge(len(line))
         self._made.lines.append(line)
 
     def declare(self, name: str, value: str) -> None:
@@ -324,7 +325,8 @@ class _Translator:
             raise DockerfileError(f"HEALTHCHECK has no such flags: {' '.join(item.flags)}")
         if kind.upper() not in {"NONE", "CMD"} or (kind.upper() == "CMD") != bool(test):
             raise DockerfileError("HEALTHCHECK needs NONE, or CMD and a command")
-        self._state.start_interval_ns = int(sum(float(count) * _NS[unit] for count, unit in parts))
+        total = sum(float(count) * _NS[unit] for count, unit in parts)
+        self._state.start_interval_ns = int(min(total, 1 << 62))
         options = "".join(f"--{name}={value} " for name, value in flags.items())
         command = json.dumps(test) if item.is_json else " ".join(test)
         self.emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))

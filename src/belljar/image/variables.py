@@ -51,10 +51,11 @@ class Expander:
     def _expanded(self, text: str, escape: str, quotes: str) -> str:
         self._text, self._at, self._depth = text, 0, 0
         self._escape, self._quotes = escape, quotes
-        self._charge(len(text))
+        self.charge(len(text))
         return self._until("")
 
-    def _charge(self, chars: int) -> None:
+    def charge(self, chars: int) -> None:
+        """Count work for the file. Raises `DockerfileError` beyond its bound."""
         self._left -= chars
         if self._left < 0:
             raise DockerfileError("its variables grow without an end")
@@ -111,7 +112,7 @@ class Expander:
             raise self._broken("a variable has no name")
         self._at = match.end()
         value = self.env.get(match[0])
-        self._charge(len(value or ""))
+        self.charge(len(value or ""))
         if not is_braced:
             return value or ""
         self._depth += 1
@@ -159,7 +160,7 @@ class Expander:
             nonlocal end
             is_after_another = match.start() == match.end() == end  # no match in Go
             end = match.end()
-            self._charge(len(put))
+            self.charge(len(put))
             return "" if is_after_another else put
 
         compiled = self._pattern(pattern, value, 1, is_longest=True)
@@ -169,7 +170,7 @@ class Expander:
         """What lies between two `*` is taken where it comes first, which bounds the time."""
         if max(len(value), len(text)) > _MAX_MATCHED_CHARS:
             raise self._broken("a pattern or its value is too long")
-        self._charge(len(value) * (len(value) + len(text)) // 64)
+        self.charge(len(value) * (len(value) + len(text)) // 64)
         chunks: list[list[str]] = [[]]
         for piece in re.findall(r"\\.|.", text, re.DOTALL):
             if piece == "*":

@@ -162,6 +162,7 @@ def test_triggers_run_in_the_stage_that_starts_from_theirs() -> None:
         ("HEALTHCHECK CMD x", 0),
         ("HEALTHCHECK NONE", 0),
         ("HEALTHCHECK --start-interval=1m2s CMD x", 62_000_000_000),
+        (f"HEALTHCHECK --start-interval={'9' * 400}h CMD x", 1 << 62),
     ],
 )
 def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) -> None:
