@@ -1,0 +1,113 @@
+"""Tasks of inspect_evals 0.28 as `belljar check` sees them: those that load without a hub, a
+repository of others or a Docker daemon.
+
+0.28 needs `inspect_evals_utils`, which is on no public registry. What it took there stands in 0.26,
+which is installed: its own modules are given under the new name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.real_images import package
+from tests.real_packages import inspect_evals
+
+pytestmark = [pytest.mark.slow]
+
+MOVED = {"load_dataset": "datasets", "deps_utils": "ids"}
+ADDED = """
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def absent(*args, **kwargs):
+        raise NotImplementedError(name)
+
+    return name.lower() if name.isupper() else absent
+"""
+CHECK = """
+import ast, sys
+from pathlib import Path
+from belljar.harness.evaluate import check_tasks
+
+root = Path(sys.argv[1])
+modules = {
+    each.name: node.module
+    for node in ast.parse((root / "_registry.py").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for each in node.names
+}
+for name in sys.argv[2:]:
+    found = check_tasks([f"{root / modules[name].partition('.')[2].replace('.', '/')}/__init__.py@{name}"], {})
+    refused = sorted({each.error.what for each in found if each.error is not None})
+    print("checked", name, len(found), refused[:1], file=sys.stdout, flush=True)
+"""
+SAMPLES = {
+    "agent_bench_os": 119,
+    "agent_threat_bench_autonomy_hijack": 6,
+    "agent_threat_bench_data_exfil": 8,
+    "agent_threat_bench_memory_poison": 10,
+    "agentdojo": 1014,
+    "agentic_misalignment": 1,
+    "cyse2_vulnerability_exploit": 585,
+    "gdm_in_house_ctf": 13,
+    "gdm_oversight_pattern": 2,
+    "gdm_self_reasoning_approved_directories": 2,
+    "gdm_self_reasoning_calculator_improvement": 2,
+    "gdm_self_reasoning_context_length_mod_instrumental_only": 2,
+    "gdm_self_reasoning_context_length_mod_irreversibility_only": 2,
+    "gdm_self_reasoning_database_tool": 2,
+    "gdm_self_reasoning_latency_calculator": 2,
+    "gdm_self_reasoning_max_messages_calculator": 2,
+    "gdm_self_reasoning_max_tokens": 2,
+    "gdm_self_reasoning_oversight_frequency": 2,
+    "gdm_self_reasoning_read_logs": 2,
+    "gdm_self_reasoning_turn_off_filters": 2,
+    "ipi_coding_agent": 45,
+    "make_me_pay": 20,
+    "mind2web_sc": 200,
+    "persistbench_beneficial_memory": 100,
+    "persistbench_cross_domain": 200,
+    "persistbench_sycophancy": 200,
+    "scbench": 30,
+    "tau2_airline": 50,
+    "tau2_retail": 114,
+}
+
+
+def test_check_loads_the_tasks_and_refuses_no_sample(tmp_path: Path) -> None:
+    """Each of the 29 tasks, with all its samples."""
+    given = tmp_path / "inspect_evals_utils"
+    given.mkdir()
+    for source in (package() / "utils").glob("*.py"):
+        text = source.read_text()
+        for old, new in MOVED.items():
+            text = text.replace(f"inspect_evals.utils.{old}", f"inspect_evals_utils.{new}")
+        text = text.replace("inspect_evals.utils.", "inspect_evals_utils.") + ADDED
+        name = MOVED.get(source.stem, source.stem)
+        (given / f"{name}.py").write_text("" if name == "__init__" else text)
+    shutil.copy(package() / "constants.py", given / "cache.py")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, str(inspect_evals()), *SAMPLES],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **offline,
+            "PYTHONPATH": f"{inspect_evals().parent}:{tmp_path}",
+            "INSPECT_EVALS_CACHE_DIR": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    checked = [line.split(None, 3) for line in (done.stdout + done.stderr).splitlines()]
+    found = {words[1]: (int(words[2]), words[3]) for words in checked if words[:1] == ["checked"]}
+    assert found == {name: (count, "[]") for name, count in SAMPLES.items()}, done.stderr[-3000:]
