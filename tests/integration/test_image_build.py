@@ -273,7 +273,7 @@ def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1600m,mode=755", "tmpfs", str(small)], check=True
+        ["mount", "-t", "tmpfs", "-o", "size=2000m,mode=755", "tmpfs", str(small)], check=True
     )
     try:
         shutil.copytree(home / "images", small / "images")
