@@ -130,7 +130,7 @@ def build_dockerfile(
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
-        remove_built(path, first_uid)
+        remove_built(home, path, first_uid)
     with ExitStack() as held:
         bases = {
             name: held.enter_context(hold_base(home, image, first_uid, report))
@@ -139,14 +139,14 @@ def build_dockerfile(
         size = sum(base.size_bytes for base in recipe.bases.values())
         need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
         scratch = held.enter_context(scratch_dir(home))
-        work = held.enter_context(work_dir(scratch, first_uid))
+        work = held.enter_context(work_dir(home, scratch, first_uid))
         key = recipe.layers_key(request, bases)
         take_layers(home, key, work / "storage")
         source = printable(f"build {request.context}", max_chars=300)
         shown = {base.path: base.shown for base in bases.values()}
         shown |= {path: path for path in request.volumes}
         with user_namespace(
-            work, first_uid=first_uid, shown=shown, has_network=request.has_network
+            home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
             tools = Tools(
                 inside=inside,

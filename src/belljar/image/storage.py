@@ -25,6 +25,7 @@ from belljar.image.config import HEALTH_NUMBERS, HealthCheck
 from belljar.image.kernel import debian_arch
 from belljar.image.store import Image, file_sha256, verify
 from belljar.image.tools import (
+    SYSTEM_PATH,
     WORK,
     Inside,
     draw_first_id,
@@ -127,7 +128,7 @@ class Tools:
         return self.inside.run(
             [tool(name), *words],
             env={
-                "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "PATH": SYSTEM_PATH,
                 "LC_ALL": "C.UTF-8",
                 "HOME": str(WORK / "home"),
                 "XDG_RUNTIME_DIR": str(WORK / "home"),
@@ -167,7 +168,7 @@ def first_id_of(home: Path) -> int:
 
 
 @contextmanager
-def work_dir(scratch: Path, first_uid: int) -> Iterator[Path]:
+def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
     """A directory of the namespace's root."""
     scratch.chmod(0o711)
     work = scratch / "build"
@@ -178,15 +179,15 @@ def work_dir(scratch: Path, first_uid: int) -> Iterator[Path]:
     try:
         yield work
     finally:
-        remove_built(work, first_uid)
+        remove_built(home, work, first_uid)
 
 
-def remove_built(directory: Path, first_uid: int) -> None:
+def remove_built(home: Path, directory: Path, first_uid: int) -> None:
     """Remove a tree of a build; an ordinary user needs the namespace, where its ids are."""
     if os.geteuid() == 0 or not directory.exists():
         remove_tree(directory)
         return
-    with suppress(HostError), user_namespace(directory.parent, first_uid=first_uid) as inside:
+    with suppress(HostError), user_namespace(home, directory.parent, first_uid=first_uid) as inside:
         argv = [tool("rm"), "-rf", "--", str(WORK / directory.name)]
         inside.run(argv, env={}, timeout_s=300)
 
@@ -215,13 +216,13 @@ def _sweep(home: Path, first_uid: int) -> None:
     """Remove bases of other ids, and of images that are gone."""
     for path in (home / KEPT[0]).iterdir():
         if not _is_of(path, first_uid) or not (home / "images" / path.name).is_dir():
-            remove_kept(path)
+            remove_kept(home, path)
 
 
-def remove_kept(path: Path) -> None:
+def remove_kept(home: Path, path: Path) -> None:
     """Remove a base or layers, unless a build has them."""
     if (retired := retire_unclaimed(path)) is not None:
-        remove_built(retired, retired.stat().st_uid)
+        remove_built(home, retired, retired.stat().st_uid)
 
 
 def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
@@ -229,8 +230,8 @@ def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
     verify(image)
     need_space(home, MIN_FREE_BYTES + _EXPANSION * image.size_bytes, "loading a base")
     report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
-    with scratch_dir(home) as scratch, work_dir(scratch, first_uid) as work:
-        with user_namespace(work, first_uid=first_uid) as inside:
+    with scratch_dir(home) as scratch, work_dir(home, scratch, first_uid) as work:
+        with user_namespace(home, work, first_uid=first_uid) as inside:
             tools = Tools(inside=inside, report=report, timeout_s=600)
             tools.prepare()
             image_id = _pull(tools, image)
@@ -289,7 +290,7 @@ def keep_layers(home: Path, key: str, storage: Path, size_mib: int) -> None:
     for path in sorted(place.glob("*.*"), key=lambda path: -path.lstat().st_mtime):
         total += int(path.suffix[1:]) if path.suffix[1:].isdigit() else _MAX_LAYERS_MIB
         if total > _MAX_LAYERS_MIB:
-            remove_kept(path)
+            remove_kept(home, path)
 
 
 def _part(kind: str, file: Path) -> dict[str, Any]:

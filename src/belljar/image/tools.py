@@ -247,14 +247,17 @@ _ROOTS_FIRST_ID: Final = 0xB000_0000
 _ROOTS_SLOTS: Final = 1 << 12
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
+_END_TIMEOUT_S: Final = 10.0
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
 """The working directory, whose host path may be closed."""
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 # It makes the mounts, as root of the outer namespace. First it leaves this host's files behind: a
 # root of its own holds the system's programs, a few devices, the directories that are its arguments
-# (each with its target), and the working directory, the only one that is not read-only. Then it
-# makes the inner namespace, in which the tools run: these mounts are locked there (see
+# (each with its target), and the working directory, the only one that is not read-only. Paths are
+# relative to the store: those above it may be closed to this root, or hidden by the mount on /tmp.
+# Then it makes the inner namespace, in which the tools run: these mounts are locked there (see
 # mount_namespaces(7)), so its root can neither remount nor unmount them.
 _INIT: Final = f"""
 set -e
@@ -277,8 +280,13 @@ if [ "$1" = network ]; then
   done
   [ ! -d /etc/ssl ] || mount --rbind /etc/ssl /tmp/etc/ssl
 fi
-shift
-while [ $# -gt 0 ]; do mkdir -p "/tmp$2"; mount --rbind "$1" "/tmp$2"; shift 2; done
+work=$2
+shift 2
+while [ $# -gt 0 ]; do
+  mkdir -p "/tmp$2"
+  mount --no-canonicalize --rbind "$1" "/tmp$2"
+  shift 2
+done
 findmnt -n -r -o VFS-OPTIONS,TARGET -R /tmp | tail -n +2 | while read -r options path; do
   path=$(printf %b "$path")
   mount -o "remount,bind,$options,ro" "$path" || [ ! -x "$path" ]
@@ -289,7 +297,7 @@ for name in {" ".join(_DEVICES)}; do
   [ ! -c /dev/$name ] || {{ : > /tmp/dev/$name; mount --bind /dev/$name /tmp/dev/$name; }}
 done
 mount --rbind /proc /tmp/proc
-mount --no-canonicalize --bind . /tmp/tmp
+mount --no-canonicalize --bind "$work" /tmp/tmp
 cd /tmp
 pivot_root . old
 umount -l /old
@@ -297,8 +305,10 @@ rmdir /old
 cd /
 unshare --user -- sleep 60 & child=$!
 while [ "$(readlink /proc/$child/ns/user)" = "$(readlink /proc/self/ns/user)" ]; do :; done
-echo 0 0 {IDS} > /proc/$child/uid_map
-echo 0 0 {IDS} > /proc/$child/gid_map
+for map in uid_map gid_map; do
+  same=$(while read -r first _ count; do echo "$first $first $count"; done < /proc/self/$map)
+  echo "$same" > /proc/$child/$map
+done
 : > /run/inner
 mount --bind /proc/$child/ns/user /run/inner
 kill $child
@@ -364,7 +374,15 @@ class Inside:
             ) as process,
             drained(process, on_line=on_line) as output,
         ):
-            _polled(process.wait, argv, timeout_s, watch)
+            try:
+                _polled(process.wait, argv, timeout_s, watch)
+            except BaseException:
+                # Process 1 ends, and is gone only after all others: then their files are too.
+                if process.stdin is not None:
+                    process.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_TIMEOUT_S)
+                raise
         if process.returncode != 0:
             raise failed(argv, process.returncode, bytes(output))
         return bytes(output)
@@ -375,6 +393,7 @@ _AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
 
 @contextmanager
 def user_namespace(
+    home: Path,
     work: Path,
     *,
     first_uid: int,
@@ -383,20 +402,29 @@ def user_namespace(
 ) -> Iterator[Inside]:
     """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` of this host.
 
+    `work` is below the store `home`.
     `shown`: directories and where they are seen. `first_uid`: as `draw_first_id` gives it.
     `has_network`: the names of hosts and authorities are seen too. No /etc, home or socket is.
     Raises `HostError` where this user can have none.
     """
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
-        shows = [str(path) for pair in (shown or {}).items() for path in pair]
+        shows = [
+            str(path)
+            for source, target in (shown or {}).items()
+            for path in (
+                source.relative_to(home) if source.is_relative_to(home) else source,
+                target,
+            )
+        ]
         argv = [
             *(tool("nsenter"), f"--user=/proc/{outer}/ns/user", *_AS_ROOT),
             *(tool("unshare"), "--mount", "--pid", "--fork", "--mount-proc", "--"),
-            *("/bin/sh", "-c", _INIT, "init", "network" if has_network else "apart", *shows),
+            *("/bin/sh", "-c", _INIT, "init", "network" if has_network else "apart"),
+            *(str(work.relative_to(home)), *shows),
         ]
         with ExitStack() as opened:
-            with _holder(argv, cwd=work) as init:
+            with _holder(argv, cwd=home) as init:
                 fds = [
                     os.open(f"/proc/{init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
                     for name in ("user", "mnt")
@@ -409,7 +437,8 @@ def user_namespace(
 @contextmanager
 def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
     """The id of a process that wrote a line, and ends after the block."""
-    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd) as holder:
+    env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd, env=env) as holder:
         if holder.stdin is None or holder.stdout is None or holder.stderr is None:
             raise ValueError("the holder was started without pipes")
         if holder.stdout.readline() != b"\n":
