@@ -42,8 +42,8 @@ from belljar.units import format_size, printable
 
 Report = Callable[[str], None]
 MIN_FREE_BYTES: Final = 256 << 20
-KEPT: Final = ("build-bases", "build-layers")
-"""Directories of the store."""
+BASES: Final = "build-bases"
+LAYERS: Final = "build-layers"
 _MAX_LAYERS_MIB: Final = 8 << 10
 # A base lies there as files, as an archive and as a layer while it is loaded.
 _EXPANSION: Final = 8
@@ -159,11 +159,11 @@ class Tools:
 def first_id_of(home: Path) -> int:
     """The host's id of root in the builds of this store."""
     make_store_dir(home)
-    make_store_dir(home / KEPT[0])
-    owner = (home / KEPT[0]).stat().st_uid
+    make_store_dir(home / BASES)
+    owner = (home / BASES).stat().st_uid
     if not is_first_id(owner):
         owner = draw_first_id()
-        os.chown(home / KEPT[0], owner, owner)
+        os.chown(home / BASES, owner, owner)
     return owner
 
 
@@ -195,8 +195,8 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 @contextmanager
 def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
     """The image as a base, loaded if it is not there; `belljar prune` leaves it meanwhile."""
-    path = home / KEPT[0] / image.digest
-    with locked(home, "build-bases"):
+    path = home / BASES / image.digest
+    with locked(home, BASES):
         if not _is_of(path, first_uid):
             _sweep(home, first_uid)
             _load(home, image, first_uid, report)
@@ -214,7 +214,7 @@ def _is_of(path: Path, first_uid: int) -> bool:
 
 def _sweep(home: Path, first_uid: int) -> None:
     """Remove bases of other ids, and of images that are gone."""
-    for path in (home / KEPT[0]).iterdir():
+    for path in (home / BASES).iterdir():
         if not _is_of(path, first_uid) or not (home / "images" / path.name).is_dir():
             remove_kept(home, path)
 
@@ -237,7 +237,7 @@ def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
             image_id = _pull(tools, image)
         (work / "storage/image-id").write_text(image_id)
         run_tool([tool("sync"), "--file-system", str(work)], timeout_s=600)
-        (work / "storage").rename(home / KEPT[0] / image.digest)
+        (work / "storage").rename(home / BASES / image.digest)
 
 
 def _pull(tools: Tools, image: Image) -> str:
@@ -271,7 +271,7 @@ def _pull(tools: Tools, image: Image) -> str:
 
 def take_layers(home: Path, key: str, into: Path) -> None:
     """Move the layers of earlier builds of this recipe to `into`, an empty directory, if any."""
-    for path in (home / KEPT[1]).glob(f"{key}.*"):
+    for path in (home / LAYERS).glob(f"{key}.*"):
         with suppress(OSError):  # another build has just taken them
             path.rename(into)
             return
@@ -279,7 +279,7 @@ def take_layers(home: Path, key: str, into: Path) -> None:
 
 def keep_layers(home: Path, key: str, storage: Path, size_mib: int) -> None:
     """Keep a build's layers, and remove the least recently used beyond the bound."""
-    place = home / KEPT[1]
+    place = home / LAYERS
     make_store_dir(place)
     if not stat.S_ISDIR(storage.lstat().st_mode) or size_mib > _MAX_LAYERS_MIB:
         return
