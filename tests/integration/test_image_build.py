@@ -481,7 +481,7 @@ def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_pa
 
 def _state(directory: Path) -> bytes:
     """All of a tree: names, owners, modes, contents."""
-    argv = ["tar", "--format=gnu", "--sort=name", "-C", directory, "-c", "."]
+    argv = ["tar", "--format=gnu", "--sort=name", "-C", str(directory), "-c", "."]
     return hashlib.sha256(subprocess.run(argv, capture_output=True, check=True).stdout).digest()
 
 

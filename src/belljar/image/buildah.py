@@ -155,8 +155,9 @@ def build_dockerfile(
                 driver=next((base.driver for base in bases.values()), ""),
                 bases=tuple(dict.fromkeys(bases.values())),
             )
+            build = _Build(tools, request, recipe, bases)
             try:
-                result = _Build(tools, request, recipe, bases).run()
+                result = build.run()
             except LayerError as error:
                 raise error.refusal(source) from error
         image = store.add(
@@ -171,7 +172,8 @@ def build_dockerfile(
             if result.has_setuid
             else "",
         )
-        keep_layers(home, key, work / "storage", result.layers_mib)
+        if build.has_layers:
+            keep_layers(home, key, work / "storage", result.layers_mib)
         return image, True
 
 
@@ -247,6 +249,7 @@ class _Build:
     ) -> None:
         self._tools, self._work = tools, tools.inside.work
         self._request, self._recipe, self._bases = request, recipe, bases
+        self.has_layers = False
 
     def run(self) -> Result:
         """The packed result. Raises as `build_dockerfile`, and `LayerError`."""
@@ -281,11 +284,12 @@ class _Build:
             os.utime(path, (0, 0))  # the same again, or the layers after it would not be
         for name in ("Dockerfile", "heredocs"):
             give_tree(work / name, self._tools.inside.first_uid)
+        # buildah 1.28 doesn't look at what a step mounts when it looks for the step's layer
+        self.has_layers = "--mount" not in made.text and not request.volumes
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
             *("--rm", "--http-proxy=false", "--identity-label=false"),
-            # buildah 1.28 doesn't look at what a step mounts when it looks for its layer
-            f"--layers={'--mount' not in made.text and not request.volumes}".lower(),
+            f"--layers={self.has_layers}".lower(),
             "--ulimit=nproc=8192:8192",
             *(
                 f"--build-context={name}=container-image://{image_id}"

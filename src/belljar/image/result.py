@@ -32,8 +32,8 @@ container=$({{buildah}} from --pull=never {RESULT})
 echo "$container" > {WORK}/out/container
 mounted=$({{buildah}} mount "$container")
 cd "${{{{mounted:?}}}}"
-find . -xdev ! -newermt @-0.000000001 -exec touch -h -d @0 {{{{}}}} +
-find . -xdev -newermt @{MAX_TIME_S} -exec touch -h -d @{MAX_TIME_S} {{{{}}}} +
+find . -xdev ! -newermt @-0.000000001 -exec touch -h -d @0 {{{{}}}} + -o \\
+  -newermt @{MAX_TIME_S} -exec touch -h -d @{MAX_TIME_S} {{{{}}}} +
 find . -xdev -mindepth 1 -printf '%y %m %n %i %s %T@ %P\\0' > {WORK}/out/files
 tar --create --file=/dev/null --xattrs --xattrs-include='*' -vvv --quoting-style=c . |
   sed -n 's/^  x: *[0-9]* //p' | sort -u > {WORK}/out/xattrs

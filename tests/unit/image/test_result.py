@@ -56,7 +56,7 @@ def test_attributes_are_kept_or_dropped_never_mixed() -> None:
     assert not has_kept_xattrs(b"security.selinux\nsecurity.capability\n", keep_setuid=False)
     assert has_kept_xattrs(b"security.capability\n", keep_setuid=True)
     assert has_kept_xattrs(b"user.a\nsecurity.selinux\n", keep_setuid=False)
-    with pytest.raises(LayerError, match="security.capability"):
+    with pytest.raises(LayerError, match=r"security\.capability"):
         has_kept_xattrs(b"user.a\nsecurity.capability\n", keep_setuid=False)
 
 
