@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,18 @@ def import_image(
                 report("packing")
                 for path, mode, kind in mount_points(image_config):
                     tree.ensure(path, mode, kind=kind)
-                pack(_members(tree, layers), rootfs, made_s=tree.newest_s)
+                members = (
+                    Member(
+                        info=info,
+                        chunks=layers[node.layer_of_content - 1].chunks(
+                            node.offset, node.size_bytes
+                        )
+                        if node.layer_of_content
+                        else (),
+                    )
+                    for info, node in tree.emit()
+                )
+                pack(members, rootfs, made_s=tree.newest_s)
         except LayerError as error:
             raise error.refusal(source) from error
         origins = (*found.origin.digests, digest, str(described["digest"]))
@@ -172,14 +183,6 @@ def _merge(
         for entry in read_entries(layer, layer.size_bytes):
             tree.apply(entry)
     return layers
-
-
-def _members(tree: Tree, layers: Sequence[Layer]) -> Iterator[Member]:
-    for info, node in tree.emit():
-        content: Iterable[bytes] = ()
-        if node.layer_of_content:
-            content = layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
-        yield Member(info=info, chunks=content)
 
 
 def mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKind]]:

@@ -198,7 +198,9 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
     path = home / BASES / image.digest
     with locked(home, BASES):
         if not _is_of(path, first_uid):
-            _sweep(home, first_uid)
+            for other in (home / BASES).iterdir():  # of other ids, or of images that are gone
+                if not _is_of(other, first_uid) or not (home / "images" / other.name).is_dir():
+                    remove_kept(home, other)
             _load(home, image, first_uid, report)
         held = claimed(path)
         held.__enter__()
@@ -210,13 +212,6 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
 
 def _is_of(path: Path, first_uid: int) -> bool:
     return path.is_dir() and path.stat().st_uid == first_uid
-
-
-def _sweep(home: Path, first_uid: int) -> None:
-    """Remove bases of other ids, and of images that are gone."""
-    for path in (home / BASES).iterdir():
-        if not _is_of(path, first_uid) or not (home / "images" / path.name).is_dir():
-            remove_kept(home, path)
 
 
 def remove_kept(home: Path, path: Path) -> None:
