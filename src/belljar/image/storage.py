@@ -25,6 +25,7 @@ from belljar.image.config import HEALTH_NUMBERS, HealthCheck
 from belljar.image.kernel import debian_arch
 from belljar.image.store import Image, file_sha256, verify
 from belljar.image.tools import (
+    SHOWN,
     SYSTEM_PATH,
     WORK,
     Inside,
@@ -49,7 +50,6 @@ _MAX_LAYERS_MIB: Final = 8 << 10
 _EXPANSION: Final = 8
 _TAIL_LINES: Final = 12
 _STORAGE: Final = ("storage", "run", "home", "tmp")
-_SHOWN: Final = Path("/bases")
 _MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
@@ -69,7 +69,7 @@ class Base:
     @property
     def shown(self) -> Path:
         """Where a build sees it."""
-        return _SHOWN / self.path.name
+        return SHOWN / self.path.name
 
     @property
     def driver(self) -> str:

@@ -250,6 +250,8 @@ _MAX_DATA_BYTES: Final = 8 << 30
 _END_TIMEOUT_S: Final = 10.0
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
 """The working directory, whose host path may be closed."""
+SHOWN: Final = Path("/bases")
+"""Directories below are seen read-only, or the namespace is not made."""
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
@@ -291,6 +293,7 @@ findmnt -n -r -o VFS-OPTIONS,TARGET -R /tmp | tail -n +2 | while read -r options
   path=$(printf %b "$path")
   mount -o "remount,bind,$options,ro" "$path" || [ ! -x "$path" ]
 done
+for path in /tmp{SHOWN}/*; do [ ! -d "$path" ] || [ ! -w "$path" ]; done
 ln -s /tmp/tmp /tmp/var/tmp
 ln -s /proc/self/fd /tmp/dev/fd
 for name in {" ".join(_DEVICES)}; do
