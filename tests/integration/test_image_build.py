@@ -406,13 +406,13 @@ def test_the_result_is_the_tree_that_the_steps_made(
     """Owners, modes, links, names, sparse files and capabilities are as the steps left them; times
     fit squashfs; sockets are left out; set-user-ID bits and capabilities go unless they are kept;
     the work directory and volumes are made; the root directory is root's and open."""
-    text = "FROM default\nUSER root\nCOPY make.py /\nRUN python3 /make.py\nWORKDIR /work/dir\n"
+    text = "FROM default\nUSER root\nCOPY make.py /\nRUN python3 /make.py\nWORKDIR /place/dir\n"
     text += 'VOLUME ["/with/a space"]\nUSER user\n'
     folder = context(tmp_path / "c", text, **{"make.py": MAKES_FILES})
     made, _ = build_dockerfile(
         home, BuildRequest(context=folder, name="tree:1", keep_setuid=keep_setuid)
     )
-    assert (made.user, made.workdir, made.volumes) == ("user", "/work/dir", ("/with/a space",))
+    assert (made.user, made.workdir, made.volumes) == ("user", "/place/dir", ("/with/a space",))
     assert made.setuid_programs == ("kept" if keep_setuid else "removed")
     tree = tmp_path / "tree"
     subprocess.run(["unsquashfs", "-q", "-n", "-d", tree, made.rootfs], check=True)
@@ -437,7 +437,7 @@ def test_the_result_is_the_tree_that_the_steps_made(
     assert facts("shut")[0] == "d---------"
     assert facts("shut/in")[0] == "----------"
     assert not list((tree / "usr/share/doc").iterdir())
-    assert facts("work/dir") == facts("with/a space") == ("drwxr-xr-x", 0, 0)
+    assert facts("place/dir") == facts("with/a space") == ("drwxr-xr-x", 0, 0)
     assert not [name for name in ("socket", "home/user") if os.path.lexists(tree / name)]
     assert os.listxattr(tree / "capable") == (["security.capability"] if keep_setuid else [])
 
