@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,10 @@ from tests.machine import Templates, public_folder
 
 from belljar.errors import PolicyError
 from belljar.image.buildah import BuildRequest, build_dockerfile
+from belljar.image.storage import first_id_of, hold_base, work_dir
 from belljar.image.store import Image, Store
+from belljar.image.tools import user_namespace
+from belljar.store.scratch import scratch_dir
 
 pytestmark = [pytest.mark.slow]
 
@@ -76,7 +81,7 @@ ARG BASE=nothing
 FROM ${BASE} AS one
 USER root
 ARG WORD
-RUN id -u > /id; cp /proc/self/uid_map /map; cat /proc/net/dev > /net; echo $WORD > /word
+RUN id -u > /id; stat -c %u /sys/kernel > /owner; cat /proc/net/dev > /net; echo $WORD > /word
 RUN ls -d /root/.ssh /var/lib/belljar /home/*/.ssh > /seen 2>&1; cat /proc/1/comm > /first; grep CapEff /proc/self/status > /cap
 FROM one
 COPY hello /hello
@@ -106,8 +111,7 @@ def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
         "word\n",
         "0\n",
     )
-    inner, outer, _count = read(made, "map").split()
-    assert (inner, outer != "0") == ("0", True)
+    assert read(made, "owner") == "65534\n"  # this host's root is nobody there
     assert [line.split(":")[0].strip() for line in read(made, "net").splitlines()[2:]] == ["lo"]
     assert "systemd" not in read(made, "first")
     assert not int(read(made, "cap").split()[1], 16) & (1 << 21)  # CAP_SYS_ADMIN
@@ -276,8 +280,11 @@ def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
         ["mount", "-t", "tmpfs", "-o", "size=2000m,mode=755", "tmpfs", str(small)], check=True
     )
     try:
-        shutil.copytree(home / "images", small / "images")
+        digest = Store(home).find("default").digest
+        shutil.copytree(home / "images" / digest, small / "images" / digest)
         shutil.copy2(home / "image-names.json", small)
+        first = context(tmp_path / "first", "FROM default\nENV X=1\n")
+        build_dockerfile(small, BuildRequest(context=first, name="first"))
         folder = context(tmp_path / "c", FILLS_DISK)
         free = shutil.disk_usage(small).free
         done = subprocess.run(
@@ -349,3 +356,180 @@ def test_a_step_reaches_nothing_of_the_user_who_builds(user: UsersBelljar) -> No
         assert "the user's word" not in seen
         assert "hosts" in seen
         assert (own / "secret").read_text() == "the user's word"
+
+
+MAKES_FILES = r"""
+import os, shutil, socket, struct
+
+
+def put(path, mode=0o644, uid=0, gid=0):
+    with open(path, "wb") as file:
+        file.write(b"x")
+    os.chown(path, uid, gid)
+    os.chmod(path, mode)
+
+
+put("/suid", 0o6755)
+os.link("/suid", "/again")
+put("/capable", 0o755)
+os.setxattr("/capable", "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
+os.mkfifo("/fifo")
+os.mkdir("/setgid")
+os.chmod("/setgid", 0o2775)
+os.symlink("../nowhere", "/dangling")
+os.chown("/dangling", 12, 34, follow_symlinks=False)
+os.makedirs("/" + "/".join(["long" * 60] * 4))
+put('/odd name\n"q" \\', 0o640, 1000, 4000)
+put(b"/bad\xff")
+put("/old")
+os.utime("/old", (-5, -5))
+put("/future")
+os.utime("/future", (7e9, 7e9))
+shutil.rmtree("/usr/share/doc")
+os.mkdir("/usr/share/doc")
+shutil.rmtree("/home/user")
+socket.socket(socket.AF_UNIX).bind("/socket")
+open("/sparse", "wb").truncate(5 << 20)
+os.mkdir("/shut")
+put("/shut/in", 0)
+os.chmod("/shut", 0)
+os.chmod("/", 0o700)
+os.chown("/", 5, 5)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("keep_setuid", [False, True])
+def test_the_result_is_the_tree_that_the_steps_made(
+    home: Path, tmp_path: Path, keep_setuid: bool
+) -> None:
+    """Owners, modes, links, names, sparse files and capabilities are as the steps left them; times
+    fit squashfs; sockets are left out; set-user-ID bits and capabilities go unless they are kept;
+    the work directory and volumes are made; the root directory is root's and open."""
+    text = "FROM default\nUSER root\nCOPY make.py /\nRUN python3 /make.py\nWORKDIR /place/dir\n"
+    text += 'VOLUME ["/with/a space"]\nUSER user\n'
+    folder = context(tmp_path / "c", text, **{"make.py": MAKES_FILES})
+    made, _ = build_dockerfile(
+        home, BuildRequest(context=folder, name="tree:1", keep_setuid=keep_setuid)
+    )
+    assert (made.user, made.workdir, made.volumes) == ("user", "/place/dir", ("/with/a space",))
+    assert made.setuid_programs == ("kept" if keep_setuid else "removed")
+    tree = tmp_path / "tree"
+    subprocess.run(["unsquashfs", "-q", "-n", "-d", tree, made.rootfs], check=True)
+
+    def facts(name: str | bytes) -> tuple[str, int, int]:
+        found = os.lstat(os.path.join(os.fsencode(tree), os.fsencode(name)))  # noqa: PTH118
+        return stat.filemode(found.st_mode), found.st_uid, found.st_gid
+
+    setuid = "-rwsr-sr-x" if keep_setuid else "-rwxr-xr-x"
+    assert facts(".") == ("drwxr-xr-x", 0, 0)
+    assert facts("suid") == facts("again") == (setuid, 0, 0)
+    assert (tree / "suid").stat().st_ino == (tree / "again").stat().st_ino
+    assert facts("fifo")[0] == "prw-r--r--"
+    assert facts("setgid")[0] == "drwxrwsr-x"
+    assert facts("dangling") == ("lrwxrwxrwx", 12, 34)
+    assert (tree / "dangling").readlink() == Path("../nowhere")
+    assert facts('odd name\n"q" \\') == ("-rw-r-----", 1000, 4000)
+    assert facts(b"bad\xff") == ("-rw-r--r--", 0, 0)
+    assert facts("/".join(["long" * 60] * 4)) == ("drwxr-xr-x", 0, 0)
+    assert [(tree / name).stat().st_mtime for name in ("old", "future")] == [0, 0xFFFF_FFFF]
+    assert (tree / "sparse").stat().st_size == 5 << 20
+    assert facts("shut")[0] == "d---------"
+    assert facts("shut/in")[0] == "----------"
+    assert not list((tree / "usr/share/doc").iterdir())
+    assert facts("place/dir") == facts("with/a space") == ("drwxr-xr-x", 0, 0)
+    assert not [name for name in ("socket", "home/user") if os.path.lexists(tree / name)]
+    assert os.listxattr(tree / "capable") == (["security.capability"] if keep_setuid else [])
+
+
+CHANGES_BASE = r"""
+for file in $(find /bases -type f -size +0 | head -n 20) /bases/*/new; do
+  echo changed > $file; rm -f $file; chmod 777 $file; chown 5 $file
+done
+mkdir /tmp/m /tmp/upper /tmp/inner
+for options in remount,rw remount,bind,rw; do mount -o $options /bases/*; done
+umount /bases/*; umount -l /bases/*; umount -l /bases
+mount --rbind /bases /tmp/m; mount -o remount,bind,rw /tmp/m/*; echo changed > $(echo /tmp/m/*)/new
+mount -t overlay -o lowerdir=/tmp/inner,upperdir=$(echo /bases/*),workdir=/tmp/upper,userxattr o /tmp/inner
+nsenter --mount=/proc/1/ns/mnt mount -o remount,bind,rw /bases/*
+unshare --user --map-root-user --mount sh -c 'mount -o remount,bind,rw /bases/*; echo changed > $(echo /bases/*)/new'
+umount -l /proc; umount -l /proc; umount -l /proc
+for pid in /proc/[0-9]*; do echo changed > $(echo $pid/root/bases/*)/new; done
+id -u; touch /tmp/mine
+"""
+
+
+@pytest.mark.root
+def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_path: Path) -> None:
+    """A step that became root of its build's namespace, and tries to write, remount, unmount, cover
+    or reach a base another way, changes nothing of it."""
+    first_uid = first_id_of(home)
+    with (
+        hold_base(home, Store(home).find(small), first_uid, print) as base,
+        scratch_dir(home) as scratch,
+        work_dir(home, scratch, first_uid) as work,
+        user_namespace(
+            home, work, first_uid=first_uid, shown={base.path: base.shown}, has_network=True
+        ) as inside,
+    ):
+        before = _state(base.path)
+        env = {"PATH": os.environ["PATH"]}
+        done = inside.run(["/bin/sh", "-c", CHANGES_BASE], env=env, timeout_s=60)
+        assert (work / "mine").stat().st_uid == first_uid, done
+        assert _state(base.path) == before
+
+
+def _state(directory: Path) -> bytes:
+    """All of a tree: names, owners, modes, contents."""
+    argv = ["tar", "--format=gnu", "--sort=name", "-C", str(directory), "-c", "."]
+    return hashlib.sha256(subprocess.run(argv, capture_output=True, check=True).stdout).digest()
+
+
+def test_a_changed_file_redoes_only_what_follows(home: Path, small: str, tmp_path: Path) -> None:
+    """The base is loaded once; with another file in the context, the steps before its `COPY` are
+    not run again, those after it are; another Dockerfile's build uses none of them."""
+    text = f"FROM {small}\nUSER root\nRUN cat /proc/sys/kernel/random/uuid > /first\nCOPY file /\n"
+    text += "RUN cat /file > /second\n"
+    folder, lines = context(tmp_path / "c", text, file="1"), list[str]()
+    request = BuildRequest(context=folder, name="changed:1")
+    first, _ = build_dockerfile(home, request)
+    (folder / "file").write_text("2")
+    second, _ = build_dockerfile(home, request, report=lines.append)
+    assert read(second, "first") == read(first, "first")
+    assert (read(first, "second"), read(second, "second")) == ("1", "2")
+    assert not [line for line in lines if "loading" in line]
+    (folder / "Dockerfile").write_text(text + "ENV NEW=1\n")
+    third, _ = build_dockerfile(home, request)
+    assert read(third, "first") != read(first, "first")
+    assert not left(home)
+
+
+def test_what_a_step_mounts_is_not_taken_from_an_old_layer(
+    home: Path, small: str, tmp_path: Path
+) -> None:
+    """A step that mounts the context runs again when a file of it changes: buildah wouldn't see."""
+    text = f"FROM {small}\nUSER root\nRUN --mount=type=bind,target=/m cat /m/file > /seen\n"
+    folder = context(tmp_path / "c", text, file="1")
+    request = BuildRequest(context=folder, name="mounts:1")
+    build_dockerfile(home, request)
+    (folder / "file").write_text("2")
+    assert read(build_dockerfile(home, request)[0], "seen") == "2"
+
+
+@pytest.mark.root
+def test_an_ordinary_user_s_layers_are_used_again(user: UsersBelljar) -> None:
+    """What builds keep belongs to the user's subordinate ids; `prune` removes all of it."""
+    with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
+        Path(folder).chmod(0o755)
+        text = "FROM small\nUSER root\nRUN mkdir -m 0 /shut && chown 1000:1000 /shut\nCOPY file /\n"
+        made = context(Path(folder) / "c", text, file="1")
+        for content in ("1", "2"):
+            (made / "file").write_text(content)
+            done = user("image", "build", "-t", "again:1", str(made))
+            assert done.returncode == 0, done.stderr
+        assert b"Using cache" in done.stderr
+        assert list((user.home / "build-layers").iterdir())
+        done = user("prune", "--all")
+        assert done.returncode == 0, done.stdout
+        kept = [user.home / name for name in ("build-layers", "build-bases")]
+        assert not [path for directory in kept for path in directory.iterdir()]

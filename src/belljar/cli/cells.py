@@ -226,7 +226,7 @@ def release(*, as_json: bool) -> None:
     metavar="DURATION",
     default="14d",
     show_default=True,
-    help="Remove templates and unpacked images that no cell used for this long.",
+    help="Remove templates, unpacked images, bases and layers of builds not used for this long.",
 )
 @click.option(
     "--all",
@@ -237,7 +237,7 @@ def release(*, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option()
 def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove unused templates, unpacked images and guest kernels, and list what was freed.
+    """Remove unused templates, unpacked images, kept parts of builds and guest kernels.
 
     A template is the snapshot of a booted guest from which microVM cells start. Removed are those
     whose image is gone or that were unused for a while, old guest kernels, and incomplete ones.

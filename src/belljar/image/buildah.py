@@ -1,7 +1,7 @@
-"""Building an image from a Dockerfile with buildah: bases from the store, the result imported.
+"""Building an image from a Dockerfile with buildah: bases from the store, the result packed.
 
 Every step runs in a user namespace, by default without network, on temporary storage.
-A recipe already in the store is not built again.
+A recipe already in the store is not built again; its earlier layers are used again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.config import HEALTH_NUMBERS, HealthCheck
 from belljar.image.context import read_ignore, take_context
 from belljar.image.copies import prepare
 from belljar.image.dockerfile import (
@@ -29,25 +27,30 @@ from belljar.image.dockerfile import (
     base_images,
     make_buildable,
 )
-from belljar.image.kernel import debian_arch
-from belljar.image.layers import ImportLimits
-from belljar.image.oci import import_directory
-from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
-from belljar.image.tools import WORK, Inside, give_tree, tool, user_namespace
+from belljar.image.layers import ImportLimits, LayerError
+from belljar.image.result import RESULT, Result, pack_result
+from belljar.image.storage import (
+    MIN_FREE_BYTES,
+    Base,
+    NoSpaceError,
+    Tools,
+    first_id_of,
+    hold_base,
+    keep_layers,
+    remove_built,
+    take_layers,
+    work_dir,
+)
+from belljar.image.store import MADE_HERE, Image, Store, check_name
+from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import read_regular
-from belljar.store.home import HINT_SPACE, make_store_dir, need_space
-from belljar.store.scratch import orphans, remove_tree, scratch_dir
+from belljar.store.home import make_store_dir, need_space
+from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
 HINT_SETUP: Final = "run `belljar setup --with build`, or install the package buildah"
 DOCKERFILES: Final = ("Dockerfile", "Containerfile")
-_MIN_FREE_BYTES: Final = 256 << 20
 _TIMEOUT_S: Final = 3600.0
-_TAIL_LINES: Final = 12
-_RESULT: Final = "localhost/result"
-_MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
-_CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
-_LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
 # What ARG can't declare and RUN has all the same.
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 _NO_NETWORK: Final = re.compile(
@@ -56,7 +59,6 @@ _NO_NETWORK: Final = re.compile(
     "|failed to connect",
     re.IGNORECASE,
 )
-_STORAGE: Final = ("storage", "run", "home", "tmp")
 
 Report = Callable[[str], None]
 
@@ -108,6 +110,16 @@ class Recipe:
         }
         return {"recipe": f"sha256:{digest}", **kept, "args": sorted(decisive["args"])}
 
+    def layers_key(self, request: BuildRequest, bases: Mapping[str, Base]) -> str:
+        """The name of the layers that only this Dockerfile's builds at this place share.
+
+        All but the context's content decides: a step can't poison another Dockerfile's layers.
+        """
+        place = [str(request.context.absolute()), request.has_network, os.geteuid()]
+        loaded = {name: base.version for name, base in bases.items()}
+        decisive = {**self.inputs, "context": "", "place": place, "loaded": loaded}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
 
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
@@ -127,27 +139,59 @@ def build_dockerfile(
                 image if request.name in image.names else store.name(image, request.name)
             ), False
     check_buildah()
-    size = sum(base.size_bytes for base in recipe.bases.values())
-    need_space(home, _MIN_FREE_BYTES + 8 * size, "building an image")
-    with user_namespace() as inside:
-        # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
-        make_store_dir(home / "tmp")
-        for path in orphans(home / "tmp"):
-            _remove(path, inside)
-        with scratch_dir(home) as scratch, _work_dir(scratch, inside) as work:
-            _Build(inside, work, request, recipe, report).run()
-            return import_directory(
-                home,
-                work / "out",
-                scratch,
-                names=[request.name],
-                source=printable(f"build {request.context}", max_chars=300),
-                built=provenance,
-                limits=ImportLimits(),
-                keep_setuid=request.keep_setuid,
-                start_interval_ns=recipe.made.start_interval_ns,
+    first_uid = first_id_of(home)
+    # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
+    make_store_dir(home / "tmp")
+    for path in orphans(home / "tmp"):
+        remove_built(home, path, first_uid)
+    with ExitStack() as held:
+        bases = {
+            name: held.enter_context(hold_base(home, image, first_uid, report))
+            for name, image in recipe.bases.items()
+        }
+        size = sum(base.size_bytes for base in recipe.bases.values())
+        need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
+        scratch = held.enter_context(scratch_dir(home))
+        work = held.enter_context(work_dir(home, scratch, first_uid))
+        key = recipe.layers_key(request, bases)
+        take_layers(home, key, work / "storage")
+        source = printable(f"build {request.context}", max_chars=300)
+        shown = {base.path: base.shown for base in bases.values()}
+        shown |= {path: path for path in request.volumes}
+        with user_namespace(
+            home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
+        ) as inside:
+            tools = Tools(
+                inside=inside,
                 report=report,
-            ), True
+                timeout_s=request.timeout_s,
+                driver=next((base.driver for base in bases.values()), ""),
+                bases=tuple(dict.fromkeys(bases.values())),
+            )
+            build = _Build(tools, request, recipe, bases)
+            try:
+                result = build.run()
+            except LayerError as error:
+                raise error.refusal(source) from error
+        config, start_ns = result.config, recipe.made.start_interval_ns
+        if config.healthcheck and start_ns:  # buildah 1.28 doesn't write it
+            check = replace(config.healthcheck, start_interval_ns=start_ns)
+            config = replace(config, healthcheck=check)
+        image = store.add(
+            result.rootfs,
+            config,
+            name=request.name,
+            source=source,
+            created=printable(str(result.document.get("created") or ""), max_chars=40),
+            origins=(result.image_id,),
+            built=provenance,
+            setuid_programs=("kept" if request.keep_setuid else "removed")
+            if result.has_setuid
+            else "",
+        )
+        if build.has_layers:
+            keep_layers(home, key, work / "storage", result.layers_mib)
+        return image, True
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
@@ -215,59 +259,17 @@ def _dockerfile_in(context: Path) -> Path:
     )
 
 
-@contextmanager
-def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
-    """A directory of the namespace's root."""
-    scratch.chmod(0o711)
-    work = scratch / "build"
-    work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
-    for name in _STORAGE:
-        (work / name).mkdir(mode=0o700)
-    give_tree(work, inside.first_uid)
-    try:
-        yield work
-    finally:
-        _remove(work, inside)
-
-
-def _remove(directory: Path, inside: Inside) -> None:
-    # An ordinary user needs the namespace, where the files have owners.
-    if os.geteuid() != 0 and directory.exists():
-        try:
-            inside.run(
-                [tool("rm"), "-rf", "--", str(WORK / directory.name)],
-                env={},
-                cwd=directory.parent,
-                timeout_s=300,
-            )
-        except HostError:
-            return
-    else:
-        remove_tree(directory)
-
-
-class _NoSpaceError(HostError): ...
-
-
 class _Build:
     def __init__(
-        self, inside: Inside, work: Path, request: BuildRequest, recipe: Recipe, report: Report
+        self, tools: Tools, request: BuildRequest, recipe: Recipe, bases: Mapping[str, Base]
     ) -> None:
-        self._inside, self._work, self._request, self._recipe = inside, work, request, recipe
-        self._report = report
-        self._tail: list[str] = []
-        self._env = {
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "LC_ALL": "C.UTF-8",
-            "HOME": str(WORK / "home"),
-            "XDG_RUNTIME_DIR": str(WORK / "home"),
-            "TMPDIR": str(WORK / "tmp"),
-        }
-        self._driver = "overlay"
+        self._tools, self._work = tools, tools.inside.work
+        self._request, self._recipe, self._bases = request, recipe, bases
+        self.has_layers = False
 
-    def run(self) -> None:
-        """Leave the image's parts in `out`. Raises as `build_dockerfile`."""
-        work, request = self._work, self._request
+    def run(self) -> Result:
+        """The packed result. Raises as `build_dockerfile`, and `LayerError`."""
+        work, request, tools = self._work, self._request, self._tools
         (work / "context").mkdir(mode=0o755)
         dockerfile = request.dockerfile or _dockerfile_in(request.context)
         digest = take_context(
@@ -278,30 +280,13 @@ class _Build:
                 "the context was changed while it was read", where=printable(str(request.context))
             )
         self._prepare(self._recipe.made, dockerfile)
-        for name in ("registries.conf", "ignore"):
-            (work / name).write_text("")
-        policy = {"default": [{"type": "insecureAcceptAnything"}]}
-        (work / "home/.config/containers").mkdir(parents=True)
-        (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
-        for name in ("context", "heredocs", "registries.conf", "ignore", "home"):
-            give_tree(work / name, self._inside.first_uid)
-        try:
-            self._buildah("images", "--quiet")
-        except HostError:
-            self._driver = "vfs"
-            remove_tree(work / "storage")
-            (work / "storage").mkdir(mode=0o700)
-            give_tree(work / "storage", self._inside.first_uid)
-        ids = {name: self._load(image) for name, image in self._recipe.bases.items()}
-        self._bud(ids)
-        self._tail.clear()
-        self._report("reading the result")
-        self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{WORK / 'out'}")
-        if any(path.is_symlink() or not path.is_file() for path in (work / "out").iterdir()):
-            raise PolicyError(
-                "what the build made can't be read as an image", where=str(work / "out")
-            )
-        give_tree(work / "out", 0)  # ours from now on, so that nothing changes it while it is read
+        for name in ("context", "heredocs"):
+            give_tree(work / name, tools.inside.first_uid)
+        tools.prepare()
+        self._bud({name: base.image_id for name, base in self._bases.items()})
+        tools.tail.clear()
+        tools.report("packing the result")
+        return pack_result(tools, keep_setuid=request.keep_setuid, limits=ImportLimits())
 
     def _prepare(self, made: Buildable, dockerfile: Path) -> None:
         """Write what COPY takes of here-documents, and of the context where buildah can't."""
@@ -311,6 +296,7 @@ class _Build:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text, encoding="utf-8")
             path.chmod(file.mode)
+            os.utime(path, (0, 0))  # the same again, or the layers after it would not be
         try:
             for copy in made.copies:
                 prepare(copy, self._work / "context", self._work / "heredocs")
@@ -318,45 +304,18 @@ class _Build:
             what = f"the Dockerfile can't be built: {printable(str(error))}"
             raise PolicyError(what, where=printable(str(dockerfile))) from error
 
-    def _load(self, image: Image) -> str:
-        """Load a stored image into buildah; returns its id."""
-        self._report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
-        base, there = self._work / f"base-{image.digest}", WORK / f"base-{image.digest}"
-        base.mkdir(mode=0o700)
-        give_tree(base, self._inside.first_uid)
-        os.link(image.rootfs, base / "rootfs")
-        self._plain("unsquashfs", "-q", "-n", "-d", str(there / "root"), str(there / "rootfs"))
-        tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(there / "layer"), ".")
-        self._plain("tar", "-C", str(there / "root"), *tar)
-        self._plain("rm", "-rf", str(there / "root"), str(there / "rootfs"))
-        layer = base / "layer"
-        layer_id = file_sha256(layer)
-        config = json.dumps(base_config(image, layer_id)).encode()
-        config_id = hashlib.sha256(config).hexdigest()
-        layer.rename(base / layer_id)
-        (base / config_id).write_bytes(config)
-        (base / "version").write_text("Directory Transport Version: 1.1\n")
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": _MANIFEST_TYPE,
-            "config": _part(_CONFIG_TYPE, base / config_id),
-            "layers": [_part(_LAYER_TYPE, base / layer_id)],
-        }
-        (base / "manifest.json").write_text(json.dumps(manifest))
-        give_tree(base, self._inside.first_uid)
-        self._buildah("pull", "--quiet", f"dir:{there}")
-        self._plain("rm", "-rf", str(there))
-        return config_id
-
     def _bud(self, ids: Mapping[str, str]) -> None:
         request, recipe, work = self._request, self._recipe, self._work
         configs = {name: image.config for name, image in recipe.bases.items()}
         made = make_buildable(recipe.found, ids, configs)
         (work / "Dockerfile").write_text(made.text, encoding="utf-8")
-        give_tree(work / "Dockerfile", self._inside.first_uid)
+        give_tree(work / "Dockerfile", self._tools.inside.first_uid)
+        # buildah 1.28 doesn't look at what a step mounts when it looks for the step's layer
+        self.has_layers = "--mount" not in made.text and not request.volumes
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
-            *("--layers=false", "--rm", "--http-proxy=false", "--identity-label=false"),
+            *("--rm", "--http-proxy=false", "--identity-label=false"),
+            f"--layers={self.has_layers}".lower(),
             "--ulimit=nproc=8192:8192",
             *(
                 f"--build-context={name}=container-image://{image_id}"
@@ -369,15 +328,17 @@ class _Build:
                 if name.lower() in _PROXIES
             ),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),
-            *(f"--ignorefile={WORK}/ignore", f"--tag={_RESULT}", f"--file={WORK}/Dockerfile"),
+            *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
         ]
-        self._tail.clear()
+        tools = self._tools
+        tools.tail.clear()
+        argv = tools.buildah("build", *options, str(WORK / "context"))
         try:
-            self._buildah("build", *options, str(WORK / "context"), has_network=request.has_network)
-        except _NoSpaceError:
+            tools.run(*argv, has_network=request.has_network)
+        except NoSpaceError:
             raise
         except HostError as error:
-            tail = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
+            tail = "\n".join(tools.tail) or error.what
             failure = StepError(f"the build failed:\n{tail}", where=str(request.context))
             user = next(iter(made.step_users - {"root", "0"}), "")
             if not request.has_network and _NO_NETWORK.search(tail):
@@ -386,74 +347,3 @@ class _Build:
             elif user and "permission denied" in tail.lower():
                 failure.hint = f"the image's user is `{printable(user)}`: add `USER root` before it"
             raise failure from error
-
-    def _buildah(self, *words: str, has_network: bool = False) -> None:
-        storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver {self._driver}"
-        names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
-        aliases = f"--short-name-alias-conf {WORK}/home/aliases"
-        argv = [tool("buildah"), *f"{storage} {names} {aliases}".split(), *words]
-        self._inside.run(
-            argv,
-            env=self._env,
-            cwd=self._work,
-            timeout_s=self._request.timeout_s,
-            has_network=has_network,
-            readable=self._request.volumes,
-            on_line=self._say,
-            watch=self._check_space,
-        )
-
-    def _plain(self, name: str, *words: str) -> None:
-        self._inside.run(
-            [tool(name), *words],
-            env=self._env,
-            cwd=self._work,
-            timeout_s=600,
-            watch=self._check_space,
-        )
-
-    def _say(self, line: str) -> None:
-        shown = printable(line, max_chars=400)
-        self._tail = [*self._tail[-_TAIL_LINES:], shown]
-        self._report(shown)
-
-    def _check_space(self) -> None:
-        free = shutil.disk_usage(self._work).free
-        if free < _MIN_FREE_BYTES // 4:
-            raise _NoSpaceError(
-                f"no space is left to build the image ({format_size(free)} free); the build was "
-                f"stopped",
-                where=str(self._work.parents[2]),
-                hint=HINT_SPACE,
-            )
-
-
-def _part(kind: str, file: Path) -> dict[str, Any]:
-    return {"mediaType": kind, "digest": f"sha256:{file.name}", "size": file.stat().st_size}
-
-
-def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """A stored image's Docker configuration. Pure."""
-    check = image.healthcheck or HealthCheck(test=())
-    created = image.created or "1970-01-01T00:00:00Z"
-    numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}
-    health = {"Test": list(check.test), **numbers}
-    config: dict[str, Any] = {
-        "Env": [f"{name}={value}" for name, value in image.env.items()],
-        "User": "" if image.user == "root" else image.user,
-        "WorkingDir": image.workdir,
-        "Entrypoint": list(image.entrypoint) or None,
-        "Cmd": list(image.cmd) or None,
-        "Healthcheck": {name: value for name, value in health.items() if value},
-        "Shell": list(image.shell),
-        "StopSignal": image.stop_signal,
-        "Volumes": {path: {} for path in image.volumes},
-    }
-    return {
-        "architecture": debian_arch(),
-        "os": "linux",
-        "created": created,
-        "config": {name: value for name, value in config.items() if value},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
-        "history": [{"created": created, "created_by": f"belljar {image.digest}"}],
-    }

@@ -55,7 +55,11 @@ def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     own = (f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock")
     candidates = ("/var/run/docker.sock", *own, "/run/podman/podman.sock")
-    return tuple(f"unix://{path}" for path in candidates if _is_socket(Path(path)))
+    found = list[str]()
+    for path in candidates:
+        with suppress(OSError):  # a directory may be closed to this user
+            found += [f"unix://{path}"] if stat.S_ISSOCK(Path(path).stat().st_mode) else []
+    return tuple(found)
 
 
 def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> DaemonImage:
@@ -203,10 +207,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return str(error) if isinstance(error, _DeadlineError) else "it did not answer in time"
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
-
-
-def _is_socket(path: Path) -> bool:
-    try:  # unlike `Path.is_socket`, False for a directory that is closed to this user
-        return stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:
-        return False

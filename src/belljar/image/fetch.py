@@ -98,24 +98,25 @@ def fetched(
             watch = _watch(
                 work, limits, report, stall_s=limits.stall_s if transport == "docker" else math.inf
             )
-            run_tool(
-                argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=watch
-            )
+            env = plain_env(TMPDIR=str(work))
+            if drop:
+                path = "/usr/sbin:/usr/bin:/sbin:/bin"
+                env = {"PATH": path, "HOME": "/nonexistent"} | {
+                    name: env[name] for name in ("LC_ALL", "TMPDIR")
+                }
+            run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
         except LayerError as error:
             raise error.refusal(ref) from error
         except HostError as error:
             raise _refused(error, ref, transport, limits) from error
         remove_tree(work / "source")
-        _refuse_links(work, ref)
+        for directory, below, files in os.walk(work):
+            if any(Path(directory, name).is_symlink() for name in (*below, *files)):
+                what = "it can't be read as an image: it holds links"
+                raise PolicyError(what, where=printable(ref))
         if drop:
             give_tree(work, 0)  # ours from now on, so that nothing changes it while it is read
         yield Fetched(directory=work / "image", origin=origin)
-
-
-def _refuse_links(work: Path, ref: str) -> None:
-    for directory, below, files in os.walk(work):
-        if any(Path(directory, name).is_symlink() for name in (*below, *files)):
-            raise PolicyError("it can't be read as an image: it holds links", where=printable(ref))
 
 
 @contextmanager
@@ -153,13 +154,6 @@ def _skopeo(origin: Origin, work: Path, limits: ImportLimits) -> list[str]:
 def _unprivileged() -> list[str]:
     ids = (f"--reuid={_NOBODY}", f"--regid={_NOBODY}")
     return [tool("setpriv"), *ids, "--clear-groups", "--no-new-privs", "--"]
-
-
-def _env(work: Path, *, drop: bool) -> dict[str, str]:
-    if not drop:
-        return plain_env(TMPDIR=str(work))
-    path = "/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"PATH": path, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
 
 
 def _from_file(

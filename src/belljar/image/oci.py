@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ from belljar.image.fetch import fetched, transport_of
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import Layer, open_layer
-from belljar.image.layers.headers import EntryKind, read_entries
+from belljar.image.layers.headers import EntryKind, EntryPath, read_entries
 from belljar.image.layers.tree import Member, Tree, pack
 from belljar.image.origin import MANIFEST_TYPES, parse_document, read_bounded
 from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256, is_like_digest
@@ -73,69 +73,46 @@ def import_image(
             for each in found.origin.names
             if each not in MADE_HERE and not is_like_digest(each)
         )
-        return import_directory(
-            home,
-            found.directory,
-            scratch,
-            names=(name,) if name else tuple(own) or (default_name(ref),),
-            source=printable(ref, max_chars=300),
-            limits=bounds,
-            keep_setuid=keep_setuid,
-            report=report,
-            manifest_digest=found.origin.manifest,
-            origins=found.origin.digests,
+        names = (name,) if name else tuple(own) or (default_name(ref),)
+        directory, rootfs = found.directory, scratch / "rootfs.sqfs"
+        tree, source = Tree(bounds, keep_setuid=keep_setuid), printable(ref, max_chars=300)
+        try:
+            manifest, digest = _manifest(directory / "manifest.json", found.origin.manifest, bounds)
+            described = _part(manifest, "config", dict)
+            config = _configuration(directory, described, bounds)
+            image_config = config_of(config)
+            with ExitStack() as opened:
+                layers = _merge(
+                    tree, opened, directory, scratch, manifest, config, bounds, report=report
+                )
+                report("packing")
+                for path, mode, kind in mount_points(image_config):
+                    tree.ensure(path, mode, kind=kind)
+                members = (
+                    Member(
+                        info=info,
+                        chunks=layers[node.layer_of_content - 1].chunks(
+                            node.offset, node.size_bytes
+                        )
+                        if node.layer_of_content
+                        else (),
+                    )
+                    for info, node in tree.emit()
+                )
+                pack(members, rootfs, made_s=tree.newest_s)
+        except LayerError as error:
+            raise error.refusal(source) from error
+        origins = (*found.origin.digests, digest, str(described["digest"]))
+        return Store(home).add(
+            rootfs,
+            image_config,
+            name=names[0],
+            more_names=names[1:],
+            source=source,
+            created=printable(str(config.get("created") or ""), max_chars=40),
+            origins=tuple(dict.fromkeys(origins)),
+            setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
         )
-
-
-def import_directory(
-    home: Path,
-    directory: Path,
-    scratch: Path,
-    *,
-    names: Sequence[str],
-    source: str,
-    limits: ImportLimits,
-    keep_setuid: bool,
-    report: Report,
-    built: Mapping[str, Any] | None = None,
-    manifest_digest: str = "",
-    origins: Sequence[str] = (),
-    start_interval_ns: int = 0,
-) -> Image:
-    """Put the image in `directory` (as skopeo's `dir:`, files of ours alone) into the store.
-
-    `manifest_digest`: what its manifest must have. `start_interval_ns`: of the health check, which
-    buildah doesn't write. Raises as `import_image`.
-    """
-    rootfs, tree = scratch / "rootfs.sqfs", Tree(limits, keep_setuid=keep_setuid)
-    try:
-        manifest, digest = _manifest(directory / "manifest.json", manifest_digest, limits)
-        described = _part(manifest, "config", dict)
-        config = _configuration(directory, described, limits)
-        image_config = config_of(config)
-        if image_config.healthcheck and start_interval_ns:
-            check = replace(image_config.healthcheck, start_interval_ns=start_interval_ns)
-            image_config = replace(image_config, healthcheck=check)
-        with ExitStack() as opened:
-            layers = _merge(
-                tree, opened, directory, scratch, manifest, config, limits, report=report
-            )
-            report("packing")
-            _complete(tree, image_config)
-            pack(_members(tree, layers), rootfs, made_s=tree.newest_s)
-    except LayerError as error:
-        raise error.refusal(source) from error
-    return Store(home).add(
-        rootfs,
-        image_config,
-        name=names[0],
-        more_names=names[1:],
-        source=source,
-        created=printable(str(config.get("created") or ""), max_chars=40),
-        origins=tuple(dict.fromkeys((*origins, digest, str(described["digest"])))),
-        built=built,
-        setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
-    )
 
 
 def _manifest(path: Path, wanted: str, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
@@ -156,13 +133,18 @@ def _configuration(
     config = parse_document(read_bounded(path, limits))
     if file_sha256(path) != digest:
         raise LayerError("a document's bytes are not those of its digest")
+    check_platform(config)
+    return config
+
+
+def check_platform(config: Mapping[str, Any]) -> None:
+    """Raise `LayerError` for an image that is not for this machine's guests."""
     arch = debian_arch()
     stated = (str(config.get("os") or "linux"), str(config.get("architecture") or arch))
     if stated != ("linux", arch):
         raise LayerError(
             f"it is made for {printable('/'.join(stated))}; guests here are linux/{arch}"
         )
-    return config
 
 
 def _merge(
@@ -206,25 +188,17 @@ def _merge(
     return layers
 
 
-def _members(tree: Tree, layers: Sequence[Layer]) -> Iterator[Member]:
-    for info, node in tree.emit():
-        content: Iterable[bytes] = ()
-        if node.layer_of_content:
-            content = layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
-        yield Member(info=info, chunks=content)
-
-
-def _complete(tree: Tree, config: ImageConfig) -> None:
-    """Add mount points, the work directory and volumes."""
+def mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKind]]:
+    """Yield what each image must have, with its mode: the work directory, volumes, mount points."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
         for depth in range(1, len(parts) + 1) if parts != (b"",) else ():
-            tree.ensure(parts[:depth], 0o755)
+            yield parts[:depth], 0o755, EntryKind.DIRECTORY
     for directory in (b"dev", b"proc", b"sys", b"run", b"etc"):
-        tree.ensure((directory,), 0o755)
-    tree.ensure((b"tmp",), 0o1777)
+        yield (directory,), 0o755, EntryKind.DIRECTORY
+    yield (b"tmp",), 0o1777, EntryKind.DIRECTORY
     for file in (b"machine-id", b"resolv.conf", b"hostname", b"hosts"):
-        tree.ensure((b"etc", file), 0o644, kind=EntryKind.FILE)
+        yield (b"etc", file), 0o644, EntryKind.FILE
 
 
 def default_name(ref: str) -> str:

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, TypeVar
@@ -30,7 +30,7 @@ _POLL_S: Final = 0.2
 # Of tools that are not called like their package.
 _PACKAGES: Final = {
     **dict.fromkeys(("prlimit", "setpriv", "unshare", "nsenter", "choom"), "util-linux"),
-    **dict.fromkeys(("sqfstar", "unsquashfs"), "squashfs-tools"),
+    **dict.fromkeys(("mksquashfs", "sqfstar", "unsquashfs"), "squashfs-tools"),
     **dict.fromkeys(("newuidmap", "newgidmap"), "uidmap"),
     **dict.fromkeys(("apt-get", "apt-cache"), "apt"),
     "dpkg-deb": "dpkg",
@@ -247,34 +247,31 @@ _ROOTS_FIRST_ID: Final = 0xB000_0000
 _ROOTS_SLOTS: Final = 1 << 12
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
+_END_TIMEOUT_S: Final = 10.0
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
 """The working directory, whose host path may be closed."""
+SHOWN: Final = Path("/bases")
+"""Directories below are seen read-only, or the namespace is not made."""
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
-# Process 1 of the namespace. It first leaves this host's files behind: a root of its own holds the
-# system's programs, a few devices, the directories named before `--`, and the working directory.
-# It ends, and everything in the namespace with it, when standard input is closed.
+# It makes the mounts, as root of the outer namespace. First it leaves this host's files behind: a
+# root of its own holds the system's programs, a few devices, the directories that are its arguments
+# (each with its target), and the working directory, the only one that is not read-only. Paths are
+# relative to the store: those above it may be closed to this root, or hidden by the mount on /tmp.
+# Then it makes the inner namespace, in which the tools run: these mounts are locked there (see
+# mount_namespaces(7)), so its root can neither remount nor unmount them.
 _INIT: Final = f"""
 set -e
 mount -t tmpfs -o mode=755,size=16m,nosuid root /tmp
+mkdir -p /tmp/dev/pts /tmp/dev/shm /tmp/etc/ssl
+mkdir /tmp/proc /tmp/run /tmp/sys /tmp/tmp /tmp/var /tmp/old
 for name in {" ".join(_SYSTEM)}; do
   if [ -L /$name ]; then cp -P /$name /tmp/$name
   elif [ -d /$name ]; then mkdir /tmp/$name; mount --rbind /$name /tmp/$name
   fi
 done
-mkdir /tmp/sys
 mount --rbind /sys /tmp/sys
-findmnt -n -r -o TARGET -R /tmp | tail -n +2 | while read -r path; do
-  options=$(findmnt -n -o VFS-OPTIONS -M "$path") &&
-    mount -o "remount,bind,$options,ro" "$path" || [ ! -x "$path" ]
-done
-mkdir -p /tmp/dev/pts /tmp/dev/shm /tmp/etc/ssl /tmp/proc /tmp/run /tmp/tmp /tmp/var /tmp/old
-ln -s /tmp/tmp /tmp/var/tmp
-ln -s /proc/self/fd /tmp/dev/fd
-for name in {" ".join(_DEVICES)}; do
-  [ ! -c /dev/$name ] || {{ : > /tmp/dev/$name; mount --bind /dev/$name /tmp/dev/$name; }}
-done
-mount --rbind /proc /tmp/proc
 echo root:x:0:0::/:/bin/sh > /tmp/etc/passwd
 echo root:x:0: > /tmp/etc/group
 echo 127.0.0.1 localhost > /tmp/etc/hosts
@@ -285,53 +282,90 @@ if [ "$1" = network ]; then
   done
   [ ! -d /etc/ssl ] || mount --rbind /etc/ssl /tmp/etc/ssl
 fi
-shift
-while [ "$1" != -- ]; do mkdir -p "/tmp$1"; mount --rbind "$1" "/tmp$1"; shift; done
-shift
-mount --no-canonicalize --bind . /tmp/tmp
+work=$2
+shift 2
+while [ $# -gt 0 ]; do
+  mkdir -p "/tmp$2"
+  mount --no-canonicalize --rbind "$1" "/tmp$2"
+  shift 2
+done
+findmnt -n -r -o VFS-OPTIONS,TARGET -R /tmp | tail -n +2 | while read -r options path; do
+  path=$(printf %b "$path")
+  mount -o "remount,bind,$options,ro" "$path" || [ ! -x "$path" ]
+done
+for path in /tmp{SHOWN}/*; do [ ! -d "$path" ] || [ ! -w "$path" ]; done
+ln -s /tmp/tmp /tmp/var/tmp
+ln -s /proc/self/fd /tmp/dev/fd
+for name in {" ".join(_DEVICES)}; do
+  [ ! -c /dev/$name ] || {{ : > /tmp/dev/$name; mount --bind /dev/$name /tmp/dev/$name; }}
+done
+mount --rbind /proc /tmp/proc
+mount --no-canonicalize --bind "$work" /tmp/tmp
 cd /tmp
 pivot_root . old
 umount -l /old
 rmdir /old
+cd /
+unshare --user -- sleep 60 & child=$!
+while [ "$(readlink /proc/$child/ns/user)" = "$(readlink /proc/self/ns/user)" ]; do :; done
+for map in uid_map gid_map; do
+  same=$(while read -r first _ count; do echo "$first $first $count"; done < /proc/self/$map)
+  echo "$same" > /proc/$child/$map
+done
+: > /run/inner
+mount --bind /proc/$child/ns/user /run/inner
+kill $child
+echo
+read -r _ || :
+"""
+# Process 1 of a tool's namespaces, which end when it ends. It ends when standard input is closed.
+_RUN: Final = """
+mount --bind /proc /proc
 cd /tmp
-set +e
 exec 3<&0 </dev/null
 "$@" 3<&- & tool=$!
-{{ cat <&3 >/dev/null; kill -KILL $tool; }} &
+{ cat <&3 >/dev/null; kill -KILL $tool; } &
 wait $tool
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A user namespace; `first_uid`: its root on the host."""
+    """A user namespace over one working directory; `first_uid`: its root on the host.
 
-    holder_pid: int
+    `user_fd` and `mounts_fd`: the outer namespace, whose mounts the inner one can't change.
+    """
+
     first_uid: int
+    work: Path
+    user_fd: int
+    mounts_fd: int
 
     def run(
         self,
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        cwd: Path,
         timeout_s: float,
         has_network: bool = False,
-        readable: Sequence[Path] = (),
         max_file_bytes: int = 64 << 30,
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the namespace's root; returns the end of its output.
+        """Run a tool as the inner namespace's root in `WORK`; returns the end of its output.
 
-        `cwd` is `WORK` there. Of this host it sees `/usr` and the directories `readable` only: no
-        /etc, home, socket or store. `watch` is called often; it may raise. Raises `HostError`.
+        No process of it is left. `watch` is called often; it may raise. Raises `HostError`.
         """
-        kept = ["network" if has_network else "apart", *map(str, readable), "--"]
+        limits = [f"--fsize={max_file_bytes}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
+        fds = f"/proc/{os.getpid()}/fd"
+        outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
+        apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
         wrapped = [
-            *self._entering(has_network=has_network, max_file_bytes=max_file_bytes),
-            *kept,
-            *argv,
+            *(tool("choom"), "-n", "1000", "--", tool("prlimit"), *limits, "--"),
+            *(tool("nsenter"), *outer, *_AS_ROOT),
+            *(tool("nsenter"), "--user=/run/inner", *_AS_ROOT),
+            *(tool("unshare"), *apart, *([] if has_network else ["--net"])),
+            *("--", "/bin/sh", "-c", _RUN, "init", *argv),
         ]
         with (
             started(
@@ -340,57 +374,113 @@ class Inside:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=env,
-                cwd=cwd,
             ) as process,
             drained(process, on_line=on_line) as output,
         ):
-            _polled(process.wait, argv, timeout_s, watch)
+            try:
+                _polled(process.wait, argv, timeout_s, watch)
+            except BaseException:
+                # Process 1 ends, and is gone only after all others: then their files are too.
+                if process.stdin is not None:
+                    process.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_TIMEOUT_S)
+                raise
         if process.returncode != 0:
             raise failed(argv, process.returncode, bytes(output))
         return bytes(output)
 
-    def _entering(self, *, has_network: bool, max_file_bytes: int) -> list[str]:
-        limits = [f"--fsize={max_file_bytes}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
-        enter = [f"--user=/proc/{self.holder_pid}/ns/user", "--setuid=0", "--setgid=0"]
-        apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
-        return [
-            *(tool("choom"), "-n", "1000", "--", tool("prlimit"), *limits, "--"),
-            *(tool("nsenter"), *enter, "--", tool("unshare"), *apart),
-            *([] if has_network else ["--net"]),
-            *("--", "/bin/sh", "-c", _INIT, "init"),
-        ]
+
+_AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
 
 
 @contextmanager
-def user_namespace() -> Iterator[Inside]:
-    """Raises `HostError` where this user can have none."""
-    first = _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
-    argv = [tool("unshare"), "--user", "--", tool("cat")]
-    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        if holder.stdin is None or holder.stdout is None:
+def user_namespace(
+    home: Path,
+    work: Path,
+    *,
+    first_uid: int,
+    shown: Mapping[Path, Path] | None = None,
+    has_network: bool = False,
+) -> Iterator[Inside]:
+    """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` of this host.
+
+    `work` is below the store `home`.
+    `shown`: directories and where they are seen. `first_uid`: as `draw_first_id` gives it.
+    `has_network`: the names of hosts and authorities are seen too. No /etc, home or socket is.
+    Raises `HostError` where this user can have none.
+    """
+    with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
+        _map_ids(outer, first_uid)
+        shows = [
+            str(path)
+            for source, target in (shown or {}).items()
+            for path in (
+                source.relative_to(home) if source.is_relative_to(home) else source,
+                target,
+            )
+        ]
+        argv = [
+            *(tool("nsenter"), f"--user=/proc/{outer}/ns/user", *_AS_ROOT),
+            *(tool("unshare"), "--mount", "--pid", "--fork", "--mount-proc", "--"),
+            *("/bin/sh", "-c", _INIT, "init", "network" if has_network else "apart"),
+            *(str(work.relative_to(home)), *shows),
+        ]
+        with ExitStack() as opened:
+            with _holder(argv, cwd=home) as init:
+                fds = [
+                    os.open(f"/proc/{init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                    for name in ("user", "mnt")
+                ]
+                for fd in fds:
+                    opened.callback(os.close, fd)
+            yield Inside(first_uid=first_uid, work=work, user_fd=fds[0], mounts_fd=fds[1])
+
+
+@contextmanager
+def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
+    """The id of a process that wrote a line, and ends after the block."""
+    env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd, env=env) as holder:
+        if holder.stdin is None or holder.stdout is None or holder.stderr is None:
             raise ValueError("the holder was started without pipes")
-        holder.stdin.write(b"\n")
-        holder.stdin.flush()
         if holder.stdout.readline() != b"\n":
-            status = holder.wait()
-            raise failed(argv, status, holder.stderr.read(1000) if holder.stderr else b"")
-        if os.geteuid() == 0:
-            for name in ("uid_map", "gid_map"):
-                Path(f"/proc/{holder.pid}/{name}").write_text(f"0 {first} {IDS}\n")
-        else:
-            first = os.geteuid()  # root is this user, the others are its subordinate ids
-            for helper, own, file in (
-                ("newuidmap", first, "subuid"),
-                ("newgidmap", os.getegid(), "subgid"),
-            ):
-                others = first_subordinate_id(Path("/etc", file))
-                if others is None:
-                    raise HostError(
-                        f"this user has no {IDS:,} subordinate ids",
-                        where=f"/etc/{file}",
-                        hint=grant_hint(user_name()),
-                    )
-                lines = (0, own, 1, 1, others, IDS - 1)
-                run_tool([tool(helper), str(holder.pid), *map(str, lines)], timeout_s=20)
-        yield Inside(holder_pid=holder.pid, first_uid=first)
+            raise failed(argv[:1], holder.wait(), holder.stderr.read(1000))
+        yield holder.pid
         holder.stdin.close()
+
+
+def draw_first_id() -> int:
+    """The host's id of a new namespace's root: as root of one of many ranges, else this user's."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    return _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
+
+
+def is_first_id(uid: int) -> bool:
+    """Return whether `draw_first_id` could have given it."""
+    if os.geteuid() != 0:
+        return uid == os.geteuid()
+    slot, rest = divmod(uid - _ROOTS_FIRST_ID, IDS)
+    return rest == 0 and 0 <= slot < _ROOTS_SLOTS
+
+
+def _map_ids(pid: int, first_uid: int) -> None:
+    if os.geteuid() == 0:
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {first_uid} {IDS}\n")
+        return
+    # Root is this user, the others are its subordinate ids.
+    for helper, own, file in (
+        ("newuidmap", os.geteuid(), "subuid"),
+        ("newgidmap", os.getegid(), "subgid"),
+    ):
+        others = first_subordinate_id(Path("/etc", file))
+        if others is None:
+            raise HostError(
+                f"this user has no {IDS:,} subordinate ids",
+                where=f"/etc/{file}",
+                hint=grant_hint(user_name()),
+            )
+        lines = (0, own, 1, 1, others, IDS - 1)
+        run_tool([tool(helper), str(pid), *map(str, lines)], timeout_s=20)

@@ -18,6 +18,7 @@ import anyio.to_thread
 
 from belljar.errors import BelljarError
 from belljar.image.kernel import current_digest, remove_kernel
+from belljar.image.storage import BASES, LAYERS, remove_kept
 from belljar.image.store import Store
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
@@ -27,13 +28,14 @@ from belljar.store.locks import in_use, locked, retire_unclaimed
 from belljar.store.scratch import MAKING, is_owned, orphans, remove_tree
 from belljar.units import format_duration
 
-PartKind: TypeAlias = Literal["image", "template", "tree", "root", "kernel", "half-made"]
+PartKind: TypeAlias = Literal["image", "template", "tree", "build", "root", "kernel", "half-made"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ROOTS: Final = ("vmm", "runtimes", "unpackers", "wires")
 _BLOCK_BYTES: Final = 512
 _UNCLAIMED: Final = frozenset({"root", "kernel", "image"})
 """Used without a claim: stays while any cell lives."""
+_CLAIMED: Final = frozenset({"template", "tree", "build"})
 _MAY_HAVE: Final = "cells live, and may have it"
 
 
@@ -78,7 +80,13 @@ def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, .
     parts = (
         *images,
         *_templates(home, gone, before),
-        *_trees(home, gone, before),
+        *_of_images(home, "trees", "tree", gone, before),
+        *_of_images(home, BASES, "build", gone, before),
+        *(
+            Part(kind="build", path=layers, why=why)
+            for layers in sorted((home / LAYERS).glob("*"))
+            if (why := _unused(layers, before))
+        ),
         *(
             Part(kind="root", path=root, why="its program is another version now, or gone")
             for name in _ROOTS
@@ -124,15 +132,17 @@ def _has(home: Path, kind: str, digest: object, gone: set[str]) -> bool:
     )
 
 
-def _trees(home: Path, gone: set[str], before: float) -> Iterator[Part]:
-    for directory in _keyed(home / "trees"):
+def _of_images(
+    home: Path, name: str, kind: PartKind, gone: set[str], before: float
+) -> Iterator[Part]:
+    for directory in _keyed(home / name):
         why = (
             _unused(directory, before)
             if _has(home, "images", directory.name, gone)
             else "its image is gone"
         )
         if why:
-            yield Part(kind="tree", path=directory, why=why)
+            yield Part(kind=kind, path=directory, why=why)
 
 
 def _kernels(home: Path, before: float) -> Iterator[Part]:
@@ -178,8 +188,8 @@ def _unused(directory: Path, before: float) -> str:
 
 def _measured(part: Part, *, busy: bool) -> Part:
     sized = replace(part, size_bytes=disk_bytes(part.path))
-    if part.kind in {"template", "tree"} and in_use(part.path):
-        return replace(sized, state="in use", note="a cell that lives was made from it")
+    if part.kind in _CLAIMED and in_use(part.path):
+        return replace(sized, state="in use", note="a cell or a build has it")
     if part.kind in _UNCLAIMED and busy:
         return replace(sized, state="in use", note=_MAY_HAVE)
     return sized
@@ -220,8 +230,8 @@ def _kept(part: Part, home: Path) -> Part:
     if part.kind in _UNCLAIMED:
         note = _MAY_HAVE if _cells_live(home) else "it is needed again"
         return replace(part, state="in use", note=note)
-    if part.kind in {"template", "tree"} and in_use(part.path):
-        return replace(part, state="in use", note="a cell took it meanwhile")
+    if part.kind in _CLAIMED and in_use(part.path):
+        return replace(part, state="in use", note="a cell or a build took it meanwhile")
     return replace(part, state="failed", note="it could not be removed")
 
 
@@ -236,6 +246,8 @@ def _remove(part: Part, home: Path) -> None:
                     remove_tree(retired)
         case "image":
             Store(home).remove(part.path.name, only_unnamed=True)
+        case "build":
+            remove_kept(home, part.path)
         case "root":
             remove_root(home, part.path)
         case "kernel":

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.buildah import BuildRequest, base_config, build_dockerfile, read_recipe
+from belljar.image.buildah import BuildRequest, build_dockerfile, read_recipe
 from belljar.image.config import HealthCheck, ImageConfig
+from belljar.image.storage import base_config
 from belljar.image.store import Image, Store
 
 CHECK = HealthCheck(test=("CMD", "true"), retries=3)

@@ -248,9 +248,10 @@ def _shown(path: EntryPath) -> str:
 
 
 # In an emulated guest, lz4 reads as fast as plain data at half the size (design/policy.md).
-_COMPRESSION: Final = ("-comp", "lz4")
-_BLOCK: Final = ("-b", "128K")
-_ROOT: Final = ("-root-mode", "755", "-root-uid", "0", "-root-gid", "0")
+SQUASHFS: Final = (
+    *("-comp", "lz4", "-b", "128K", "-root-mode", "755", "-root-uid", "0", "-root-gid", "0"),
+    *("-exit-on-error", "-no-progress", "-quiet"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,13 +268,7 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     Directories come before their content. An entry for the root (".") is left out: it is root's,
     mode 0755. No time is later than `made_s`. Raises `HostError`.
     """
-    argv = [
-        tool("sqfstar"),
-        *_COMPRESSION,
-        *_BLOCK,
-        *_ROOT,
-        *("-exit-on-error", "-no-progress", "-quiet", str(into)),
-    ]
+    argv = [tool("sqfstar"), *SQUASHFS, str(into)]
     # squashfs-tools 4.5 ignores its option for the root directory's time; this sets and caps all.
     env = plain_env(SOURCE_DATE_EPOCH=str(made_s))
     with started(argv, stdin=subprocess.PIPE, env=env) as process, drained(process) as complaint:

@@ -1,0 +1,319 @@
+"""What builds keep: bases loaded into buildah's storage, and the layers of earlier builds.
+
+    build-bases/<image digest>    build-layers/<key>.<size in MiB>
+
+Both have the ids of the store's builds; whoever owns `build-bases` is their root. A base is shown
+to builds read-only. Layers are given to one build at a time, of one recipe only: a step that broke
+out of an earlier build of it could have changed them (design/policy.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import HostError
+from belljar.image.config import HEALTH_NUMBERS, HealthCheck
+from belljar.image.kernel import debian_arch
+from belljar.image.store import Image, file_sha256, verify
+from belljar.image.tools import (
+    SHOWN,
+    SYSTEM_PATH,
+    WORK,
+    Inside,
+    draw_first_id,
+    give_tree,
+    is_first_id,
+    run_tool,
+    tool,
+    user_namespace,
+)
+from belljar.store.home import HINT_SPACE, make_store_dir, need_space
+from belljar.store.locks import claimed, locked, retire_unclaimed
+from belljar.store.scratch import remove_tree, scratch_dir
+from belljar.units import format_size, printable
+
+Report = Callable[[str], None]
+MIN_FREE_BYTES: Final = 256 << 20
+BASES: Final = "build-bases"
+LAYERS: Final = "build-layers"
+_MAX_LAYERS_MIB: Final = 8 << 10
+# A base lies there as files, as an archive and as a layer while it is loaded.
+_EXPANSION: Final = 8
+_TAIL_LINES: Final = 12
+_STORAGE: Final = ("storage", "run", "home", "tmp")
+_MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
+_CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
+_LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
+
+
+class NoSpaceError(HostError):
+    """The disk was nearly full, and the tool was stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """A loaded image: its directory, and its id in buildah's storage."""
+
+    path: Path
+    image_id: str
+
+    @property
+    def shown(self) -> Path:
+        """Where a build sees it."""
+        return SHOWN / self.path.name
+
+    @property
+    def driver(self) -> str:
+        """The storage driver that works here."""
+        return "overlay" if (self.path / "overlay").is_dir() else "vfs"
+
+    @property
+    def version(self) -> list[int]:
+        """Another one when the base was loaded anew."""
+        found = (self.path / self.driver).stat()
+        return [found.st_ino, found.st_mtime_ns]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tools:
+    """Runs buildah and other tools in a build's namespace; `tail`: the last lines they wrote."""
+
+    inside: Inside
+    report: Report
+    timeout_s: float
+    driver: str = ""
+    bases: tuple[Base, ...] = ()
+    tail: list[str] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        """Write buildah's settings. Finds the driver where none is known."""
+        work = self.inside.work
+        for name in ("registries.conf", "ignore"):
+            (work / name).write_text("")
+        policy = {"default": [{"type": "insecureAcceptAnything"}]}
+        (work / "home/.config/containers").mkdir(parents=True)
+        (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
+        for name in ("registries.conf", "ignore", "home"):
+            give_tree(work / name, self.inside.first_uid)
+        if self.driver:
+            return
+        try:
+            self.driver = "overlay"
+            self.run(*self.buildah("images", "--quiet"))
+        except HostError:
+            self.driver = "vfs"
+            remove_tree(work / "storage")
+            (work / "storage").mkdir(mode=0o700)
+            give_tree(work / "storage", self.inside.first_uid)
+
+    def buildah(self, *words: str) -> list[str]:
+        """The command line."""
+        storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver {self.driver}"
+        names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
+        aliases = f"--short-name-alias-conf {WORK}/home/aliases"
+        shown = [f"--storage-opt={self.driver}.imagestore={base.shown}" for base in self.bases]
+        return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown, *words]
+
+    def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
+        """Run a tool to its end. Raises `HostError`."""
+        return self.inside.run(
+            [tool(name), *words],
+            env={
+                "PATH": SYSTEM_PATH,
+                "LC_ALL": "C.UTF-8",
+                "HOME": str(WORK / "home"),
+                "XDG_RUNTIME_DIR": str(WORK / "home"),
+                "TMPDIR": str(WORK / "tmp"),
+            },
+            timeout_s=self.timeout_s,
+            has_network=has_network,
+            on_line=self._say,
+            watch=self._check_space,
+        )
+
+    def _say(self, line: str) -> None:
+        shown = printable(line, max_chars=400)
+        self.tail = [*self.tail[1 - _TAIL_LINES :], shown]
+        self.report(shown)
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(self.inside.work).free
+        if free < MIN_FREE_BYTES // 4:
+            raise NoSpaceError(
+                f"no space is left to build the image ({format_size(free)} free); the build was "
+                f"stopped",
+                where=str(self.inside.work.parents[2]),
+                hint=HINT_SPACE,
+            )
+
+
+def first_id_of(home: Path) -> int:
+    """The host's id of root in the builds of this store."""
+    make_store_dir(home)
+    make_store_dir(home / BASES)
+    owner = (home / BASES).stat().st_uid
+    if not is_first_id(owner):
+        owner = draw_first_id()
+        os.chown(home / BASES, owner, owner)
+    return owner
+
+
+@contextmanager
+def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
+    """A directory of the namespace's root."""
+    scratch.chmod(0o711)
+    work = scratch / "build"
+    work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
+    for name in _STORAGE:
+        (work / name).mkdir(mode=0o700)
+    give_tree(work, first_uid)
+    try:
+        yield work
+    finally:
+        remove_built(home, work, first_uid)
+
+
+def remove_built(home: Path, directory: Path, first_uid: int) -> None:
+    """Remove a tree of a build; an ordinary user needs the namespace, where its ids are."""
+    if os.geteuid() == 0 or not directory.exists():
+        remove_tree(directory)
+        return
+    with suppress(HostError), user_namespace(home, directory.parent, first_uid=first_uid) as inside:
+        argv = [tool("rm"), "-rf", "--", str(WORK / directory.name)]
+        inside.run(argv, env={}, timeout_s=300)
+
+
+@contextmanager
+def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
+    """The image as a base, loaded if it is not there; `belljar prune` leaves it meanwhile."""
+    path = home / BASES / image.digest
+    with locked(home, BASES):
+        if not _is_of(path, first_uid):
+            for other in (home / BASES).iterdir():  # of other ids, or of images that are gone
+                if not _is_of(other, first_uid) or not (home / "images" / other.name).is_dir():
+                    remove_kept(home, other)
+            _load(home, image, first_uid, report)
+        held = claimed(path)
+        held.__enter__()
+    try:
+        yield Base(path=path, image_id=(path / "image-id").read_text())
+    finally:
+        held.__exit__(None, None, None)
+
+
+def _is_of(path: Path, first_uid: int) -> bool:
+    return path.is_dir() and path.stat().st_uid == first_uid
+
+
+def remove_kept(home: Path, path: Path) -> None:
+    """Remove a base or layers, unless a build has them."""
+    if (retired := retire_unclaimed(path)) is not None:
+        remove_built(home, retired, retired.stat().st_uid)
+
+
+def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
+    """Load a stored image into a storage of its own, once."""
+    verify(image)
+    need_space(home, MIN_FREE_BYTES + _EXPANSION * image.size_bytes, "loading a base")
+    report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
+    with scratch_dir(home) as scratch, work_dir(home, scratch, first_uid) as work:
+        with user_namespace(home, work, first_uid=first_uid) as inside:
+            tools = Tools(inside=inside, report=report, timeout_s=600)
+            tools.prepare()
+            image_id = _pull(tools, image)
+        (work / "storage/image-id").write_text(image_id)
+        run_tool([tool("sync"), "--file-system", str(work)], timeout_s=600)
+        (work / "storage").rename(home / BASES / image.digest)
+
+
+def _pull(tools: Tools, image: Image) -> str:
+    work, first_uid = tools.inside.work, tools.inside.first_uid
+    base, there = work / "base", WORK / "base"
+    base.mkdir(mode=0o700)
+    give_tree(base, first_uid)
+    os.link(image.rootfs, base / "rootfs")
+    tools.run("unsquashfs", "-q", "-n", "-d", str(there / "root"), str(there / "rootfs"))
+    tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(there / "layer"), ".")
+    tools.run("tar", "-C", str(there / "root"), *tar)
+    layer = base / "layer"
+    layer_id = file_sha256(layer)
+    config = json.dumps(base_config(image, layer_id)).encode()
+    config_id = hashlib.sha256(config).hexdigest()
+    layer.rename(base / layer_id)
+    (base / config_id).write_bytes(config)
+    (base / "version").write_text("Directory Transport Version: 1.1\n")
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST_TYPE,
+        "config": _part(_CONFIG_TYPE, base / config_id),
+        "layers": [_part(_LAYER_TYPE, base / layer_id)],
+    }
+    (base / "manifest.json").write_text(json.dumps(manifest))
+    for name in (config_id, "version", "manifest.json"):
+        give_tree(base / name, first_uid)
+    tools.run(*tools.buildah("pull", "--quiet", f"dir:{there}"))
+    return config_id
+
+
+def take_layers(home: Path, key: str, into: Path) -> None:
+    """Move the layers of earlier builds of this recipe to `into`, an empty directory, if any."""
+    for path in (home / LAYERS).glob(f"{key}.*"):
+        with suppress(OSError):  # another build has just taken them
+            path.rename(into)
+            return
+
+
+def keep_layers(home: Path, key: str, storage: Path, size_mib: int) -> None:
+    """Keep a build's layers, and remove the least recently used beyond the bound."""
+    place = home / LAYERS
+    make_store_dir(place)
+    if not stat.S_ISDIR(storage.lstat().st_mode) or size_mib > _MAX_LAYERS_MIB:
+        return
+    with suppress(OSError):
+        os.utime(storage)
+        storage.rename(place / f"{key}.{size_mib}")
+    total = 0
+    for path in sorted(place.glob("*.*"), key=lambda path: -path.lstat().st_mtime):
+        total += int(path.suffix[1:]) if path.suffix[1:].isdigit() else _MAX_LAYERS_MIB
+        if total > _MAX_LAYERS_MIB:
+            remove_kept(home, path)
+
+
+def _part(kind: str, file: Path) -> dict[str, Any]:
+    return {"mediaType": kind, "digest": f"sha256:{file.name}", "size": file.stat().st_size}
+
+
+def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
+    """A stored image's Docker configuration. Pure."""
+    check = image.healthcheck or HealthCheck(test=())
+    created = image.created or "1970-01-01T00:00:00Z"
+    numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}
+    health = {"Test": list(check.test), **numbers}
+    config: dict[str, Any] = {
+        "Env": [f"{name}={value}" for name, value in image.env.items()],
+        "User": "" if image.user == "root" else image.user,
+        "WorkingDir": image.workdir,
+        "Entrypoint": list(image.entrypoint) or None,
+        "Cmd": list(image.cmd) or None,
+        "Healthcheck": {name: value for name, value in health.items() if value},
+        "Shell": list(image.shell),
+        "StopSignal": image.stop_signal,
+        "Volumes": {path: {} for path in image.volumes},
+    }
+    return {
+        "architecture": debian_arch(),
+        "os": "linux",
+        "created": created,
+        "config": {name: value for name, value in config.items() if value},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+        "history": [{"created": created, "created_by": f"belljar {image.digest}"}],
+    }

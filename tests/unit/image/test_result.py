@@ -1,0 +1,76 @@
+"""What is judged of a build's result before it is packed."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.image.config import ImageConfig
+from belljar.image.layers import ImportLimits, LayerError
+from belljar.image.result import Files, has_kept_xattrs, missing_points, read_files
+
+
+def listed(*lines: str) -> bytes:
+    """What `find` writes of these files."""
+    return b"".join(line.encode() + b"\0" for line in lines)
+
+
+def test_files_are_read_as_listed() -> None:
+    """Kinds, the newest time and set-user-ID bits are known; a name may hold any byte but zero;
+    sockets are left out; a hard link counts once."""
+    files = read_files(
+        listed(
+            "d 2775 2 1 4096 1700000000.5 etc",
+            "f 644 2 2 60 5.0 etc/a b\n",
+            "f 644 2 2 60 5.0 again",
+            "s 644 1 3 0 9.0 socket",
+            "l 777 1 4 3 7.0 link",
+        ),
+        ImportLimits(max_bytes=100),
+    )
+    assert files.kinds == {b"etc": b"d", b"etc/a b\n": b"f", b"again": b"f", b"link": b"l"}
+    assert (files.newest_s, files.has_setuid) == (1_700_000_000, False)
+    assert read_files(listed("f 4755 1 1 1 1.0 su"), ImportLimits()).has_setuid
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("c 644 1 1 0 1.0 null", "character device"),
+        ("b 644 1 1 0 1.0 disk", "block device"),
+        ("f 644 1 1 101 1.0 large", "larger than 100 bytes"),
+        ("f 644 1 1 1 1.0 " + "a/" * 200 + "b", "directories deep"),
+        ("f 644 1 1 1 1.0 " + "/".join(["a" * 200] * 21), "too long"),
+    ],
+)
+def test_what_no_image_may_have_is_refused(line: str, what: str) -> None:
+    """Devices, and what is beyond the limits of an import, are refused by name."""
+    with pytest.raises(LayerError, match=what):
+        read_files(listed(line), ImportLimits(max_bytes=100))
+    with pytest.raises(LayerError, match="more than 1 entries"):
+        read_files(listed(*["d 755 1 1 0 1.0 a", "d 755 1 2 0 1.0 b"]), ImportLimits(max_entries=1))
+
+
+def test_attributes_are_kept_or_dropped_never_mixed() -> None:
+    """`user.*` is kept, capabilities where set-user-ID bits are; a file system whose attributes
+    would be kept with others is refused."""
+    assert not has_kept_xattrs(b"security.selinux\nsecurity.capability\n", keep_setuid=False)
+    assert has_kept_xattrs(b"security.capability\n", keep_setuid=True)
+    assert has_kept_xattrs(b"user.a\nsecurity.selinux\n", keep_setuid=False)
+    with pytest.raises(LayerError, match=r"security\.capability"):
+        has_kept_xattrs(b"user.a\nsecurity.capability\n", keep_setuid=False)
+
+
+def test_missing_mount_points_are_made() -> None:
+    """Directories and files that each cell needs are defined where nothing is; nothing is put
+    below a link, and no name ends its own definition."""
+    files = Files(kinds={b"etc": b"l", b"proc": b"f", b"dev": b"d"}, newest_s=7)
+    config = ImageConfig(workdir='/a "b\\', volumes=("/dev/c/d", "/etc/e"))
+    made = list(missing_points(files, config))
+    assert made == [
+        '"a \\"b\\\\" D 7 755 0 0',
+        '"dev/c" D 7 755 0 0',
+        '"dev/c/d" D 7 755 0 0',
+        '"sys" D 7 755 0 0',
+        '"run" D 7 755 0 0',
+        '"tmp" D 7 1777 0 0',
+    ]
