@@ -18,6 +18,7 @@ from belljar.compose.interpolate import references
 from belljar.differences import Kind
 from belljar.harness.compat import Honoured, judge_for_sample
 from belljar.harness.compat import TaskRefused as Refused
+from belljar.harness.config import BelljarConfig, judged, of_log
 from belljar.policy.network import Network
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
@@ -72,9 +73,20 @@ def test_the_task_with_two_sealed_machines() -> None:
     file = "gdm_self_reasoning/data/max_tokens/compose.yaml"
     judgement = judgements()[file]
     assert not isinstance(judgement, Refused)
-    network = Network.model_validate(json.loads(judgement.changes["network"]), strict=False)
+    network = judgement.changes["network"]
+    assert isinstance(network, Network)
     assert list(network.stand_ins) == ["verifier"]
     assert not network.has_cells
+
+
+def test_every_configuration_is_the_same_from_a_log() -> None:
+    """What becomes of each accepted file is equal, with one hash, after Inspect's log."""
+    for judgement in judgements().values():
+        if isinstance(judgement, Honoured):
+            config = judged(BelljarConfig(), judgement)
+            again = of_log(json.loads(config.model_dump_json()))
+            assert again == config
+            assert hash(again) == hash(config)
 
 
 def test_the_refused_files_are_those_the_docs_list() -> None:
