@@ -144,15 +144,16 @@ def build_dockerfile(
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
         remove_built(home, path, first_uid)
+    size = sum(base.size_bytes for base in recipe.bases.values())
+    need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
     with ExitStack() as held:
+        scratch = held.enter_context(scratch_dir(home))
+        work = held.enter_context(work_dir(home, scratch, first_uid))
+        _take_files(request, recipe, work, first_uid)
         bases = {
             name: held.enter_context(hold_base(home, image, first_uid, report))
             for name, image in recipe.bases.items()
         }
-        size = sum(base.size_bytes for base in recipe.bases.values())
-        need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
-        scratch = held.enter_context(scratch_dir(home))
-        work = held.enter_context(work_dir(home, scratch, first_uid))
         key = recipe.layers_key(request, bases)
         take_layers(home, key, work / "storage")
         source = printable(f"build {request.context}", max_chars=300)
@@ -259,6 +260,32 @@ def _dockerfile_in(context: Path) -> Path:
     )
 
 
+def _take_files(request: BuildRequest, recipe: Recipe, work: Path, first_uid: int) -> None:
+    """Copy the context, and write what COPY takes of here-documents, and where buildah can't."""
+    (work / "context").mkdir(mode=0o755)
+    (work / "heredocs").mkdir()
+    dockerfile = request.dockerfile or _dockerfile_in(request.context)
+    ignored = read_ignore(request.context, dockerfile)
+    if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
+        raise PolicyError(
+            "the context was changed while it was read", where=printable(str(request.context))
+        )
+    for file in recipe.made.files:
+        path = work / "heredocs" / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.text, encoding="utf-8")
+        path.chmod(file.mode)
+        os.utime(path, (0, 0))  # the same again, or the layers after it would not be
+    try:
+        for copy in recipe.made.copies:
+            prepare(copy, work / "context", work / "heredocs")
+    except DockerfileError as error:
+        what = f"the Dockerfile can't be built: {printable(str(error))}"
+        raise PolicyError(what, where=printable(str(dockerfile))) from error
+    for name in ("context", "heredocs"):
+        give_tree(work / name, first_uid)
+
+
 class _Build:
     def __init__(
         self, tools: Tools, request: BuildRequest, recipe: Recipe, bases: Mapping[str, Base]
@@ -269,40 +296,12 @@ class _Build:
 
     def run(self) -> Result:
         """The packed result. Raises as `build_dockerfile`, and `LayerError`."""
-        work, request, tools = self._work, self._request, self._tools
-        (work / "context").mkdir(mode=0o755)
-        dockerfile = request.dockerfile or _dockerfile_in(request.context)
-        digest = take_context(
-            request.context, read_ignore(request.context, dockerfile), work / "context"
-        )
-        if digest != self._recipe.inputs["context"]:
-            raise PolicyError(
-                "the context was changed while it was read", where=printable(str(request.context))
-            )
-        self._prepare(self._recipe.made, dockerfile)
-        for name in ("context", "heredocs"):
-            give_tree(work / name, tools.inside.first_uid)
+        tools = self._tools
         tools.prepare()
         self._bud({name: base.image_id for name, base in self._bases.items()})
         tools.tail.clear()
         tools.report("packing the result")
-        return pack_result(tools, keep_setuid=request.keep_setuid, limits=ImportLimits())
-
-    def _prepare(self, made: Buildable, dockerfile: Path) -> None:
-        """Write what COPY takes of here-documents, and of the context where buildah can't."""
-        (self._work / "heredocs").mkdir()
-        for file in made.files:
-            path = self._work / "heredocs" / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.text, encoding="utf-8")
-            path.chmod(file.mode)
-            os.utime(path, (0, 0))  # the same again, or the layers after it would not be
-        try:
-            for copy in made.copies:
-                prepare(copy, self._work / "context", self._work / "heredocs")
-        except DockerfileError as error:
-            what = f"the Dockerfile can't be built: {printable(str(error))}"
-            raise PolicyError(what, where=printable(str(dockerfile))) from error
+        return pack_result(tools, keep_setuid=self._request.keep_setuid, limits=ImportLimits())
 
     def _bud(self, ids: Mapping[str, str]) -> None:
         request, recipe, work = self._request, self._recipe, self._work
