@@ -80,7 +80,7 @@ static int loopback_up(void)
 
 /* Process 1 of the container: takes in orphans and lets them end. It has no handler, so the kernel discards every signal from inside; it stays in the
  * machine's user namespace under an id the container doesn't map, without capabilities, not dumpable: no ptrace, no prlimit, no /proc/1/mem. */
-_Noreturn static void reap_forever(void)
+_Noreturn void reap_forever(void)
 {
     write_at(AT_FDCWD, "/proc/self/oom_score_adj", "-1000");
     prctl(PR_SET_NAME, "init");
@@ -229,7 +229,10 @@ int container_enter(void)
     if (!in_machine())
         return 0;
     int rest = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP;
-    return setns(container.init_pidfd, rest) != 0 || setns(container.user_ns, CLONE_NEWUSER) != 0 ? errno : 0;
+    if (setns(container.init_pidfd, rest) != 0)
+        return errno;
+    int error = service_join();
+    return error != 0 ? error : setns(container.user_ns, CLONE_NEWUSER) != 0 ? errno : 0;
 }
 
 static void warm_one(const char *path)

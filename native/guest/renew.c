@@ -264,7 +264,6 @@ void renew(struct reader *r)
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
         done |= network && set_resolver(resolver) ? DID_NETWORK : 0;
-        confine_after_renew();
         users_remember(-1);
         leaders_prepare();
     }

@@ -24,12 +24,14 @@ from belljar.compose.model import (
     Grant,
     Granted,
     Mount,
+    TmpfsOptions,
     Volume,
     parse,
     read_part,
     reasons_of,
 )
 from belljar.compose.values import (
+    TMPFS,
     CannotKeepError,
     OutsideTaskError,
     Refusals,
@@ -37,6 +39,7 @@ from belljar.compose.values import (
     place_of,
     refusal,
     text,
+    tmpfs_of,
 )
 from belljar.policy.files import Entry, EntryKind, Tree, reason
 from belljar.policy.reference import IMAGE_ID, parse_reference
@@ -103,10 +106,11 @@ def add_volumes(
                     raise ValueError(_NOT_WRITTEN)
                 if mount.source and mount.source not in declared:
                     raise ValueError(f"there is no volume {mount.source} in the file")
-                cell.directories.append(place)
                 if mount.type == "tmpfs":
-                    why = "is a directory of the cell; the options of a tmpfs are not kept"
-                    cell.changed("volumes", f"{place} {why}")
+                    mode = mount.tmpfs.mode if mount.tmpfs else TmpfsOptions().mode
+                    place = tmpfs_of(place, f"mode={mode:04o}")
+                    cell.changed("volumes", f"{mount.target} {TMPFS}")
+                cell.directories.append(place)
                 if mount.source:
                     used.setdefault(mount.source, []).append(_Use(cell, place, mount.read_only))
     for name, uses in used.items():

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Final
 
 from belljar.compose.model import FOR_HOST, UNKNOWN, Dependency, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
+from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
@@ -191,7 +191,7 @@ def _deploy(value: Deploy, converted: Converted) -> None:
     limits = value.resources.limits
     for key in (key for key in Deploy.model_fields if key in value.model_fields_set):
         if key == "restart_policy":
-            converted.changed("deploy.restart_policy", _NOT_RESTARTED)
+            _restart(restart_policy(converted.model), converted, key="deploy.restart_policy")
         elif key not in ("resources", "replicas"):
             converted.dropped(f"deploy.{key}", "it only matters to a swarm")
     if limits.cpus is not None:
@@ -201,7 +201,21 @@ def _deploy(value: Deploy, converted: Converted) -> None:
             converted.add("resources", **{name: limit})
 
 
-_NOT_RESTARTED: Final = "a program that ends is not started again"
+def restart_policy(service: Service) -> str | None:
+    """When the service's program is started again; None: never. As Compose, `deploy` wins."""
+    policy = service.deploy.restart_policy
+    if policy is None:
+        return None if service.restart == "no" else service.restart
+    if policy.condition == "any":
+        return "always"
+    times = f":{policy.max_attempts}" if policy.max_attempts else ""
+    return None if policy.condition == "none" else f"on-failure{times}"
+
+
+def _restart(value: str | None, converted: Converted, *, key: str = "restart") -> None:
+    if value and value != "no":
+        why = "a program that ends is started again, at most ten times, until it is ready; not then"
+        converted.changed(key, why)
 
 
 def _reported(kind: Kind, key: str, detail: str, *, usual: object = None) -> Convert:
@@ -324,7 +338,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "privileged": _privileged,
     "mem_limit": _resource("memory"),
     "pids_limit": _resource("processes"),
-    "restart": _reported(Kind.CHANGED, "restart", _NOT_RESTARTED, usual="no"),
+    "restart": _restart,
     "platform": _platform,
     "extra_hosts": _extra_hosts,
     "depends_on": _depends_on,
@@ -337,8 +351,7 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
         "cell alone",
         "hostname": "others reach the cell by it; inside, a cell's host name is drawn anew",
         "read_only": "the cell's root file system can be written, and ends with the cell",
-        "tmpfs": "it is a directory of the cell, which ends with the cell; its options are not "
-        "kept",
+        "tmpfs": f"it {TMPFS}",
     },
     Kind.DROPPED: {
         "ports": "no port is published on this host; the range's cells reach all of them",

@@ -32,10 +32,12 @@ from belljar.compose.values import (
     names_in,
     pairs,
     place_of,
+    restart_of,
     seconds,
     size,
     switch,
     text,
+    tmpfs_of,
     words,
 )
 from belljar.units import printable
@@ -109,7 +111,7 @@ Id = Annotated[
 Mode = Annotated[int, Field(ge=0, le=0o777), BeforeValidator(lambda value: int(text(value), 8))]
 InCell = Annotated[str, BeforeValidator(lambda value: place_of(text(value)))]
 Tmpfs = Annotated[
-    list[Annotated[str, BeforeValidator(lambda value: place_of(text(value).partition(":")[0]))]],
+    list[Annotated[str, BeforeValidator(lambda value: tmpfs_of(*text(value).partition(":")[::2]))]],
     BeforeValidator(each),
 ]
 Time = Annotated[float, BeforeValidator(lambda value: seconds(value) if value else 0.0)]
@@ -166,12 +168,21 @@ class DeployResources(Part):
     reservations: Reservations = Reservations()
 
 
+class RestartPolicy(Part):
+    """`deploy.restart_policy`."""
+
+    condition: Literal["none", "on-failure", "any"] = "any"
+    max_attempts: Count | None = None
+    delay: Any = None
+    window: Any = None
+
+
 class Deploy(Part):
     """One replica; untyped fields are a swarm's."""
 
     resources: DeployResources = DeployResources()
     replicas: One = 1
-    restart_policy: Any = None
+    restart_policy: RestartPolicy | None = None
     labels: Any = None
     mode: Any = None
     endpoint_mode: Any = None
@@ -286,6 +297,15 @@ class VolumeOptions(Part):
     labels: Any = None
 
 
+class TmpfsOptions(Part):
+    """Of a mount of type tmpfs."""
+
+    mode: Annotated[
+        int, Field(ge=0, le=0o7777), BeforeValidator(lambda value: int(text(value), 8))
+    ] = 0o1777
+    size: Any = None
+
+
 class Mount(Part):
     """One of a service's `volumes`. `source` "": a nameless volume."""
 
@@ -295,7 +315,7 @@ class Mount(Part):
     read_only: Switch = False
     bind: BindOptions | None = None
     volume: VolumeOptions | None = None
-    tmpfs: Any = None
+    tmpfs: TmpfsOptions | None = None
     consistency: Any = None
 
     @model_validator(mode="after")
@@ -390,7 +410,7 @@ class Service(Part):
     cap_add: list[Text] = []
     privileged: Switch = False
     ports: list[Any] = []
-    restart: Any = None
+    restart: Annotated[str | None, BeforeValidator(restart_of)] = None
     platform: Text = ""
     hostname: Text = ""
     container_name: Text = ""

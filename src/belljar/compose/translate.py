@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from belljar.compose.data import Wait, add_env_files, add_granted, add_volumes
 from belljar.compose.document import TaskFiles, read_services, running_services
-from belljar.compose.keys import Converted, read_service
+from belljar.compose.keys import Converted, read_service, restart_policy
 from belljar.compose.model import (
     Condition,
     Healthcheck,
@@ -197,6 +197,8 @@ def add_program(cell: Converted) -> None:
     if "workdir" in cell.words:  # Docker makes it too
         made = [cell.words["workdir"], *made]
     cell.program = program_of(cell.service, cell.model) | ({"directories": made} if made else {})
+    if restart := restart_policy(cell.model):
+        cell.program["restart"] = restart
     if cell.model.healthcheck is not None:
         cell.health = _health(cell.model.healthcheck)
 
