@@ -115,6 +115,7 @@ int container_enter(void);                                           /* in a chi
 void container_warm(struct reader *paths, uint32_t count);
 int rootfs_build(const struct config *config, int user_ns, const char **stage); /* in the container's first process */
 void renew(struct reader *r);
+bool cover_with_text(const char *over, const char *text); /* a mount of a read-only file of these contents */
 void renew_prepare(const char *hostname);
 
 /* ---- network.c ---- */

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-enum { MAX_MOUNTS_BYTES = 1 << 20 };
+enum { MAX_MOUNTS_BYTES = 1 << 20, MAX_COVERS = 256 };
 
 static pid_t service_pid = -1, waiting_pid = -1; /* the program; in its place, where children can't be born in the container's own namespace again */
 static int own_pids = -1, mounts = -1;
@@ -102,9 +102,27 @@ static char *all_of(const char *path)
     return NULL;
 }
 
-/* What the container's /proc covers or has read-only is so in the new one: the same mounts, at the same places. */
+/* A mount of a file that has no name any more can neither be moved nor bound: another such file of the same contents. */
+static int cover_again(const char *from, const char *over)
+{
+    char *text = all_of(from);
+    int error = text == NULL ? EIO : cover_with_text(over, text) ? 0 : EIO;
+    free(text);
+    return error;
+}
+
+static bool is_at_or_below(const char *path, const char *top)
+{
+    size_t n = strlen(top);
+    return strncmp(path, top, n) == 0 && (path[n] == 0 || path[n] == '/');
+}
+
+/* What the container's /proc covers or has read-only is so in the new one: the same mounts, at the same places. They are moved, with those on
+ * them; gVisor, which can't move, binds. */
 static int cover_as(int old)
 {
+    const char *moved[MAX_COVERS];
+    int count = 0;
     char from[512], *lines = all_of("/proc/self/mountinfo"), *saved, *line;
     int error = lines == NULL ? errno : 0;
     for (line = error ? NULL : strtok_r(lines, "\n", &saved); line != NULL && error == 0; line = strtok_r(NULL, "\n", &saved)) {
@@ -113,8 +131,17 @@ static int cover_as(int old)
         if (line == NULL || strncmp(line, "/proc/", 6) != 0)
             continue;
         line[strcspn(line, " ")] = 0;
-        if (!format(from, sizeof from, "/proc/self/fd/%d%s", old, line + 5) || mount(from, line, NULL, MS_BIND, NULL) != 0)
-            error = errno ? errno : E2BIG;
+        bool came = false;
+        for (int i = 0; i < count && !in_sentry; i++)
+            came |= is_at_or_below(line, moved[i]);
+        if (came)
+            continue;
+        if (count == MAX_COVERS || !format(from, sizeof from, "/proc/self/fd/%d%s", old, line + 5))
+            error = E2BIG;
+        else if (mount(from, line, NULL, in_sentry ? MS_BIND : MS_MOVE, NULL) != 0)
+            error = errno == ENOENT ? cover_again(from, line) : errno;
+        if (error == 0)
+            moved[count++] = line;
     }
     free(lines);
     return error;
