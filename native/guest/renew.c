@@ -201,6 +201,8 @@ static bool set_hostname(const char *name)
     size_t n = strlen(name);
     if (n == 0 || n > 64 || sethostname(name, n) != 0)
         return false;
+    if (mkdirat(container.root, "etc", 0755) == 0 && in_machine() && fchownat(container.root, "etc", ID_SHIFT, ID_SHIFT, AT_SYMLINK_NOFOLLOW) != 0)
+        return false; /* an image of one program has none */
     format(line, sizeof line, "%s\n", name);
     format(hosts, sizeof hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", name);
     bool file = write_plain(&plains[HOSTNAME], line);
