@@ -28,8 +28,9 @@ enum {
     DRAIN_MS = 250,
     MAX_FILES = 524288,
     ID_SHIFT = 100000, /* inside 0…65535 is outside 100000…165535 */
-    ID_COUNT = 65536,
+    ID_COUNT = 65536, /* contained; in the machine nearly all that there are */
 };
+static const uint32_t MACHINE_IDS = UINT32_MAX - 1 - ID_SHIFT;
 
 enum frame_type {
     F_READY = 0x01, F_HELLO, F_WELCOME, F_CONFIG, F_CONFIGURED, F_RENEW, F_RENEWED, F_PING, F_PONG, F_FATAL, F_WATCH, F_WATCHED, F_TOUCHED,

@@ -3,6 +3,7 @@ again until it is ready, finds its directories writable, and needs no shell in i
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from tests.fakes.compiled import compile_static
 
 from belljar.cell import Cell, open_cell, start_run
 from belljar.cell.targets import serve
-from belljar.errors import CellError
+from belljar.errors import BelljarError, CellError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import ImageConfig, Store
 from belljar.ledger import read_events, verify
@@ -134,18 +135,54 @@ async def test_a_program_that_fails_at_first(tier: str, home: Path, tmp_path: Pa
     assert (tmp_path / "starts").read_text().count(serving) == 3
 
 
+def bare_image(home: Path, folder: Path, *, user: str = "root", owner: int = 0) -> Path:
+    """A store with an image of one program and one directory of a user's."""
+    own = copy_store(home, folder / "home")
+    root = folder / "root"
+    (root / "data").mkdir(parents=True)
+    (root / "data" / "kept").write_text("kept")
+    compile_static(Path(__file__).with_name("bare_service.c"), root / "serve")
+    (root / "serve").chmod(0o755)
+    for place in (root / "data", root / "data" / "kept"):
+        os.chown(place, owner, 0)
+        place.chmod(0o700)
+    (own / "tmp").mkdir(exist_ok=True)
+    squashed = own / "tmp" / "bare.sqfs"
+    pack = ["mksquashfs", str(root), str(squashed), "-quiet"]
+    subprocess.run(pack, check=True, capture_output=True)
+    config = ImageConfig(entrypoint=("/serve",), workdir="/", user=user)
+    Store(own).add(squashed, config, name="bare", source="a test", created="")
+    return own
+
+
+@pytest.mark.root
+async def test_owners_beyond_65_535_in_a_microvm(home: Path, tmp_path: Path) -> None:
+    """A user is any number, and its files are its own."""
+    own = bare_image(home, tmp_path, user="1000660000", owner=1000660000)
+    async with opened(tmp_path, "microvm", user="1000660000", image="bare", home=own) as cell:
+        assert (await cell.exec(["/serve", "id"])).stdout == b"1000660000\n"
+        assert await cell.read_file("/data/kept", max_bytes=9) == b"kept"
+        await cell.write_file("/data/more", "more", mode=0o600)
+        assert (await cell.stat("/data/more")).size_bytes == 4
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+async def test_owners_beyond_65_535_elsewhere(tier: str, home: Path, tmp_path: Path) -> None:
+    """Are named before a cell is made, with the tier that has them."""
+    own = bare_image(home, tmp_path, owner=1000660000)
+    for user, named in (("0", "/data"), ("70000", "70000")):
+        with pytest.raises(BelljarError, match=named) as caught:
+            async with opened(tmp_path, tier, user=user, image="bare", home=own):
+                pass
+        assert "microvm" in caught.value.hint
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("tier", TIERS)
 async def test_an_image_without_a_shell(tier: str, home: Path, tmp_path: Path) -> None:
     """Its program runs and its check is asked; nothing of the cell needs more than it has."""
-    own = copy_store(home, tmp_path / "home")
-    (tmp_path / "root").mkdir()
-    compile_static(Path(__file__).with_name("bare_service.c"), tmp_path / "root" / "serve")
-    (own / "tmp").mkdir(exist_ok=True)
-    squashed = own / "tmp" / "bare.sqfs"
-    pack = ["mksquashfs", str(tmp_path / "root"), str(squashed), "-all-root", "-quiet"]
-    subprocess.run(pack, check=True, capture_output=True)
-    config = ImageConfig(entrypoint=("/serve",), workdir="/")
-    Store(own).add(squashed, config, name="bare", source="a test", created="")
+    own = bare_image(home, tmp_path)
     async with opened(tmp_path, tier, image="bare", home=own) as cell:
         health = {"command": ["/serve", "ask"], "interval": 0.2, "timeout": 9.0, "retries": 50}
         await ready(cell, health=health, directories=["/data/deep", "/scratch:mode=1777"])
