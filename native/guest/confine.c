@@ -19,7 +19,7 @@ static uint64_t of_root = ROOT_CAPABILITIES, bounded = UINT64_MAX;
 
 /* Which capabilities CONFIG can add, whatever it says: only in the machine, where the agent's memory belongs to a user namespace in which the workload has none.
  * Contained, the agent shares the workload's. */
-static const uint64_t GRANTABLE = CAP(CAP_SYS_PTRACE);
+static const uint64_t GRANTABLE = CAP(CAP_SYS_PTRACE) | CAP(CAP_DAC_READ_SEARCH);
 
 void confine_grant(uint64_t capabilities)
 {

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.conftest import copy_store
@@ -56,14 +55,14 @@ async def opened(
     (folder / "starts").write_text("\n".join(" ".join(e.data["argv"]) for e in starts))
 
 
-async def ready(cell: Cell, **settings: Any) -> None:
+async def ready(cell: Cell, **settings: object) -> None:
     """The service's program runs."""
     await serve(cell, StandInPlan(id="svc", kind="cell", names=(), ports=(), settings=settings))
 
 
-async def said(cell: Cell, script: str, **fields: Any) -> str:
+async def said(cell: Cell, script: str) -> str:
     """What a shell in the cell says."""
-    output = await cell.exec(["sh", "-c", script], **{"timeout_s": 60.0, **fields})
+    output = await cell.exec(["sh", "-c", script], timeout_s=60.0)
     return (output.stdout_text + output.stderr_text).strip()
 
 

@@ -17,7 +17,7 @@ from belljar.compose.model import FOR_HOST, UNKNOWN, Dependency, Deploy, Service
 from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
-from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
+from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
 from belljar.units import format_size
@@ -296,7 +296,8 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
     for name in more:
         if name not in _GRANTED:
             granted = ", ".join(sorted(_GRANTED))
-            why = f"{name}: no tier grants this capability; what can be granted: {granted}"
+            reason = NEVER_GRANTED.get(name, f"what can be granted: {granted}")
+            why = f"{name}: no tier grants this capability; {reason}"
             refused.add(converted.where, "cap_add", why)
     refused.raise_all()
     if "MKNOD" in names:

@@ -154,10 +154,15 @@ class Machine:
 
 
 async def served(
-    settings: Mapping[str, Any], machine: Machine | None = None, **fields: Any
+    settings: Mapping[str, Any],
+    machine: Machine | None = None,
+    *,
+    status: int = 0,
+    says: bytes = b"no such table",
+    ends: Sequence[int] = (),
 ) -> list[tuple[list[str], float | None]]:
     """What ran in a target cell of these settings, and for how long it might."""
-    machine = machine or Machine(fields.pop("status", 0), **fields)
+    machine = machine or Machine(status, says, ends)
     await serve(machine, StandInPlan(id="shop", kind="cell", names=(), ports=(), settings=settings))  # type: ignore[arg-type]
     return machine.ran
 

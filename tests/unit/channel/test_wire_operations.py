@@ -276,6 +276,7 @@ def test_a_program_that_is_let_go() -> None:
     wire = with_exec()
     assert wire.send_signal(1, 18, SignalScope.LEAVE) == g.frame(g.SIGNAL, 1, b"\x12\2")
     (ended,) = wire.feed(result(flags=64))
+    assert isinstance(ended, Result)
     assert ResultFlag.RUNS_ON in ended.flags
 
 
