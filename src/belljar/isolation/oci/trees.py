@@ -196,7 +196,7 @@ async def _unpack(
         )
     if found := _HIGH_OWNER.search(output):
         raise HostError(
-            f"the image's {found[1]} has an owner beyond 65,535, and so far go the ids of this tier",
+            f"the image's {found[1]} has an owner beyond 65,535, where the ids of this tier end",
             where=f"image {image.digest[:12]}",
             hint="run it in tier microvm (`tier: microvm`), or give the file another owner",
         )
