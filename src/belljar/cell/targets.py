@@ -116,7 +116,7 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
             raise _failed(stand_in, cell, f"its directory {path} can't be made: {error}") from error
     if not command:
         if stand_in.settings.get("completes"):
-            raise _failed(stand_in, cell, "its program did not end well: there is nothing to run")
+            raise _failed(stand_in, cell, "there is nothing to run to its end")
         return partial(_wait_healthy, stand_in, cell, health)
     program = Program(cell, stand_in, command)
     if stand_in.settings.get("completes"):
@@ -155,7 +155,7 @@ class Program:
         """Run it to its end, for at most the cell's `exec_timeout`. Raises `CellError`."""
         self._always = False
         await self._run(self._cell.plan.limits.exec_timeout_s)
-        self._check(f"its program did not end well: {self._reason()}")
+        await self.check_runs()
 
     async def start(self, watched_s: float) -> None:
         """Start it. Raises `CellError` when it has ended for good within this time, and badly."""
@@ -178,30 +178,25 @@ class Program:
 
     async def _settle(self) -> None:
         seen = 1  # the first start was watched
-        while not self._ended.is_set() and (self._starts != seen or not self._runs):
+        while not self._ended.is_set():
+            if self._starts == seen and self._running is not None and self._running.running:
+                return
             seen = self._starts
             with anyio.move_on_after(SETTLE_S):
                 await self._ended.wait()
         await self.check_runs()
 
-    @property
-    def _runs(self) -> bool:
-        return self._running is not None and self._running.running
-
     async def _run(self, timeout_s: float | None = None) -> None:
         pause_s = _FIRST_PAUSE_S
         try:
-            while True:
+            while self._is_wanted:
                 self._starts += 1
-                if timeout_s is not None:
-                    self._output = await self._cell.exec(self._command, timeout_s=timeout_s)
-                else:
-                    self._running = await self._cell.start(self._command, service=True)
-                    self._output = await self._running.wait()
-                is_done = self._output.success and not self._always
-                if is_done or not self._is_wanted or self._starts >= self._most_starts:
-                    return
-                if self._output.not_started_errno is not None:
+                self._running = await self._cell.start(
+                    self._command, timeout_s=timeout_s, service=True
+                )
+                output = self._output = await self._running.wait()
+                is_done = output.not_started_errno is not None or self._starts == self._most_starts
+                if is_done or (output.success and not self._always):
                     return
                 await anyio.sleep(pause_s)
                 pause_s *= 2
@@ -212,22 +207,17 @@ class Program:
 
     async def check_runs(self) -> None:
         """Raise `CellError` when it has ended for good with another status than 0."""
-        if not self._ended.is_set():
-            return
-        if self._output is not None and self._output.not_started_errno is not None:
-            self._check(f"its program can't be started: {self._reason()}")
-        starts = f", the last of {self._starts} starts" if self._starts > 1 else ""
-        status = self._output.returncode if self._output is not None else ""
-        self._check(f"its program ended with status {status}{starts}{await log_tail(self._cell)}")
-
-    def _check(self, what: str) -> None:
         if self._error is not None:
             raise self._error
-        if self._output is not None and not self._output.success:
-            raise _failed(self._stand_in, self._cell, what)
-
-    def _reason(self) -> str:
-        return _error_text(self._output) if self._output is not None else ""
+        output = self._output
+        if not self._ended.is_set() or output is None or output.success:
+            return
+        what = f"its program ended with status {output.returncode}"
+        if output.timed_out or output.not_started_errno is not None:
+            verb = "did not end" if output.timed_out else "can't be started"
+            what = f"its program {verb}: {_error_text(output)}"
+        starts = f", the last of {self._starts} starts" if self._starts > 1 else ""
+        raise _failed(self._stand_in, self._cell, f"{what}{starts}{await log_tail(self._cell)}")
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:

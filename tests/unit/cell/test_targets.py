@@ -136,10 +136,14 @@ class Machine:
         code = self.status if argv[0] in ("ends", "ask") else 0
         return ExecOutput(returncode=code, code=code, stdout=b"/log\n", stderr=self.says)
 
-    async def start(self, argv: Sequence[str], *, service: bool) -> Running:
+    async def start(
+        self, argv: Sequence[str], *, service: bool, timeout_s: float | None
+    ) -> Running:
         """Its program."""
         assert service
-        self.ran.append((list(argv), None))
+        self.ran.append((list(argv), timeout_s))
+        if argv[0] == "ends":
+            return Running(self.status)
         return Running(self.ends.pop(0) if self.ends else None)
 
     async def make_directory(self, path: str, *, mode: int | None, owner: str) -> None:
@@ -229,7 +233,7 @@ async def test_a_target_that_completes() -> None:
     what it said."""
     assert await served({"command": ["ends"], "completes": True}) == [(["ends"], 9.0)]
     with pytest.raises(
-        CellError, match="shop does not serve: its program did not end well: no such table"
+        CellError, match="shop does not serve: its program ended with status 3; its .*: the log"
     ):
         await served({"command": ["ends"], "completes": True}, status=3)
 
