@@ -233,7 +233,7 @@ async def test_a_target_that_completes() -> None:
     what it said."""
     assert await served({"command": ["ends"], "completes": True}) == [(["ends"], 9.0)]
     with pytest.raises(
-        CellError, match="shop does not serve: its program ended with status 3; its .*: the log"
+        CellError, match=r"shop does not serve: its program ended with status 3; its .*: the log"
     ):
         await served({"command": ["ends"], "completes": True}, status=3)
 
