@@ -108,7 +108,9 @@ def add_volumes(
                     raise ValueError(f"there is no volume {mount.source} in the file")
                 if mount.type == "tmpfs":
                     mode = mount.tmpfs.mode if mount.tmpfs else TmpfsOptions().mode
-                    place = tmpfs_of(place, f"mode={mode:04o}")
+                    if ":" in place:
+                        raise ValueError("a tmpfs at a place with a colon")
+                    place = tmpfs_of(f"{place}:mode={mode:04o}")
                     cell.changed("volumes", f"{mount.target} {TMPFS}")
                 cell.directories.append(place)
                 if mount.source:

@@ -110,10 +110,7 @@ Id = Annotated[
 # Octal digits: YAML 1.2 reads a bare `0440` as 440
 Mode = Annotated[int, Field(ge=0, le=0o777), BeforeValidator(lambda value: int(text(value), 8))]
 InCell = Annotated[str, BeforeValidator(lambda value: place_of(text(value)))]
-Tmpfs = Annotated[
-    list[Annotated[str, BeforeValidator(lambda value: tmpfs_of(*text(value).partition(":")[::2]))]],
-    BeforeValidator(each),
-]
+Tmpfs = Annotated[list[Annotated[str, BeforeValidator(tmpfs_of)]], BeforeValidator(each)]
 Time = Annotated[float, BeforeValidator(lambda value: seconds(value) if value else 0.0)]
 SoftLimit = Annotated[
     Text,
@@ -300,9 +297,7 @@ class VolumeOptions(Part):
 class TmpfsOptions(Part):
     """Of a mount of type tmpfs."""
 
-    mode: Annotated[
-        int, Field(ge=0, le=0o7777), BeforeValidator(lambda value: int(text(value), 8))
-    ] = 0o1777
+    mode: Annotated[int, BeforeValidator(lambda value: int(text(value), 8))] = 0o1777
     size: Any = None
 
 

@@ -271,11 +271,11 @@ TMPFS: Final = (
 _TMPFS_OPTION: Final = re.compile(r"mode=0*[0-7]{3,4}|[ug]id=[0-9]{1,5}")
 
 
-def tmpfs_of(target: str, options: str = "") -> str:
-    """A tmpfs as a directory of a cell: anybody's, unless its options say otherwise."""
+def tmpfs_of(value: object) -> str:
+    """A tmpfs, `PATH:OPTIONS`, as a directory of a cell: anybody's, unless its options say
+    otherwise."""
+    target, _, options = text(value).partition(":")
     path, named = place_of(target), {"mode": "1777"}
-    if ":" in path:
-        raise ValueError("its place has a colon in its name")
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")
         if name in ("mode", "uid", "gid"):
