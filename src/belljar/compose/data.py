@@ -24,7 +24,6 @@ from belljar.compose.model import (
     Grant,
     Granted,
     Mount,
-    TmpfsOptions,
     Volume,
     parse,
     read_part,
@@ -107,10 +106,9 @@ def add_volumes(
                 if mount.source and mount.source not in declared:
                     raise ValueError(f"there is no volume {mount.source} in the file")
                 if mount.type == "tmpfs":
-                    mode = mount.tmpfs.mode if mount.tmpfs else TmpfsOptions().mode
                     if ":" in place:
                         raise ValueError("a tmpfs at a place with a colon")
-                    place = tmpfs_of(f"{place}:mode={mode:04o}")
+                    place = tmpfs_of(f"{place}:mode={text(mount.tmpfs.get('mode', '1777'))}")
                     cell.changed("volumes", f"{mount.target} {TMPFS}")
                 cell.directories.append(place)
                 if mount.source:

@@ -294,13 +294,6 @@ class VolumeOptions(Part):
     labels: Any = None
 
 
-class TmpfsOptions(Part):
-    """Of a mount of type tmpfs."""
-
-    mode: Annotated[int, BeforeValidator(lambda value: int(text(value), 8))] = 0o1777
-    size: Any = None
-
-
 class Mount(Part):
     """One of a service's `volumes`. `source` "": a nameless volume."""
 
@@ -310,7 +303,7 @@ class Mount(Part):
     read_only: Switch = False
     bind: BindOptions | None = None
     volume: VolumeOptions | None = None
-    tmpfs: TmpfsOptions | None = None
+    tmpfs: dict[str, Any] = {}
     consistency: Any = None
 
     @model_validator(mode="after")

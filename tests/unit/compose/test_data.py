@@ -80,7 +80,7 @@ def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
     """Its mode is kept and its size is not, which is reported."""
     mount = {"type": "tmpfs", "target": "/scratch", "tmpfs": {"size": 1 << 20, "mode": 700}}
     found = read_compose({"services": {"s": {"image": "i", "volumes": [mount]}}})
-    assert found.program["directories"] == ["/scratch:mode=0700"]
+    assert found.program["directories"] == ["/scratch:mode=700"]
     assert [(fact.kind, fact.key) for fact in found.differences] == [(Kind.CHANGED, "volumes")]
 
 
