@@ -28,8 +28,9 @@ enum {
     DRAIN_MS = 250,
     MAX_FILES = 524288,
     ID_SHIFT = 100000, /* inside 0…65535 is outside 100000…165535 */
-    ID_COUNT = 65536,
+    ID_COUNT = 65536, /* contained; in the machine nearly all that there are */
 };
+static const uint32_t MACHINE_IDS = UINT32_MAX - 1 - ID_SHIFT;
 
 enum frame_type {
     F_READY = 0x01, F_HELLO, F_WELCOME, F_CONFIG, F_CONFIGURED, F_RENEW, F_RENEWED, F_PING, F_PONG, F_FATAL, F_WATCH, F_WATCHED, F_TOUCHED,
@@ -42,7 +43,7 @@ static inline bool takes_input(uint8_t kind) { return kind == KIND_WRITE || kind
 /* A record of a tree: u8 kind, u16 mode, u64 size, i64 and u32 when it was changed, u16 and u16 the bytes of its name and link, which follow; then a file's contents. */
 enum { RECORD_BYTES = 27, R_FILE = 1, R_DIRECTORY, R_LINK, R_OTHER, R_ENTER, R_LEAVE };
 enum { OUT_EXITED, OUT_SIGNALLED, OUT_NOT_STARTED, OUT_IO };
-enum { FLAG_TIMED_OUT = 1, FLAG_TREE_KILLED = 2, FLAG_OOM = 4, FLAG_CAPPED = 8, FLAG_PROCESSES = 16, FLAG_DISK = 32 };
+enum { FLAG_TIMED_OUT = 1, FLAG_TREE_KILLED = 2, FLAG_OOM = 4, FLAG_CAPPED = 8, FLAG_PROCESSES = 16, FLAG_DISK = 32, FLAG_RUNS_ON = 64 };
 enum { ST_NONE, ST_USER, ST_CWD, ST_EXEC, ST_FORK, ST_OPEN, ST_READ, ST_WRITE, ST_RENAME, ST_REQUEST, ST_CREDENTIALS };
 
 /* ---- util.c ---- */
@@ -59,6 +60,8 @@ ssize_t read_at(int dir, const char *path, char *out, size_t n); /* NUL-terminat
 uint64_t number_after(const char *text, const char *key);          /* 0 when the key isn't there */
 void close_between(int first, int last); /* both included; or the process ends */
 void close_from(int first);
+bool send_with(int to, const void *data, size_t n, int fd, int how);
+ssize_t receive_with(int from, void *data, size_t n, int *fd, int how);
 void console_line(const char *text);
 _Noreturn void fatal(const char *what, int error); /* FATAL to the host, one line to the console, then the machine ends */
 void *must_alloc(void *old, size_t n);
@@ -108,10 +111,12 @@ struct container {
 };
 extern struct container container;
 int container_build(const struct config *config, const char **stage); /* 0 or errno, *stage says where */
+_Noreturn void reap_forever(void);
 int container_enter(void);                                           /* in a child: 0 or errno */
 void container_warm(struct reader *paths, uint32_t count);
 int rootfs_build(const struct config *config, int user_ns, const char **stage); /* in the container's first process */
 void renew(struct reader *r);
+bool cover_with_text(const char *over, const char *text); /* a mount of a read-only file of these contents */
 void renew_prepare(const char *hostname);
 
 /* ---- network.c ---- */
@@ -158,7 +163,7 @@ typedef bool tree_filter(pid_t pid);
 int tree_signal(int proc_dir, pid_t top, int signo, tree_filter *leave_out); /* all below `top`, it not; how many there were */
 uint32_t tree_tasks(int proc_dir); /* processes and threads but process 1's; what has ended and was not waited for counts, as it does for the limit */
 extern char temporary_name[]; /* writefile.c: what a child that is killed would leave; empty: nothing */
-struct leader { pid_t pid; int fd; uint32_t id, op_id; bool busy, killing; int64_t since_ns; };
+struct leader { pid_t pid; int fd; uint32_t id, op_id, era; bool busy, killing; int64_t since_ns; };
 struct plumbing;
 uint32_t leaders_count(void);
 void leaders_prepare(void); /* one waits before the first operation needs it */
@@ -173,6 +178,22 @@ bool leader_ended(pid_t pid); /* false: it was no leader */
 bool leader_strays(void);     /* some whose leader is gone may still be there */
 void leader_no_strays(void);  /* another check has shown that none is left */
 int leaders_tick(void);       /* as ops_tick */
+int leader_confine(void);
+void leaders_dismiss_old(void);
+
+/* ---- service.c ---- */
+extern uint32_t service_era; /* another one: things start in another namespace */
+void service_prepare(void);
+bool service_runs(void);
+bool service_is(pid_t pid);
+int service_begin(void); /* 0 or errno: the next child is a service's program */
+void service_forked(pid_t pid);
+void service_reaped(pid_t pid); /* of any child */
+void service_look(void);        /* has it just ended? */
+int service_enter(int status_fd); /* in the program's process: as container_enter */
+void service_entered(int mount_ns);
+int service_join(void);      /* in another: 0 or errno */
+int service_make_room(void); /* contained, before a fork: 0 or errno */
 
 /* ---- users.c ---- */
 enum { MAX_GROUPS = 64 };
@@ -189,7 +210,7 @@ void confine_setuid(bool works); /* CONFIG: whether set-user-ID programs gain th
 void seccomp_for_debuggers(bool open);      /* CONFIG: whether the calls by which debuggers work are open */
 int become_nobody(uid_t id);
 void confine_prepare(void);   /* contained mode, at the start: what no process below will ever have is given up at once */
-void confine_after_renew(void); /* contained mode: the rights that only RENEW needed */
+int confine_without_mounts(void);
 int confine_leader(void);     /* no-new-privileges and the filter, for all below */
 int confine_early(void);      /* the same, of this process: `confine` will not do it again */
 int seccomp_install(void);
@@ -204,13 +225,13 @@ struct request {
     char **argv, **env; /* env has ENV_SPARE empty places at its end */
     uint32_t envc;
 };
-enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, WALK_FOLLOW = 1, WALK_CONTENTS = 2, PUT_REPLACE = 1, PUT_TIMES = 2, REMOVE_TREE = 1, MAX_PUT_DEPTH = 64, MODE_KEEP = 0xFFFFFFFF };
+enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, EXEC_SERVICE = 16, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, WRITE_DIRECTORY = 4, WALK_FOLLOW = 1, WALK_CONTENTS = 2, PUT_REPLACE = 1, PUT_TIMES = 2, REMOVE_TREE = 1, MAX_PUT_DEPTH = 64, MODE_KEEP = 0xFFFFFFFF };
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out);
 void request_free(struct request *request);
 
 /* ---- child.c, readfile.c, writefile.c, walk.c, put.c, remove.c: run in the forked child, never return ---- */
 struct status { uint8_t type; uint16_t stage; int32_t error; uint64_t info; char detail[200]; };
-enum { S_FAILED = 1, S_STARTED, S_TERMINAL };
+enum { S_FAILED = 1, S_STARTED, S_TERMINAL, S_NAMESPACE };
 enum { CHILD_STATUS_FD = 3, CHILD_PTS_FD = 4, CHILD_PROBE_FD = 5, CHILD_INPUT_FD = 6, FIRST_FREE_FD = 7 };
 struct plumbing { int in, out, err, status, pts, probe, input; }; /* input: only of a child that waits, which can't know yet whether it has one; else -1 */
 _Noreturn void child_main(uint8_t kind, struct request *request, const struct plumbing *pipes);
@@ -234,6 +255,7 @@ struct pairs { int in[2], out[2], err[2], status[2]; }; /* pipes: [0] is read fr
 void first_prepare(void);
 bool first_waits(void);
 bool first_take(struct op *op, uint32_t flags, const uint8_t *body, struct pairs *left); /* false: there is none, or it can't; left: the ends that stay here */
+void first_dismiss(void);
 bool first_ended(pid_t pid); /* false: it was another */
 int first_tick(bool idle);   /* milliseconds until it has something to do, -1: nothing */
 
@@ -248,7 +270,7 @@ struct op {
     uint8_t *body;
     uint32_t body_n, body_cap;
     pid_t pid;
-    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof, killed, alone;
+    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof, killed, alone, service;
     int wait_status, status_fd, in_fd, out_fd[2];
     uint8_t *in_ring;
     uint32_t in_start, in_n, in_unacked;

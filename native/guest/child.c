@@ -166,12 +166,7 @@ static void become(const char *cwd, const char *spec, const struct user *user)
 static void send_terminal(int master)
 {
     struct status status = {.type = S_TERMINAL};
-    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
-    struct iovec data = {&status, sizeof status};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
-    control.head.cmsg_level = SOL_SOCKET, control.head.cmsg_type = SCM_RIGHTS, control.head.cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(&control.head), &master, sizeof master);
-    if (sendmsg(CHILD_STATUS_FD, &message, MSG_NOSIGNAL) < 0)
+    if (!send_with(CHILD_STATUS_FD, &status, sizeof status, master, 0))
         child_fail(ST_EXEC, errno, "terminal");
 }
 
@@ -201,6 +196,17 @@ static void take_terminal(const struct request *r)
     if (dup2(slave, 0) < 0 || dup2(slave, 1) < 0 || dup2(slave, 2) < 0)
         child_fail(ST_EXEC, errno, "terminal");
     close(slave), close(master), close(CHILD_PTS_FD);
+}
+
+/* A service's output, in the cell: a regular file of the user's own, so that /dev/stdout and its kind can be opened anew. */
+static void open_log(void)
+{
+    static const char *const places[] = {"/var/log/service.log", "/tmp/service.log"};
+    int fd = -1;
+    for (size_t i = 0; i < sizeof places / sizeof *places && fd < 0; i++)
+        fd = open(places[i], O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0644);
+    if (fd >= 0 && (fcntl(fd, F_SETFL, O_APPEND) != 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0))
+        child_fail(ST_EXEC, errno, "log");
 }
 
 static const char *search_path(const struct request *r)
@@ -244,13 +250,13 @@ _Noreturn static void run(const struct request *r)
 }
 
 /* The part that needs no request. 0 or errno. */
-static int settle_in(const struct plumbing *pipes, bool give_pipes)
+static int settle_in(const struct plumbing *pipes, bool give_pipes, bool service)
 {
     channel_drop();
     setsid();
     if (give_pipes)
         give_pipes_to_container(pipes);
-    int entered = container_enter();
+    int entered = service ? service_enter(pipes->status) : container_enter();
     arrange(pipes);
     fresh_signals();
     fresh_limits();
@@ -277,6 +283,8 @@ _Noreturn static void carry_out(uint8_t kind, struct request *request)
     if (kind == KIND_REMOVE)
         child_remove(request);
     complete_env(request, &user);
+    if (request->flags & EXEC_SERVICE)
+        open_log();
     if (request->flags & EXEC_PTY)
         take_terminal(request);
     if (request->flags & EXEC_PROBE)
@@ -286,7 +294,7 @@ _Noreturn static void carry_out(uint8_t kind, struct request *request)
 
 _Noreturn void child_main(uint8_t kind, struct request *request, const struct plumbing *pipes)
 {
-    int entered = settle_in(pipes, kind == KIND_EXEC);
+    int entered = settle_in(pipes, kind == KIND_EXEC, kind == KIND_EXEC && (request->flags & EXEC_SERVICE));
     if (entered != 0)
         child_fail(ST_CREDENTIALS, entered, "container");
     carry_out(kind, request);
@@ -315,7 +323,7 @@ _Noreturn void child_wait(const struct plumbing *pipes)
     static uint8_t message[1 + FIRST_REQUEST_BYTES + 4];
     struct request request;
     ssize_t n = 0;
-    if (settle_in(pipes, true) != 0 || confine_early() != 0 || send(CHILD_STATUS_FD, "r", 1, MSG_NOSIGNAL) != 1)
+    if (settle_in(pipes, true, false) != 0 || confine_early() != 0 || send(CHILD_STATUS_FD, "r", 1, MSG_NOSIGNAL) != 1)
         _exit(127);
     while ((n = recv(CHILD_STATUS_FD, message, 1 + FIRST_REQUEST_BYTES, 0)) < 0 && errno == EINTR)
         ;

@@ -19,7 +19,7 @@ static uint64_t of_root = ROOT_CAPABILITIES, bounded = UINT64_MAX;
 
 /* Which capabilities CONFIG can add, whatever it says: only in the machine, where the agent's memory belongs to a user namespace in which the workload has none.
  * Contained, the agent shares the workload's. */
-static const uint64_t GRANTABLE = CAP(CAP_SYS_PTRACE);
+static const uint64_t GRANTABLE = CAP(CAP_SYS_PTRACE) | CAP(CAP_DAC_READ_SEARCH);
 
 void confine_grant(uint64_t capabilities)
 {
@@ -101,11 +101,8 @@ void confine_prepare(void)
     bounded = of_root;
 }
 
-void confine_after_renew(void)
-{
-    if (set_capabilities(own_capabilities() & ~CAP(CAP_SYS_ADMIN)) != 0)
-        fatal("capabilities", errno);
-}
+/* Contained: the right to make namespaces is this process's alone, and no leader's. */
+int confine_without_mounts(void) { return set_capabilities(own_capabilities() & ~CAP(CAP_SYS_ADMIN)); }
 
 int confine_leader(void) { return !setuid_works && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ? errno : seccomp_install(); }
 

@@ -1,6 +1,6 @@
 /* The workload's container: its namespaces and their owners, its process 1, and how an operation's process enters.
  *
- * Owners. The user namespace maps 0…65535 to 100000…165535 and owns only the network namespace, so that the few capabilities the workload may hold
+ * Owners. The user namespace maps 0 and on to 100000 and on, and owns only the network namespace, so that the few capabilities the workload may hold
  * (raw sockets, low ports) work there; not even that where the machine has a network device. The mount, pid, ipc, uts and cgroup namespaces stay owned by
  * the machine's first user namespace: whatever the workload becomes, even root with every capability of its own user namespace, it has no authority over a mount, a hostname or a pid namespace. */
 #include "agent.h"
@@ -31,7 +31,7 @@ static int write_map(pid_t pid, const char *file)
 {
     char path[64], map[64];
     format(path, sizeof path, "/proc/%d/%s", (int)pid, file);
-    format(map, sizeof map, "0 %d %d\n", ID_SHIFT, ID_COUNT);
+    format(map, sizeof map, "0 %d %u\n", ID_SHIFT, MACHINE_IDS);
     return -write_at(AT_FDCWD, path, map);
 }
 
@@ -80,7 +80,7 @@ static int loopback_up(void)
 
 /* Process 1 of the container: takes in orphans and lets them end. It has no handler, so the kernel discards every signal from inside; it stays in the
  * machine's user namespace under an id the container doesn't map, without capabilities, not dumpable: no ptrace, no prlimit, no /proc/1/mem. */
-_Noreturn static void reap_forever(void)
+_Noreturn void reap_forever(void)
 {
     write_at(AT_FDCWD, "/proc/self/oom_score_adj", "-1000");
     prctl(PR_SET_NAME, "init");
@@ -229,7 +229,10 @@ int container_enter(void)
     if (!in_machine())
         return 0;
     int rest = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP;
-    return setns(container.init_pidfd, rest) != 0 || setns(container.user_ns, CLONE_NEWUSER) != 0 ? errno : 0;
+    if (setns(container.init_pidfd, rest) != 0)
+        return errno;
+    int error = service_join();
+    return error != 0 ? error : setns(container.user_ns, CLONE_NEWUSER) != 0 ? errno : 0;
 }
 
 static void warm_one(const char *path)

@@ -11,26 +11,13 @@ static const char NAME[] = "init";
 static int stash[2] = {-1, -1};
 
 /* A descriptor on its way through a socket is in no process's table: gVisor lets every process open every other's descriptors through /proc. */
-static bool stash_send(int fd)
-{
-    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
-    char byte = 0;
-    struct iovec data = {&byte, 1};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
-    control.head.cmsg_level = SOL_SOCKET, control.head.cmsg_type = SCM_RIGHTS, control.head.cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
-    return sendmsg(stash[1], &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
-}
+static bool stash_send(int fd) { return send_with(stash[1], "", 1, fd, MSG_DONTWAIT); }
 
 static int stash_receive(void)
 {
-    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
     char byte;
-    struct iovec data = {&byte, 1};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
-    int fd = -1;
-    if (recvmsg(stash[0], &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) == 1 && message.msg_controllen >= CMSG_LEN(sizeof(int)))
-        memcpy(&fd, CMSG_DATA(&control.head), sizeof fd);
+    int fd;
+    receive_with(stash[0], &byte, 1, &fd, MSG_DONTWAIT);
     return fd;
 }
 

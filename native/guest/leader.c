@@ -153,14 +153,23 @@ static void close_all_but(int *keep, int n)
     close_from(from);
 }
 
+/* What a leader is, and a service's program that has none. */
+int leader_confine(void)
+{
+    write_at(AT_FDCWD, "/proc/self/oom_score_adj", OOM_SCORE); /* out of memory, the workload goes first: this is its container's group too */
+    int error = confine_without_mounts();
+    return error != 0 ? error : confine_early();
+}
+
 _Noreturn static void lead(int control)
 {
     int keep[] = {control, container.pts, null_fd};
     channel_drop();
+    if (service_join() != 0)
+        _exit(76);
     control_fd = control;
     close_all_but(keep, 3);
-    write_at(AT_FDCWD, "/proc/self/oom_score_adj", OOM_SCORE); /* out of memory, the workload goes first: this is its container's group too */
-    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0 || setsid() < 0 || confine_leader() != 0)
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0 || setsid() < 0 || leader_confine() != 0)
         _exit(76);
     sigset_t none;
     sigemptyset(&none);
@@ -180,7 +189,7 @@ static struct leader *leader_make(void)
     int pair[2];
     if (leader_count == sizeof leaders / sizeof *leaders || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return NULL;
-    pid_t pid = fork();
+    pid_t pid = service_make_room() != 0 ? -1 : fork();
     if (pid == 0)
         lead(pair[1]);
     close(pair[1]);
@@ -189,7 +198,7 @@ static struct leader *leader_make(void)
         close(pair[0]);
         return NULL;
     }
-    *leader = (struct leader){.pid = pid, .fd = pair[0], .id = ++last_id};
+    *leader = (struct leader){.pid = pid, .fd = pair[0], .id = ++last_id, .era = service_era};
     watch_add(W_LEADER, leader->id, leader->fd, EPOLLIN);
     leaders[leader_count++] = leader;
     return leader;
@@ -215,7 +224,7 @@ struct leader *leader_take(void)
 {
     struct leader *leader = NULL;
     for (int i = 0; i < leader_count && leader == NULL; i++)
-        if (leaders[i]->op_id == 0 && !leaders[i]->busy)
+        if (leaders[i]->op_id == 0 && !leaders[i]->busy && leaders[i]->era == service_era)
             leader = leaders[i];
     return leader != NULL ? leader : leader_make();
 }
@@ -243,8 +252,16 @@ static int idle_leaders(void)
 static void keep_or_dismiss(struct leader *leader)
 {
     leader->killing = false;
-    if (leader->op_id == 0 && idle_leaders() > MAX_IDLE)
+    if (leader->op_id == 0 && (idle_leaders() > MAX_IDLE || leader->era != service_era))
         leader_forget(leader);
+}
+
+/* Those that wait in another namespace than the one in which things start now. */
+void leaders_dismiss_old(void)
+{
+    for (int i = leader_count; i-- > 0;)
+        if (leaders[i]->op_id == 0 && !leaders[i]->busy && leaders[i]->era != service_era)
+            leader_forget(leaders[i]);
 }
 
 void leader_release(struct leader *leader)
@@ -283,7 +300,7 @@ static bool send_order(int to, struct order *order, const uint8_t *body, uint32_
 /* Every operation has room that those before it don't have, so that what one of them left running doesn't shut out the next. */
 static uint32_t process_limit(void)
 {
-    bool others = false;
+    bool others = service_runs();
     for (int i = 0; i < leader_count; i++)
         others |= leaders[i]->busy;
     return container.processes == 0 ? 0 : container.processes + (others ? SPARE_PROCESSES : 0);
@@ -351,8 +368,10 @@ bool leader_ended(pid_t pid)
     return false;
 }
 
-static bool is_leader(pid_t pid)
+static bool is_kept(pid_t pid)
 {
+    if (service_is(pid))
+        return true;
     for (int i = 0; i < leader_count; i++)
         if (leaders[i]->pid == pid)
             return true;
@@ -391,7 +410,7 @@ void leader_signal_tree(struct leader *leader, int signo) { tree_signal(containe
 /* Processes below this one and below no leader: their leader is gone. */
 static void end_strays(void)
 {
-    if (kill_below(getpid(), strays_since_ns, is_leader) == 0)
+    if (kill_below(getpid(), strays_since_ns, is_kept) == 0)
         strays = false;
 }
 

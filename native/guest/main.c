@@ -276,6 +276,7 @@ static void serve_machine(void)
 {
     raise_files();
     int port = boot();
+    service_prepare();
     reserve_low_fds();
     if (probe_fd >= 0)
         probe_fd = out_of_the_way(probe_fd);
@@ -303,6 +304,7 @@ static void serve_contained(int argc, char **argv)
     if (setresgid(-1, -1, ID_COUNT - 1) != 0) /* then nobody's ids are this process's: no right over it comes from being the same user */
         fatal("ids", errno);
     hide(argc, argv);
+    service_prepare();
     confine_prepare();
     container.root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     container.proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -233,6 +233,7 @@ bool ops_reap(void)
         }
         if (pid == container.init_pid)
             fatal("the container's process 1 ended", 0);
+        service_reaped(pid);
         if (contained_mode && leader_ended(pid))
             continue;
         if (first_ended(pid))
@@ -312,11 +313,23 @@ int ops_tick(void)
     return next == INT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 > 3600000 ? 3600000 : (next - now + 999999) / 1000000);
 }
 
+/* Its program runs on, as one that an operation left behind. One that has ended is not left: its RESULT comes. */
+static void leave_running(struct op *op)
+{
+    if (!op->service || op->reaped || op->state != OP_RUNNING)
+        return;
+    op->flags |= FLAG_RUNS_ON;
+    send_result(op->id, op, OUT_EXITED, 0, 0, "");
+    op_free(op);
+}
+
 static void on_signal(struct op *op, const uint8_t *p, uint32_t n)
 {
     if (n != 2 || op->state == OP_GATHERING || p[0] == 0 || p[0] > 64)
         return;
-    if (p[1] == 1) {
+    if (p[1] == 2) {
+        leave_running(op);
+    } else if (p[1] == 1) {
         op->flags |= FLAG_TREE_KILLED;
         if (p[0] == SIGKILL)
             op->killed = true, op->owed[0] = op->owed[1] = 0;
@@ -380,18 +393,6 @@ static void started(struct op *op, uint64_t info)
         stdin_ready(op);
 }
 
-static ssize_t receive(struct op *op, struct status *status, int *passed)
-{
-    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
-    struct iovec data = {status, sizeof *status};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
-    ssize_t n = recvmsg(op->status_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    *passed = -1;
-    if (n > 0 && message.msg_controllen >= CMSG_LEN(sizeof(int)) && control.head.cmsg_type == SCM_RIGHTS)
-        memcpy(passed, CMSG_DATA(&control.head), sizeof *passed);
-    return n;
-}
-
 /* The other end is held by the child alone until execve closes it: its end without a failure is the start. */
 static void status_over(struct op *op)
 {
@@ -407,11 +408,13 @@ void op_status_ready(struct op *op)
     struct status status = {0};
     int passed;
     while (op->status_fd >= 0) {
-        ssize_t n = receive(op, &status, &passed);
+        ssize_t n = receive_with(op->status_fd, &status, sizeof status, &passed, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             break;
         if (n == (ssize_t)sizeof status && status.type == S_TERMINAL && passed >= 0 && op->out_fd[0] < 0)
             take_master(op, passed);
+        else if (n == (ssize_t)sizeof status && status.type == S_NAMESPACE && passed >= 0 && op->service)
+            service_entered(passed);
         else if (passed >= 0)
             close(passed);
         if (n == (ssize_t)sizeof status && status.type == S_STARTED)

@@ -109,7 +109,7 @@ static bool set_boot_id(const char *id)
 }
 
 /* No runtime binds anything into /proc, so this process does, while it may. */
-static bool cover(const char *over, const char *text)
+bool cover_with_text(const char *over, const char *text)
 {
     static const char file[] = "/dev/.b";
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
@@ -125,11 +125,11 @@ static bool cover(const char *over, const char *text)
 static bool cover_boot_id(const char *id)
 {
     char line[64];
-    return format(line, sizeof line, "%s\n", id) && strlen(line) == 37 && cover("/proc/sys/kernel/random/boot_id", line);
+    return format(line, sizeof line, "%s\n", id) && strlen(line) == 37 && cover_with_text("/proc/sys/kernel/random/boot_id", line);
 }
 
 /* The kernel's own is the host's business, and gVisor's says what it is. */
-static bool cover_command_line(void) { return cover("/proc/cmdline", COMMAND_LINE); }
+static bool cover_command_line(void) { return cover_with_text("/proc/cmdline", COMMAND_LINE); }
 
 enum { MAX_STILL = 160 };
 
@@ -166,7 +166,7 @@ static bool cover_still(const char *path, void (*still)(char *to, const char *na
         still(text + used, name, line == NULL ? "" : line);
         used += strlen(text + used);
     }
-    bool done = used != 0 && cover(path, text);
+    bool done = used != 0 && cover_with_text(path, text);
     close(fd);
     free(now), free(text);
     return done;
@@ -183,7 +183,7 @@ static bool cover_processor_files(void)
         if (fd >= 0)
             close(fd);
         text[n < 0 ? 0 : n] = 0;
-        if (n < 0 ? errno != ENOENT : !cover(PATHS[i], text))
+        if (n < 0 ? errno != ENOENT : !cover_with_text(PATHS[i], text))
             return false;
     }
     return true;
@@ -192,6 +192,9 @@ static bool cover_processor_files(void)
 static bool set_machine_id(const char *id)
 {
     char line[64];
+    struct stat s;
+    if (fstatat(container.root, plains[MACHINE_ID].path, &s, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
+        return true; /* the image has none, and so none that others share */
     return format(line, sizeof line, "%s\n", id) && strlen(line) == 33 && write_plain(&plains[MACHINE_ID], line);
 }
 
@@ -201,6 +204,8 @@ static bool set_hostname(const char *name)
     size_t n = strlen(name);
     if (n == 0 || n > 64 || sethostname(name, n) != 0)
         return false;
+    if (mkdirat(container.root, "etc", 0755) == 0 && in_machine() && fchownat(container.root, "etc", ID_SHIFT, ID_SHIFT, AT_SYMLINK_NOFOLLOW) != 0)
+        return false; /* an image of one program has none */
     format(line, sizeof line, "%s\n", name);
     format(hosts, sizeof hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", name);
     bool file = write_plain(&plains[HOSTNAME], line);
@@ -264,7 +269,6 @@ void renew(struct reader *r)
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
         done |= network && set_resolver(resolver) ? DID_NETWORK : 0;
-        confine_after_renew();
         users_remember(-1);
         leaders_prepare();
     }

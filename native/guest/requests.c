@@ -30,7 +30,8 @@ static void parse_exec(struct reader *r, struct request *out)
     out->cwd = take_str(r, NULL);
     out->argv = take_strings(r, &argc, 0);
     out->env = take_strings(r, &out->envc, ENV_SPARE);
-    if (argc == 0 || ((out->flags & EXEC_ALONE) && !(out->flags & EXEC_PROBE)))
+    bool service = out->flags & EXEC_SERVICE;
+    if (argc == 0 || ((out->flags & EXEC_ALONE) && !(out->flags & EXEC_PROBE)) || (service && (out->flags & (EXEC_STDIN | EXEC_PTY | EXEC_PROBE))))
         r->bad = true;
 }
 

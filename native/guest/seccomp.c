@@ -173,10 +173,10 @@ static void build(void)
     emit(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN_CALL, 0, 1); /* x32 too: its numbers begin at 0x40000000 */
     answer_errno(ENOSYS);
     clone_rules();
-    if (in_sentry) {
+    if (in_sentry && !service_runs()) /* beside a service's program, that is process 1 */
         spare_process_1();
+    if (in_sentry)
         deny_link_attributes();
-    }
     owner_rules();
     netlink_rules();
     internet_rules();

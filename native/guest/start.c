@@ -39,7 +39,7 @@ bool open_pairs(struct pairs *p, const struct op *op, bool in)
         return false;
     if (fcntl(p->status[1], F_SETFL, 0) != 0)
         return false;
-    if (op->pty)
+    if (op->pty || op->service)
         return true;
     if ((in && pipe2(p->in, O_CLOEXEC) != 0) || (!takes_input(op->kind) && pipe2(p->out, O_CLOEXEC) != 0))
         return false;
@@ -86,7 +86,9 @@ static int spawn_led(struct op *op, bool probe, const uint8_t *body, const struc
 static int spawn(struct op *op, struct request *request, bool in, const uint8_t *body)
 {
     struct pairs p;
-    if (first_take(op, request->flags, body, &p)) {
+    if (op->service)
+        first_dismiss();
+    else if (first_take(op, request->flags, body, &p)) {
         take_ends(op, &p);
         close_pairs(&p);
         return 0;
@@ -95,10 +97,14 @@ static int spawn(struct op *op, struct request *request, bool in, const uint8_t 
     int error = opened ? 0 : errno;
     if (error == 0 && in_machine() && (op->slot = slot_take()) == NULL)
         error = EAGAIN;
-    if (error == 0 && contained_mode)
+    if (error == 0 && op->service)
+        error = service_begin();
+    if (error == 0 && contained_mode && !op->service)
         error = spawn_led(op, op->kind == KIND_EXEC && (request->flags & EXEC_PROBE), body, &p);
     else if (error == 0 && (op->pid = fork_into(op->slot)) < 0)
         error = errno;
+    if (op->service && op->pid != 0)
+        service_forked(op->pid);
     if (error == 0 && op->pid == 0) {
         struct plumbing plumbing = {end_or_null(p.in[0]), end_or_null(p.out[1]), end_or_null(p.err[1]), p.status[1], op->pty ? container.pts : -1,
             op->kind == KIND_EXEC && (request->flags & EXEC_PROBE) ? probe_fd : -1, -1};
@@ -125,6 +131,7 @@ void op_start(struct op *op)
         op_refuse(op, ST_REQUEST, EAGAIN, "another operation runs alone");
         return;
     }
+    service_look();
     op->start_ns = now_ns();
     op->full_before = limits_now();
     uint8_t *as_sent = contained_mode || first_waits() ? memcpy(must_alloc(NULL, op->body_n + 1), op->body, op->body_n) : NULL; /* parsing moves its strings */
@@ -135,6 +142,7 @@ void op_start(struct op *op)
         return;
     }
     op->pty = op->kind == KIND_EXEC && (request.flags & EXEC_PTY);
+    op->service = op->kind == KIND_EXEC && (request.flags & EXEC_SERVICE);
     op->alone = op->kind == KIND_EXEC && (request.flags & EXEC_ALONE);
     op->cap[0] = request.cap[0], op->cap[1] = request.cap[1];
     if (request.timeout_ms != 0 && request.timeout_ms < (uint64_t)INT64_MAX / 2000000)

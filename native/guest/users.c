@@ -83,7 +83,7 @@ static bool parse_id(const char *text, uint32_t *id)
         return false;
     errno = 0;
     unsigned long value = strtoul(text, &end, 10);
-    if (errno != 0 || *end != 0 || value >= (native_mode ? 0xFFFFFFFFUL : (unsigned long)ID_COUNT))
+    if (errno != 0 || *end != 0 || value >= (native_mode ? 0xFFFFFFFFUL : in_machine() ? MACHINE_IDS : (unsigned long)ID_COUNT))
         return false;
     *id = (uint32_t)value;
     return true;

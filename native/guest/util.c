@@ -1,5 +1,6 @@
 /* Small things every file needs. */
 #include "agent.h"
+#include <sys/socket.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -193,4 +194,28 @@ char *take_str(struct reader *r, uint32_t *length)
     else if (memchr(text, 0, n) != NULL)
         r->bad = true;
     return text;
+}
+
+/* A message with a descriptor beside it. */
+bool send_with(int to, const void *data, size_t n, int fd, int how)
+{
+    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
+    struct iovec part = {(void *)(uintptr_t)data, n};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    control.head.cmsg_level = SOL_SOCKET, control.head.cmsg_type = SCM_RIGHTS, control.head.cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    return sendmsg(to, &message, MSG_NOSIGNAL | how) == (ssize_t)n;
+}
+
+/* `fd`: -1 when none came. */
+ssize_t receive_with(int from, void *data, size_t n, int *fd, int how)
+{
+    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
+    struct iovec part = {data, n};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    ssize_t got = recvmsg(from, &message, MSG_CMSG_CLOEXEC | how);
+    *fd = -1;
+    if (got > 0 && message.msg_controllen >= CMSG_LEN(sizeof(int)) && control.head.cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(&control.head), sizeof *fd);
+    return got;
 }

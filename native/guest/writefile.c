@@ -213,6 +213,26 @@ _Noreturn static void in_place(const struct target *t, const struct request *r, 
     _exit(0);
 }
 
+_Noreturn static void make_directory(const struct request *r)
+{
+    struct user owner;
+    int error = r->owner[0] != 0 ? user_find(r->owner, &owner, false) : 0;
+    if (error != 0)
+        child_fail(ST_USER, error, r->owner);
+    make_parents(r->path);
+    if (mkdir(r->path, 0755) != 0 && errno != EEXIST)
+        child_fail(ST_OPEN, errno, r->path);
+    int fd = open(r->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        child_fail(ST_OPEN, errno, r->path);
+    if (r->owner[0] != 0 && fchown(fd, owner.uid, owner.gid) != 0)
+        child_fail(ST_CREDENTIALS, errno, r->owner);
+    if (r->mode != MODE_KEEP && fchmod(fd, r->mode & 07777) != 0)
+        child_fail(ST_WRITE, errno, r->path);
+    child_started(0);
+    _exit(0);
+}
+
 _Noreturn void child_write_file(const struct request *request, const struct user *user)
 {
     static struct target target;
@@ -223,6 +243,8 @@ _Noreturn void child_write_file(const struct request *request, const struct user
     size_t n = strlen(request->path);
     if (n == 0 || request->path[n - 1] == '/')
         child_fail(ST_OPEN, n == 0 ? ENOENT : EISDIR, request->path);
+    if (request->flags & WRITE_DIRECTORY)
+        make_directory(request);
     if (!(request->flags & WRITE_NO_PARENTS))
         make_parents(request->path);
     follow(&target, request->path);

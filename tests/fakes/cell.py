@@ -71,6 +71,22 @@ class FakeRun:
         self.files[name] = value
 
 
+class EndedProgram:
+    """A service's program that has ended."""
+
+    running = False
+
+    def __init__(self, output: ExecOutput) -> None:
+        self.output = output
+
+    async def wait(self) -> ExecOutput:
+        """Its end."""
+        return self.output
+
+    async def leave(self) -> None:
+        """Nothing runs."""
+
+
 class FakeCell:
     """Runs commands by subprocess in a directory of its own."""
 
@@ -104,6 +120,12 @@ class FakeCell:
     def describe(self, **said: Any) -> None:
         """Remembers it."""
         self.described |= said
+
+    async def start(
+        self, argv: Sequence[str], *, service: bool, timeout_s: float | None
+    ) -> EndedProgram:
+        """A service's program, run to its end."""
+        return EndedProgram(await self.exec(argv, timeout_s=timeout_s))
 
     async def exec(
         self,

@@ -345,7 +345,7 @@ def test_files_that_will_not_do(
     ("command", "said"),
     [
         ("[sh, -c, 'echo words of its own; exit 3']", "its output ends with: words of its own"),
-        ("[no-such-program]", "no-such-program: not found"),
+        ("[no-such-program]", "no-such-program: No such file"),
     ],
 )
 def test_a_target_that_does_not_get_healthy(

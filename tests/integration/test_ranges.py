@@ -359,7 +359,7 @@ async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
         "    odd: {kind: cell, names: [odd.example], ports: [80], command: [no-such-program]}\n"
     )
     async with recorded("odd") as run:
-        with pytest.raises(CellError, match=r"(?s)odd.*no-such-program.*not found"):
+        with pytest.raises(CellError, match=r"(?s)odd.*no-such-program.*No such file"):
             async with open_cell(policy_of(tmp_path, target), run=run):
                 pytest.fail("it was opened")
 

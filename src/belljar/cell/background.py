@@ -121,6 +121,12 @@ class BackgroundCommand:
         if self._running is not None and self.running:
             await self._running.signal(number, whole_tree=whole_tree)
 
+    async def leave(self) -> None:
+        """Let a service's program run on by itself, and wait until that is said, or its end."""
+        if self._running is not None and self.running:
+            await self._running.leave()
+        await self._done.wait()
+
     async def kill(self) -> None:
         """Kill it and all it started, and wait for its end."""
         await self.signal(SIGKILL, whole_tree=True)
@@ -180,21 +186,25 @@ class BackgroundOperations(ExecOperations):
         user: str | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        service: bool = False,
     ) -> BackgroundCommand:
         """Start a command in the background; it runs until it ends, is killed, or the cell ends.
 
         Arguments as `exec`, but no timeout by default and no standard input. What it writes is
         taken all the time: `output` has what was kept. A command that can't be started has ended,
         which `wait` tells. At most 64 operations run in a cell at once, these included.
+        `service`: as `open_exec` has it.
 
         Raises `CellError`.
         """
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
         command = BackgroundCommand(argv, keep_bytes)
-        opened = self.open_exec(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s)
+        opened = self.open_exec(
+            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, service=service
+        )
         self._background = (*(one for one in self._background if one.running), command)
-        _spawn(lambda: command.run(opened))
+        spawn_task(lambda: command.run(opened))
         await command.started()
         return command
 
@@ -203,7 +213,7 @@ class BackgroundOperations(ExecOperations):
             await command.end()
 
 
-def _spawn(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """A task outside of any block: no task group may span a cell's opening and end.
 
     The cell ends it; it raises nothing.

@@ -79,6 +79,25 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s)
         )
 
+    async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
+        """Make a directory with its parents, as root; one that is there gets `mode` and `owner`.
+
+        None keeps a mode; a new one has 0755. Raises as `write_file`.
+        """
+        operation = self._operation()
+        self._recorder.record(
+            record.write_started(operation, path, user="0", mode=mode, body=body_of("content", b""))
+        )
+        began = anyio.current_time()
+        with self._failure_recorded(operation, Kind.FILE_WRITE_FAILED, limits=record.write_limits):
+            await self._live.client.make_directory(
+                path, mode=mode, owner=owner, timeout_s=self.plan.limits.exec_timeout_s
+            )
+        took_s = anyio.current_time() - began
+        self._recorder.record(
+            record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s)
+        )
+
     async def read_file(
         self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None
     ) -> bytes:

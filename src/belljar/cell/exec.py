@@ -116,6 +116,10 @@ class RunningCommand:
         self._recorder.record(event)
         await self._running.signal(sent, whole_tree=whole_tree)
 
+    async def leave(self) -> None:
+        """Let a service's program run on by itself; `wait` then says so."""
+        await self._running.leave()
+
     async def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size."""
         await self._running.resize(rows, cols)
@@ -223,15 +227,24 @@ class ExecOperations(CellBase):
         user: str | None = None,
         timeout_s: float | None = None,
         pty: PtySize | None = None,
+        service: bool = False,
     ) -> AsyncIterator[RunningCommand]:
         """Run a command and talk to it while it runs: streams, signals, a terminal.
 
-        Arguments as `exec`, but no timeout by default.
+        Arguments as `exec`, but no timeout by default. `service`: as process 1 of a PID namespace
+        of its own, without streams; its output goes to a file of the cell.
 
         Leaving the block before the command has ended kills its whole tree.
         """
         operation, request, seen = self._begin(
-            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s or 0, stdin=True, pty=pty
+            argv,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout_s=timeout_s or 0,
+            stdin=not service,
+            pty=pty,
+            service=service,
         )
         with self._failure_recorded(operation, Kind.EXEC_FAILED, bodies=seen.bodies):
             async with self._live.client.open_exec(request) as channel:
@@ -320,6 +333,7 @@ class ExecOperations(CellBase):
         timeout_s: float | None,
         stdin: bool,
         pty: PtySize | None = None,
+        service: bool = False,
     ) -> tuple[record.Operation, ExecRequest, SeenStreams]:
         check_argv(argv)
         limits, workdir = self.plan.limits, self.plan.workdir
@@ -333,6 +347,7 @@ class ExecOperations(CellBase):
             max_stderr_bytes=limits.output_bytes,
             pty=pty,
             stdin=stdin,
+            service=service,
         )
         operation = self._operation()
         self._recorder.record(record.exec_started(operation, request))

@@ -106,6 +106,7 @@ def exec_finished(
             "status": "signalled" if output.signalled else "exited",
             "code": output.code,
             "killed": output.killed,
+            **({"runs_on": True} if output.runs_on else {}),
         }
     bodies = [body for body in (stdin, stdout, stderr) if body is not None and body.total_bytes]
     return operation.event(kind, data, trust=Trust.GUEST_REPORTED, bodies=bodies)

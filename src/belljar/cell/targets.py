@@ -17,8 +17,10 @@ from typing import Any, Final, TypeAlias
 import anyio
 import anyio.to_thread
 
+from belljar.cell.background import BackgroundCommand, spawn_task
 from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
+from belljar.channel import FileTooLarge
 from belljar.compose.values import SETTLE_S, is_idle
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
@@ -31,23 +33,15 @@ from belljar.units import format_size, printable
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")
-_LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in the cell
-_BEHIND: Final = """\
-command -v "$1" > /dev/null || { echo "$1: not found" >&2; exit 127; }
-log=%s; (: > $log) 2> /dev/null || log=%s
-"$@" > $log 2>&1 < /dev/null &
-echo $log; left=%d
-while [ $left -gt 0 ] && kill -0 $! 2> /dev/null; do sleep 0.1; left=$((left - 1)); done
-kill -0 $! 2> /dev/null || wait $!"""
-"""Runs the program in the background, and prints the name of the file that has its output.
-
-Ends after so many tenths of a second, or with the program and its status. In a subshell, since a
-POSIX shell ends where its own `:` can't write.
-"""
+LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in the cell
+"""The first that the program's user can write has its output (native/guest/child.c)."""
 _EARLY_END_S: Final = 0.2
 """A program with a health check that ends with another status within it is not asked for its
 health."""
-_START_TIMEOUT_S: Final = 30.0
+_MAX_STARTS: Final = 11
+"""With Docker's pauses of 100 ms, 200 ms, … a minute and a half of them."""
+_FIRST_PAUSE_S: Final = 0.1
+_MAX_LOG_BYTES: Final = 1 << 20
 _MIN_TIMEOUT_S: Final = 1.0
 _LOG_BYTES: Final = 2000
 
@@ -98,8 +92,8 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     The result waits until it is healthy, and raises `CellError` if it is not so in time. Without a
     health check it is ready when it has run for `SETTLE_S`, or ended with status 0.
 
-    Raises `CellError` with its last output when it can't be started or ends with another status,
-    or when another service waits for its health and it has no check.
+    Raises `CellError` with its last output when it can't be started or ends for good with another
+    status, or when another service waits for its health and it has no check.
     """
     if stand_in.kind == "python":
         for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
@@ -114,25 +108,116 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     else:
         command = words_to_run(stand_in.settings, cell)
     health = health_of(cell, stand_in, command)
-    if directories := stand_in.settings.get("directories"):
-        made = await cell.exec(
-            ["mkdir", "-p", "--", *directories], user="0", cwd="/", timeout_s=_START_TIMEOUT_S
-        )
-        if not made.success:
-            raise _failed(stand_in, cell, f"its directories can't be made: {_error_text(made)}")
+    for directory in stand_in.settings.get("directories") or ():
+        path, mode, owner = directory_of(directory)
+        try:
+            await cell.make_directory(path, mode=mode, owner=owner)
+        except (OSError, TimeoutError) as error:
+            raise _failed(stand_in, cell, f"its directory {path} can't be made: {error}") from error
+    if not command:
+        if stand_in.settings.get("completes"):
+            raise _failed(stand_in, cell, "there is nothing to run to its end")
+        return partial(_wait_healthy, stand_in, cell, health)
+    program = Program(cell, stand_in, command)
     if stand_in.settings.get("completes"):
-        # Run the program to its end, for at most the cell's `exec_timeout`
-        output = await cell.exec(command) if command else None
-        if output is None or not output.success:
-            why = "there is nothing to run" if output is None else _error_text(output)
-            raise _failed(stand_in, cell, f"its program did not end well: {why}")
-        command, health = (), {}
-    log = (
-        await _start(cell, stand_in, command, _EARLY_END_S if health else SETTLE_S)
-        if command
-        else ""
-    )
-    return partial(_wait_healthy, cell, stand_in, health, log)
+        await program.complete()
+        return partial(_wait_healthy, stand_in, cell, {})
+    await program.start(_EARLY_END_S if health else SETTLE_S)
+    return partial(program.wait_ready, health)
+
+
+def directory_of(text: str) -> tuple[str, int | None, str]:
+    """A directory's path, mode and owner, as `directories` has it. Pure."""
+    path, _, rest = text.partition(":")
+    named = dict(option.split("=") for option in rest.split(",")) if rest else {}
+    if not named:
+        return path, None, ""
+    return path, int(named.get("mode", "755"), 8), f"{named.get('uid', 0)}:{named.get('gid', 0)}"
+
+
+class Program:
+    """A service's program: process 1 of its cell, started again by its `restart` until ready."""
+
+    def __init__(self, cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:
+        self._cell, self._stand_in, self._command = cell, stand_in, command
+        policy, _, times = str(stand_in.settings.get("restart") or "no").partition(":")
+        self._always = policy not in ("no", "on-failure")
+        most = min(int(times) + 1, _MAX_STARTS) if int(times or 0) else _MAX_STARTS
+        self._most_starts = 1 if policy == "no" else most
+        self._starts = 0
+        self._running: BackgroundCommand | None = None
+        self._output: ExecOutput | None = None
+        self._error: CellError | None = None
+        self._is_wanted = True
+        self._ended = anyio.Event()
+
+    async def complete(self) -> None:
+        """Run it to its end, for at most the cell's `exec_timeout`. Raises `CellError`."""
+        self._always = False
+        await self._run(self._cell.plan.limits.exec_timeout_s)
+        await self.check_runs()
+
+    async def start(self, watched_s: float) -> None:
+        """Start it. Raises `CellError` when it has ended for good within this time, and badly."""
+        spawn_task(self._run)
+        with anyio.move_on_after(watched_s):
+            await self._ended.wait()
+        await self.check_runs()
+
+    async def wait_ready(self, health: Mapping[str, Any]) -> None:
+        """Until it is healthy, or has run for `SETTLE_S`; then it is let go. Raises `CellError`."""
+        try:
+            if health:
+                await _wait_healthy(self._stand_in, self._cell, health, self)
+            else:
+                await self._settle()
+        finally:
+            self._is_wanted = False
+        if self._running is not None:
+            await self._running.leave()
+
+    async def _settle(self) -> None:
+        seen = 1  # the first start was watched
+        while not self._ended.is_set():
+            if self._starts == seen and self._running is not None and self._running.running:
+                return
+            seen = self._starts
+            with anyio.move_on_after(SETTLE_S):
+                await self._ended.wait()
+        await self.check_runs()
+
+    async def _run(self, timeout_s: float | None = None) -> None:
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while self._is_wanted:
+                self._starts += 1
+                self._running = await self._cell.start(
+                    self._command, timeout_s=timeout_s, service=True
+                )
+                output = self._output = await self._running.wait()
+                is_done = output.not_started_errno is not None or self._starts == self._most_starts
+                if is_done or (output.success and not self._always):
+                    return
+                await anyio.sleep(pause_s)
+                pause_s *= 2
+        except CellError as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    async def check_runs(self) -> None:
+        """Raise `CellError` when it has ended for good with another status than 0."""
+        if self._error is not None:
+            raise self._error
+        output = self._output
+        if not self._ended.is_set() or output is None or output.success:
+            return
+        what = f"its program ended with status {output.returncode}"
+        if output.timed_out or output.not_started_errno is not None:
+            verb = "did not end" if output.timed_out else "can't be started"
+            what = f"its program {verb}: {_error_text(output)}"
+        starts = f", the last of {self._starts} starts" if self._starts > 1 else ""
+        raise _failed(self._stand_in, self._cell, f"{what}{starts}{await log_tail(self._cell)}")
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
@@ -168,23 +253,11 @@ def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
     return cell.image_command if arguments is None else (*cell.image_entrypoint, *arguments)
 
 
-async def _start(
-    cell: Cell, stand_in: StandInPlan, command: Sequence[str], watched_s: float
-) -> str:
-    """Start it, wait `watched_s` for its end; its log file's name."""
-    script = _BEHIND % (*_LOGS, round(watched_s * 10))
-    output = await cell.exec(["/bin/sh", "-c", script, "sh", *command], timeout_s=_START_TIMEOUT_S)
-    log = output.stdout.decode("utf-8", "replace").strip()
-    if output.success:
-        return log
-    if log not in _LOGS:
-        raise _failed(stand_in, cell, f"its program can't be started: {_error_text(output)}")
-    tail = await _log_tail(cell, log)
-    raise _failed(stand_in, cell, f"its program ended with status {output.returncode}{tail}")
-
-
 async def _wait_healthy(
-    cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str
+    stand_in: StandInPlan,
+    cell: Cell,
+    health: Mapping[str, Any],
+    program: Program | None = None,
 ) -> None:
     if not health:
         return
@@ -198,8 +271,10 @@ async def _wait_healthy(
         if output.success:
             return
         last, tries = _last_line(output), tries + 1
+        if program is not None:
+            await program.check_runs()
         await anyio.sleep(float(health["interval"]))
-    tail = await _log_tail(cell, log)
+    tail = await log_tail(cell) if program is not None else ""
     raise _failed(
         stand_in,
         cell,
@@ -223,14 +298,18 @@ def health_command(health: Mapping[str, Any]) -> list[str]:
     return ["/bin/sh", "-c", fetch, "sh", url]
 
 
-async def _log_tail(cell: Cell, log: str) -> str:
-    if not log:
-        return ""
-    output = await cell.exec(["tail", "-c", str(_LOG_BYTES), log], timeout_s=_START_TIMEOUT_S)
-    return (
-        f"; its output ends with: "
-        f"{printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
-    )
+async def log_tail(cell: Cell) -> str:
+    """The end of what the program wrote, as the end of a message; "" where that is nothing."""
+    for path in LOGS:
+        try:
+            written = await cell.read_file(path, max_bytes=_MAX_LOG_BYTES)
+        except FileTooLarge:
+            return f"; its output is in {path}"
+        except (OSError, TimeoutError):
+            continue
+        if shown := written[-_LOG_BYTES:].decode("utf-8", "replace").strip():
+            return f"; its output ends with: {printable(shown, max_chars=_LOG_BYTES)}"
+    return ""
 
 
 def _error_text(output: ExecOutput) -> str:

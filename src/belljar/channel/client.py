@@ -334,6 +334,7 @@ class GuestClient:
             pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
             probe=request.probe,
             alone=request.alone,
+            service=request.service,
         )
         async with self.operation(
             OpKind.EXEC,
@@ -408,6 +409,19 @@ class GuestClient:
                 )
             judge(operation, path, timeout_s)
         return bytes(contents)
+
+    async def make_directory(
+        self, path: str, *, mode: int | None, owner: str, timeout_s: float | None = None
+    ) -> None:
+        """Make a directory with its parents, as root; one that is there gets mode and owner.
+
+        Raises as `write_file`.
+        """
+        body = frames.write_body(
+            user="0", cwd="/", path=path, mode=mode, owner=owner, directory=True
+        )
+        async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
+            await feed_file(operation, b"", path, timeout_s)
 
     @asynccontextmanager
     async def operation(

@@ -95,6 +95,7 @@ class ResultFlag(IntFlag):
     CAP_REACHED = 8
     PROCESSES_FULL = 16
     DISK_FULL = 32
+    RUNS_ON = 64
 
 
 class Stage(IntEnum):
@@ -137,6 +138,8 @@ class SignalScope(IntEnum):
 
     MAIN_PROCESS = 0
     WHOLE_TREE = 1
+    LEAVE = 2
+    """None: a service's program runs on, and its operation ends."""
 
 
 def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
@@ -192,11 +195,12 @@ def exec_body(
     pty: tuple[int, int] | None,
     probe: bool = False,
     alone: bool = False,
+    service: bool = False,
 ) -> bytes:
     """The request of an exec.
 
     `timeout_ms` 0 is none; `pty` is (rows, columns); `probe`: the guest agent's own program;
-    `alone`: with nothing beside it.
+    `alone`: with nothing beside it; `service`: as process 1 of a PID namespace of its own.
     """
     if not argv:
         raise ValueError("argv is empty; name the program to run")
@@ -207,6 +211,7 @@ def exec_body(
         | (2 if pty is not None else 0)
         | (4 if probe else 0)
         | (8 if alone else 0)
+        | (16 if service else 0)
     )
     rows, columns = pty or (0, 0)
     return b"".join(
@@ -228,12 +233,20 @@ def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
 
 
 def write_body(
-    *, user: str, cwd: str, path: str, mode: int | None, owner: str, append: bool
+    *,
+    user: str,
+    cwd: str,
+    path: str,
+    mode: int | None,
+    owner: str,
+    append: bool = False,
+    directory: bool = False,
 ) -> bytes:
-    """The request of a file write; parents are made. `mode` None keeps an existing file's."""
+    """The request of a file write, or of a directory; parents are made. `mode` None keeps what
+    there is."""
     if mode is not None and not 0 <= mode <= 0o7777:
         raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
-    head = _U32.pack(1 if append else 0) + place(user, cwd, path)
+    head = _U32.pack((1 if append else 0) | (4 if directory else 0)) + place(user, cwd, path)
     return (
         head + _U32.pack(KEEP_MODE if mode is None else mode) + counted(text_bytes(owner, "owner"))
     )

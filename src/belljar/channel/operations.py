@@ -259,6 +259,10 @@ class RunningExec:
         scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
         await self._operation.send_signal(signo, scope)
 
+    async def leave(self) -> None:
+        """End the operation of a service's program, which runs on by itself."""
+        await self._operation.send_signal(signal.SIGCONT, SignalScope.LEAVE)
+
     async def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size, each 1 to 65,535; nothing happens without a terminal."""
         await self._operation.resize(rows, cols)

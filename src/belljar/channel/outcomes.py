@@ -54,6 +54,8 @@ class ExecRequest:
         alone: with `probe` only. First everything of the workload is ended, every command's
             processes and what they left running; the program starts when none is left, else it is
             not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
+        service: as process 1 of a PID namespace of its own, which what starts meanwhile joins; its
+            output goes to a file of the cell. Not with `pty`, `stdin` or `probe`.
     """
 
     argv: Sequence[str | bytes]
@@ -67,6 +69,7 @@ class ExecRequest:
     stdin: bool = False
     probe: bool = False
     alone: bool = False
+    service: bool = False
 
 
 class ExecStatus(StrEnum):
@@ -89,6 +92,7 @@ class ExecOutcome:
         stdout: what was kept; empty when the output was streamed to the caller.
         stdout_dropped_bytes: bytes of the stream that are not in `stdout` (nor were streamed).
         timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
+        runs_on: `RunningExec.leave` let it go.
         processes_full, disk_full: while it ran there were as many processes as there may be, or no
             more room for files.
         stage, detail: where and why it could not start. `detail` is the guest's text: escape it
@@ -107,6 +111,7 @@ class ExecOutcome:
     output_cap_reached: bool = False
     processes_full: bool = False
     disk_full: bool = False
+    runs_on: bool = False
     duration_s: float = 0.0
     stage: Stage = Stage.NONE
     detail: str = ""
@@ -174,6 +179,7 @@ def outcome_of(
         output_cap_reached=ResultFlag.CAP_REACHED in result.flags,
         processes_full=ResultFlag.PROCESSES_FULL in result.flags,
         disk_full=ResultFlag.DISK_FULL in result.flags,
+        runs_on=ResultFlag.RUNS_ON in result.flags,
         duration_s=result.duration_ns / 1e9,
         stage=result.stage,
         detail=result.detail,

@@ -51,7 +51,7 @@ _RESULT: Final = struct.Struct("<BBHiQQQ")
 _MAX_COUNT: Final = (1 << 63) - 1
 _MAX_ERRNO: Final = 4_095
 _MAX_SIGNAL: Final = 64
-_FLAG_BITS: Final = 63
+_FLAG_BITS: Final = 127
 _RENEWED_BITS: Final = 63
 _OP_LIMIT: Final = (1 << 32) - 1
 
@@ -67,6 +67,8 @@ class _LiveOp:
     """Output streams that have not ended → bytes that may still come."""
     output_credit: int = frames.OUTPUT_WINDOW_BYTES
     started: bool = False
+    left: bool = False
+    """The host has let a service's program go, which may run on after RESULT."""
 
 
 class HostConnection:
@@ -318,6 +320,8 @@ class HostConnection:
         )
         if outcome > Outcome.IO_FAILED or flags & ~_FLAG_BITS or stage > Stage.CREDENTIALS:
             payload.violated(f"outcome {outcome}, flags {flags:#x}, stage {stage}")
+        if flags & ResultFlag.RUNS_ON and not (state.left and outcome == Outcome.EXITED):
+            payload.violated("a program that runs on, and was not let go")
         if max(stdout_dropped, stderr_dropped, duration) > _MAX_COUNT:
             payload.violated("a count that can't be")
         _check_ending(state, Outcome(outcome), code, payload)
@@ -451,9 +455,10 @@ class HostConnection:
         """A signal, 1 to 64. Nothing when the operation died."""
         if not 1 <= signo <= _MAX_SIGNAL:
             raise ValueError(f"{signo} is not a signal; 1 to {_MAX_SIGNAL}")
-        return (
-            frames.frame(FrameType.SIGNAL, op, bytes((signo, scope))) if op in self._live else b""
-        )
+        if op not in self._live:
+            return b""
+        self._live[op].left |= scope is frames.SignalScope.LEAVE
+        return frames.frame(FrameType.SIGNAL, op, bytes((signo, scope)))
 
     def send_resize(self, op: int, rows: int, columns: int) -> bytes:
         """A terminal's new size, each 1 to 65,535. Nothing when the operation died."""

@@ -19,12 +19,14 @@ from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv
 from belljar.compose.keys import INSPECTS_IMAGE, Converted, image_of
 from belljar.compose.model import Build, Mount, Volume, parse, read_part
 from belljar.compose.values import (
+    TMPFS,
     CannotKeepError,
     OutsideTaskError,
     Refusals,
     mapping,
     refusal,
     text,
+    tmpfs_of,
 )
 from belljar.policy.files import reason
 from belljar.policy.reference import parse_reference
@@ -77,10 +79,15 @@ def _make(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
         raise ValueError(_NOT_WRITTEN)
     if mount.source and mount.source not in declared:
         raise ValueError(f"there is no volume {mount.source} in the file")
-    cell.directories.append(mount.target)
-    if mount.type == "tmpfs":
-        why = "is a directory of the cell; the options of a tmpfs are not kept"
-        cell.changed("volumes", f"{mount.target} {why}")
+    if mount.type != "tmpfs":
+        cell.directories.append(mount.target)
+        return
+    if ":" in mount.target:
+        raise ValueError("a tmpfs at a place with a colon")
+    mode = mount.tmpfs.get("mode", 0o1777)  # a number, or octal digits as text
+    shown = f"{mode:o}" if type(mode) is int else text(mode)
+    cell.directories.append(tmpfs_of(f"{mount.target}:mode={shown}"))
+    cell.changed("volumes", f"{mount.target} {TMPFS}")
 
 
 def _copy(cell: Converted, mount: Mount) -> None:

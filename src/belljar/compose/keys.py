@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from belljar.compose.document import TaskFiles
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
+from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
-from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
+from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
@@ -203,14 +203,28 @@ def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
 def _deploy(value: Deploy, converted: Converted) -> None:
     limits = value.resources.limits
     if value.restart_policy is not None:
-        converted.changed("deploy.restart_policy", _NOT_RESTARTED)
+        _restart(restart_policy(converted.model), converted, key="deploy.restart_policy")
     for name in limits.model_fields_set:
         resource = "processes" if name == "pids" else name
         convert = _resource(resource, f"deploy.resources.limits.{name}")
         convert(getattr(limits, name), converted)
 
 
-_NOT_RESTARTED: Final = "a program that ends is not started again"
+def restart_policy(service: Service) -> str | None:
+    """When the service's program is started again; None: never. As Compose, `deploy` wins."""
+    policy = service.deploy.restart_policy
+    if policy is None:
+        return None if service.restart == "no" else service.restart
+    if policy.condition == "any":
+        return "always"
+    times = f":{policy.max_attempts}" if policy.max_attempts else ""
+    return None if policy.condition == "none" else f"on-failure{times}"
+
+
+def _restart(value: str | None, converted: Converted, *, key: str = "restart") -> None:
+    if value and value != "no":
+        why = "a program that ends is started again, at most ten times, until it is ready; not then"
+        converted.changed(key, why)
 
 
 def _swap(value: str | None, converted: Converted) -> None:
@@ -267,7 +281,8 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
     for name in more:
         if name not in _GRANTED:
             granted = ", ".join(sorted(_GRANTED))
-            why = f"{name}: no tier grants this capability; what can be granted: {granted}"
+            reason = NEVER_GRANTED.get(name, f"what can be granted: {granted}")
+            why = f"{name}: no tier grants this capability; {reason}"
             refused.add(converted.where, "cap_add", why)
     refused.raise_all()
     if "MKNOD" in names:
@@ -309,7 +324,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "mem_limit": _resource("memory", "mem_limit"),
     "memswap_limit": _swap,
     "pids_limit": _resource("processes", "pids_limit"),
-    "restart": _reported(Kind.CHANGED, "restart", _NOT_RESTARTED, usual="no"),
+    "restart": _restart,
     "extra_hosts": _extra_hosts,
     "deploy": _deploy,
 }
@@ -320,8 +335,7 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
         "cell alone",
         "hostname": "others reach the cell by it; inside, a cell's host name is drawn anew",
         "read_only": "the cell's root file system can be written, and ends with the cell",
-        "tmpfs": "it is a directory of the cell, which ends with the cell; its options are not "
-        "kept",
+        "tmpfs": f"it {TMPFS}",
     },
     Kind.DROPPED: {
         "ports": "no port is published on this host; the range's cells reach all of them",

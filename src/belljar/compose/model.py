@@ -106,14 +106,7 @@ Size = Annotated[str | None, BeforeValidator(values.size)]
 Names = Annotated[list[str], BeforeValidator(names_in)]
 Command = Annotated[list[str], BeforeValidator(values.words)]
 InCell = Annotated[str, BeforeValidator(lambda value: values.place_of(text(value)))]
-Tmpfs = Annotated[
-    list[
-        Annotated[
-            str, BeforeValidator(lambda value: values.place_of(text(value).partition(":")[0]))
-        ]
-    ],
-    BeforeValidator(each),
-]
+Tmpfs = Annotated[list[Annotated[str, BeforeValidator(values.tmpfs_of)]], BeforeValidator(each)]
 Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if value else 0.0)]
 # They only say how strongly a container is isolated
 _RUNTIMES: Final = r"runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2"
@@ -158,6 +151,15 @@ class DeployResources(Part):
     reservations: Annotated[Any, BeforeValidator(_without_devices)] = None
 
 
+class RestartPolicy(Part):
+    """`deploy.restart_policy`."""
+
+    condition: Literal["none", "on-failure", "any"] = "any"
+    max_attempts: Whole = None
+    delay: Any = None
+    window: Any = None
+
+
 class Deploy(Part):
     """One replica."""
 
@@ -167,7 +169,7 @@ class Deploy(Part):
 
     resources: DeployResources = DeployResources()
     replicas: One = 1
-    restart_policy: Any = None
+    restart_policy: RestartPolicy | None = None
 
 
 class Healthcheck(Part):
@@ -253,7 +255,7 @@ class Mount(Part):
     read_only: Switch = False
     bind: dict[Literal["create_host_path", "selinux"], Any] = {}
     volume: dict[Literal["nocopy", "labels"], Any] = {}
-    tmpfs: Any = None
+    tmpfs: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _fits(self) -> Mount:
@@ -320,7 +322,7 @@ class Service(Part):
     cap_add: list[Text] = []
     privileged: Switch = False
     ports: list[Any] = []
-    restart: Any = None
+    restart: Annotated[str | None, BeforeValidator(values.restart_of)] = None
     hostname: Text = ""
     container_name: Text = ""
     extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []

@@ -18,7 +18,7 @@ from typing import Any, Final
 from belljar.compose import values
 from belljar.compose.data import add_env_files, add_volumes
 from belljar.compose.document import TaskFiles, services_of
-from belljar.compose.keys import KEYS, Converted, read_service
+from belljar.compose.keys import KEYS, Converted, read_service, restart_policy
 from belljar.compose.model import Condition, Healthcheck, Network, Service, parse, read_part
 from belljar.compose.values import CannotKeepError, Refusals, changed, is_idle, mapping, refusal
 from belljar.differences import Difference
@@ -165,6 +165,8 @@ def add_program(cell: Converted) -> None:
     if "workdir" in cell.words:  # Docker makes it too
         made = [cell.words["workdir"], *made]
     cell.program = program_of(cell.model) | ({"directories": made} if made else {})
+    if restart := restart_policy(cell.model):
+        cell.program["restart"] = restart
     if cell.model.healthcheck is not None and cell.model.healthcheck.model_fields_set:
         cell.health = _health(cell.model.healthcheck)
 

@@ -111,6 +111,10 @@ OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
         ),
     ),
     ObstacleCode.RIGHTS_NEED_OTHER_TIER: (_NOT_GRANTED, "run it in tier {able_tiers}"),
+    ObstacleCode.USER_BEYOND_IDS: (
+        "user `{user}` is beyond the ids of a cell of the {tier} tier, which end at 65,535",
+        "run it in tier microvm (`tier: microvm`), or write a smaller `user`",
+    ),
     ObstacleCode.RIGHTS_OF_NO_TIER: (_NOT_GRANTED, "leave out what no tier grants"),
     **{
         ObstacleCode(f"kvm_{state.value}"): (

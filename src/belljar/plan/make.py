@@ -26,6 +26,7 @@ from belljar.plan.obstacles import (
     rights_obstacles,
     size_obstacles,
     tier_obstacles,
+    user_obstacles,
 )
 from belljar.plan.oci import OciRuntime, OciShape, oci_shape, writable_inodes
 from belljar.plan.qemu import GuestLimits, VmShape
@@ -84,7 +85,10 @@ def make_plan(
     demanded = demanded_tier(policy.risk, policy.tier)
     network = _network(policy, facts, base)
     is_attached = network is not None and network.has_own_cell
-    isolation, skipped = _choose(policy, facts, demanded, has_port=has_port or is_attached)
+    user = policy.user or (image.user if image else "root")
+    isolation, skipped = _choose(
+        policy, facts, demanded, user=user, has_port=has_port or is_attached
+    )
     env = {**(image.env if image else {}), **policy.env}
     bounds, warnings = isolation.bounds, isolation.warnings
     if network is not None and network.has_cells:
@@ -106,7 +110,7 @@ def make_plan(
         jail=isolation.jail,
         jail_controllers=facts.cgroup.controllers,
         memory_by_rlimit=isolation.memory_by_rlimit,
-        user=policy.user or (image.user if image else "root"),
+        user=user,
         workdir=policy.workdir or (image.workdir if image else "/"),
         env=env,
         hostname="random",
@@ -144,14 +148,15 @@ def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan
 
 
 def _choose(
-    policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool
+    policy: Policy, facts: HostFacts, demanded: Tier, *, user: str, has_port: bool
 ) -> tuple[Isolation, dict[Tier, Obstacle]]:
     """The tier, and why each lower one was skipped."""
     refused: dict[Tier, Obstacle] = {}
     for tier in Tier:
         if tier < demanded or policy.tier not in (None, tier):
             continue
-        if found := (*rights_obstacles(policy.rights, tier), *tier_obstacles(tier, facts)):
+        asked = (*rights_obstacles(policy.rights, tier), *user_obstacles(user, tier))
+        if found := (*asked, *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
         resources = policy.resources

@@ -23,6 +23,7 @@ from belljar.host import (
     ToolFact,
     UsernsFact,
 )
+from belljar.plan.oci import ID_COUNT
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
 from belljar.policy.limits import GRANTABLE
@@ -63,6 +64,7 @@ class ObstacleCode(StrEnum):
     KERNEL_TOO_OLD = "kernel_too_old"
     RIGHTS_NEED_OTHER_TIER = "rights_need_other_tier"
     RIGHTS_OF_NO_TIER = "rights_of_no_tier"
+    USER_BEYOND_IDS = "user_beyond_ids"
     KVM_UNPROVEN = "kvm_unproven"
     KVM_REFUTED = "kvm_refuted"
     KVM_ABSENT = "kvm_absent"
@@ -191,6 +193,14 @@ def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
     code = ObstacleCode.RIGHTS_NEED_OTHER_TIER if able else ObstacleCode.RIGHTS_OF_NO_TIER
     values = {"tier": tier.value, "refused": refused, "able": able}
     return (Obstacle(code, values, "rights"),)
+
+
+def user_obstacles(user: str, tier: Tier) -> tuple[Obstacle, ...]:
+    """Why the tier can't run commands as this user: only so many ids are mapped in a container."""
+    ids = [int(part) for part in user.split(":") if part.isascii() and part.isdigit()]
+    if tier is Tier.MICROVM or max(ids, default=0) < ID_COUNT:
+        return ()
+    return (Obstacle(ObstacleCode.USER_BEYOND_IDS, {"user": user, "tier": tier.value}, "user"),)
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:

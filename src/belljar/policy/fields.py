@@ -28,11 +28,12 @@ from belljar.units import (
 )
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,5}(:[0-9]{1,5})?", re.ASCII)
+_USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 _URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
-MAX_ID: Final = 65534
+MAX_ID: Final = 0xFFFF_FFFE - 100_000
+"""Of a microVM's guest (native/guest/agent.h)."""
 MAX_LINE_CHARS: Final = 4096
 MAX_TEXT_CHARS: Final = 64 * 1024
 MAX_PATH_BYTES: Final = 4095

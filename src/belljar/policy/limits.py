@@ -192,13 +192,23 @@ class Granted:
 NOTHING_GRANTED: Final = Granted()
 # The most that each tier grants
 # In a container the kernel is the host's. In gVisor CAP_SYS_PTRACE would reach the guest agent, and
-# set-user-ID bits are ignored; in a microVM they add nothing to what root of the cell may do.
+# set-user-ID bits are ignored; in a microVM they add nothing to what root of the cell may do, nor
+# does CAP_DAC_READ_SEARCH: root reads every file, and files are not opened by handle.
 GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
     {
         Tier.CONTAINER: NOTHING_GRANTED,
         Tier.GVISOR: Granted(calls=DEBUGGER_CALLS),
         Tier.MICROVM: Granted(
-            capabilities=("SYS_PTRACE",), calls=DEBUGGER_CALLS, setuid_programs=True
+            capabilities=("DAC_READ_SEARCH", "SYS_PTRACE"),
+            calls=DEBUGGER_CALLS,
+            setuid_programs=True,
         ),
     }
 )
+NEVER_GRANTED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "NET_ADMIN": "addresses, routes and packet rules of a cell's network are its range's",
+        "SYS_ADMIN": "mounts and namespaces of a cell are its guest agent's",
+    }
+)
+"""Why what tasks ask for most is refused in every tier."""

@@ -69,6 +69,20 @@ JsonMapping: TypeAlias = Annotated[
 ]
 
 
+DIRECTORY: Final = kinds.matching(
+    "a directory",
+    re.compile(
+        r"/[^:\0]*(:(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5})(,(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5}))*)?"
+    ),
+    "is none: write an absolute path, and behind a colon its `mode`, `uid` and `gid`",
+)
+RESTART: Final = kinds.matching(
+    "a restart",
+    re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?"),
+    "is none: write `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`",
+)
+
+
 class Cloud(Enum):
     """Whose metadata service a stand-in plays."""
 
@@ -392,11 +406,18 @@ class ServiceProgram(Strict):
         description="What stands behind the image's entrypoint, in place of the image's command.",
     )
     directories: (
-        Annotated[tuple[Annotated[str, kinds.WORKDIR], ...], list_of("directories", MAX_PORTS)]
-        | None
+        Annotated[tuple[Annotated[str, DIRECTORY], ...], list_of("directories", MAX_PORTS)] | None
     ) = Field(
         default=None,
-        description="Made, as root's, before its program runs, where the image does not have them.",
+        description="Made, as root's with mode 0755, before its program runs, where the image does "
+        "not have them. With a mode, uid or gid (`/scratch:mode=1777,uid=1000`) the image's gets "
+        "them, too.",
+    )
+    restart: Annotated[str, RESTART] | None = Field(
+        default=None,
+        description="When a program that ends before it is ready is started again, as Docker has "
+        "it: `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`. At most ten "
+        "times, and never once it is ready. Default `no`.",
     )
     completes: bool = Field(
         default=False,

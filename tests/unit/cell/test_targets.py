@@ -10,12 +10,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
+from belljar.cell import targets
 from belljar.cell.output import ExecOutput
-from belljar.cell.targets import health_command, serve, target_policy
+from belljar.cell.targets import LOGS, health_command, serve, target_policy
 from belljar.errors import CellError
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, Tier, load_policy, with_tier
@@ -82,30 +85,88 @@ def test_an_apps_directory_is_no_file_to_copy(tmp_path: Path) -> None:
     assert target_policy(loaded, plans["app"]).policy.files == ()
 
 
-class Machine:
-    """A cell in which only programs called `ends` and `ask` come to an end, with this status."""
+@pytest.fixture(autouse=True)
+def _short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "SETTLE_S", 0.05)
 
-    def __init__(self, status: int, says: bytes = b"no such table") -> None:
-        self.id, self.status, self.says = "x", status, says
+
+class Running:
+    """A program that runs until it is let go, or has ended with a status."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status, self.left = status, anyio.Event()
+
+    @property
+    def running(self) -> bool:
+        """While it has no status and was not let go."""
+        return self.status is None and not self.left.is_set()
+
+    async def leave(self) -> None:
+        """It runs on."""
+        self.left.set()
+
+    async def wait(self) -> ExecOutput:
+        """Its end, or that it was let go."""
+        if self.status is None:
+            await self.left.wait()
+        code = self.status or 0
+        return ExecOutput(returncode=code, code=code, runs_on=self.status is None)
+
+
+class Machine:
+    """A cell whose commands called `ends` and `ask` end with this status, at once; its program ends
+    with each of `ends`, then runs."""
+
+    def __init__(
+        self, status: int, says: bytes = b"no such table", ends: Sequence[int] = ()
+    ) -> None:
+        self.id, self.status, self.says, self.ends = "x", status, says, list(ends)
         self.image_entrypoint, self.image_command = ("/enter",), ("/enter", "serve")
         self.image_health: dict[str, Any] = {}
         self.ran: list[tuple[list[str], float | None]] = []
+        self.made: list[tuple[str, int | None, str]] = []
+        self.log = b"the log\n"
+        self.plan = SimpleNamespace(limits=SimpleNamespace(exec_timeout_s=9.0))
 
     async def exec(
         self, argv: Sequence[str], *, timeout_s: float | None = None, **_: object
     ) -> ExecOutput:
         """Notes what it was asked."""
-        words = list(argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv)
-        self.ran.append((words, timeout_s))
-        code = self.status if words[0] in ("ends", "ask") else 0
+        self.ran.append((list(argv), timeout_s))
+        code = self.status if argv[0] in ("ends", "ask") else 0
         return ExecOutput(returncode=code, code=code, stdout=b"/log\n", stderr=self.says)
+
+    async def start(
+        self, argv: Sequence[str], *, service: bool, timeout_s: float | None
+    ) -> Running:
+        """Its program."""
+        assert service
+        self.ran.append((list(argv), timeout_s))
+        if argv[0] == "ends":
+            return Running(self.status)
+        return Running(self.ends.pop(0) if self.ends else None)
+
+    async def make_directory(self, path: str, *, mode: int | None, owner: str) -> None:
+        """Notes it."""
+        self.made.append((path, mode, owner))
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Its log."""
+        if path != LOGS[1]:
+            raise FileNotFoundError(path)
+        return self.log[:max_bytes]
 
 
 async def served(
-    settings: Mapping[str, Any], *, status: int = 0, says: bytes = b"no such table"
+    settings: Mapping[str, Any],
+    machine: Machine | None = None,
+    *,
+    status: int = 0,
+    says: bytes = b"no such table",
+    ends: Sequence[int] = (),
 ) -> list[tuple[list[str], float | None]]:
     """What ran in a target cell of these settings, and for how long it might."""
-    machine = Machine(status, says)
+    machine = machine or Machine(status, says, ends)
     await serve(machine, StandInPlan(id="shop", kind="cell", names=(), ports=(), settings=settings))  # type: ignore[arg-type]
     return machine.ran
 
@@ -124,18 +185,55 @@ async def test_what_a_target_runs() -> None:
 
 @pytest.mark.anyio
 async def test_a_targets_directories() -> None:
-    """Are made before its program runs."""
-    ran = await served({"command": ["mine"], "directories": ["/data", "/cache"]})
-    assert [words for words, _ in ran] == [["mkdir", "-p", "--", "/data", "/cache"], ["mine"]]
+    """Are made before its program runs, with the mode and owner that are asked for."""
+    machine = Machine(0)
+    await served({"directories": ["/data", "/tmp:mode=1777", "/run/app:mode=700,uid=9"]}, machine)
+    assert machine.made == [
+        ("/data", None, ""),
+        ("/tmp", 0o1777, "0:0"),
+        ("/run/app", 0o700, "9:0"),
+    ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("restart", "ends", "starts"),
+    [
+        ("on-failure", [1, 3], 3),
+        ("always", [0], 2),
+        ("unless-stopped", [1], 2),
+        ("on-failure", [0], 1),
+        ("on-failure:1", [1], 2),
+    ],
+)
+async def test_a_program_that_is_started_again(restart: str, ends: list[int], starts: int) -> None:
+    """As Docker has it, until it has run for a moment; its checks go on meanwhile."""
+    ran = await served({"command": ["mine"], "restart": restart}, ends=ends)
+    assert ran == [(["mine"], None)] * starts
+
+
+@pytest.mark.anyio
+async def test_a_program_that_is_not_started_again() -> None:
+    """By default never, else as often as is said; the last status and output are named, and an
+    empty output is not."""
+    for restart, starts in (("no", 1), ("on-failure:1", 2)):
+        machine = Machine(0, ends=[7] * 9)
+        machine.log = b""
+        with pytest.raises(CellError, match="ended with status 7") as caught:
+            await served({"command": ["mine"], "restart": restart}, machine)
+        assert "its output" not in caught.value.what
+        assert len(machine.ran) == starts
+    with pytest.raises(CellError, match="status 7; its output ends with: the log"):
+        await served({"command": ["mine"]}, ends=[7])
 
 
 @pytest.mark.anyio
 async def test_a_target_that_completes() -> None:
     """Is run to its end before anything else happens; another status than 0 ends the range, with
     what it said."""
-    assert await served({"command": ["ends"], "completes": True}) == [(["ends"], None)]
+    assert await served({"command": ["ends"], "completes": True}) == [(["ends"], 9.0)]
     with pytest.raises(
-        CellError, match="shop does not serve: its program did not end well: no such table"
+        CellError, match=r"shop does not serve: its program ended with status 3; its .*: the log"
     ):
         await served({"command": ["ends"], "completes": True}, status=3)
 
@@ -165,7 +263,7 @@ async def test_what_an_unhealthy_target_s_check_said() -> None:
     health = {"command": ["ask"], "interval": 0.0, "timeout": 1.0, "retries": 2}
     says = b"  % Total    % Received\r\n  0     0    0\r  0     0    0\rcurl: (7) nobody listens\n"
     with pytest.raises(
-        CellError, match=r"2 tries: curl: \(7\) nobody listens; its output ends with: /log"
+        CellError, match=r"2 tries: curl: \(7\) nobody listens; its output ends with: the log"
     ):
         await served({"command": ["mine"], "health": health}, status=1, says=says)
     with pytest.raises(CellError, match="2 tries: /log; its"):

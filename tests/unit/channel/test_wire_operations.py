@@ -175,6 +175,7 @@ def test_started() -> None:
         (ready_write, result(3, 0)),
         (with_exec, result(4, 0)),
         (with_exec, result(0, 0, flags=64)),
+        (with_exec, result(0, 0, flags=128)),
         (with_exec, result(0, 0, stage=11)),
         (with_exec, result(0, 0, dropped=(1 << 63, 0))),
         (with_exec, result(0, 0, dropped=(0, 1 << 63))),
@@ -184,7 +185,7 @@ def test_started() -> None:
 )
 def test_results_that_can_not_be(make: Callable[[], HostConnection], said: bytes) -> None:
     """An ending whose code, outcome, flags, stage or counts can't be is refused."""
-    refused(make(), said, "outcome|count|text of")
+    refused(make(), said, "outcome|count|text of|runs on")
 
 
 @pytest.mark.parametrize(
@@ -268,6 +269,15 @@ def test_what_is_sent_to_the_dead_is_not_sent() -> None:
     ]
     assert sent == [b""] * 5
     assert wire.stdin_credit(1) == 0
+
+
+def test_a_program_that_is_let_go() -> None:
+    """It runs on after RESULT only when the host said that it may."""
+    wire = with_exec()
+    assert wire.send_signal(1, 18, SignalScope.LEAVE) == g.frame(g.SIGNAL, 1, b"\x12\2")
+    (ended,) = wire.feed(result(flags=64))
+    assert isinstance(ended, Result)
+    assert ResultFlag.RUNS_ON in ended.flags
 
 
 def test_stdin_of_the_host() -> None:

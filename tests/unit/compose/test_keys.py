@@ -110,6 +110,8 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("read_only", "perhaps"),
         ("tmpfs", "/"),
         ("tmpfs", ["run"]),
+        ("tmpfs", ["/run:uid=app"]),
+        ("restart", "sometimes"),
         ("tmpfs", {"/run": ""}),
         ("shm_size", "much"),
         ("ulimits", 7),
@@ -201,12 +203,15 @@ def test_what_is_refused_hides_nothing_that_differs() -> None:
 
 
 def test_a_tmpfs_is_a_directory() -> None:
-    """Of the cell, without its options."""
-    assert shop(tmpfs=["/run:size=64m,mode=1777", "/var/../tmp"])["directories"] == ["/run", "/tmp"]
+    """Of the cell: anybody's, unless its options say otherwise."""
+    assert shop(tmpfs=["/run:size=64m,mode=700,uid=1000", "/var/../tmp"])["directories"] == [
+        "/run:mode=700,uid=1000",
+        "/tmp:mode=1777",
+    ]
     assert shop(tmpfs="/cache", working_dir="/w", volumes=["/v"])["directories"] == [
         "/w",
         "/v",
-        "/cache",
+        "/cache:mode=1777",
     ]
 
 

@@ -17,6 +17,7 @@ from belljar.differences import Kind
     ("key", "value", "rights"),
     [
         ("cap_add", ["cap_sys_ptrace", "CHOWN"], {"capabilities": ["SYS_PTRACE"]}),
+        ("cap_add", ["DAC_READ_SEARCH"], {"capabilities": ["DAC_READ_SEARCH"]}),
         ("cap_add", ["ALL"], {"privileged": True}),
         ("privileged", True, {"privileged": True}),
         ("privileged", "true", {"privileged": True}),

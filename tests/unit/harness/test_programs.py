@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.cell import EndedProgram
 
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError
@@ -35,11 +36,21 @@ class Machine:
         code = 1 if argv[0] == "ask" and not self.healthy else 0
         return ExecOutput(returncode=code, code=code, stdout=b"/log\n")
 
+    async def start(
+        self, argv: Sequence[str], *, service: bool, timeout_s: float | None
+    ) -> EndedProgram:
+        """A service's program, likewise."""
+        return EndedProgram(await self.exec(argv))
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """There is no log."""
+        raise FileNotFoundError(path)
+
 
 async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
-    """What ran, the shell that starts it in the background left out."""
+    """What ran."""
     await start_program(machine, "agent", ServiceProgram.model_validate(words, strict=False))  # type: ignore[arg-type]
-    return [argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv for argv in machine.ran]
+    return machine.ran
 
 
 async def test_as_a_container_runs_it() -> None:
@@ -74,7 +85,7 @@ async def test_an_image_of_the_authors_runs_its_program() -> None:
     shell only, and of one that only waits, nothing runs."""
     serving = Machine(entrypoint=["/enter"], command=["serve"])
     await start_program(serving, "", None)  # type: ignore[arg-type]
-    assert [argv[4:] for argv in serving.ran] == [["/enter", "serve"]]
+    assert serving.ran == [["/enter", "serve"]]
     own, waiting = Machine(command=["/bin/bash"]), Machine(command=["tail", "-f", "/dev/null"])
     await start_program(own, "", None)  # type: ignore[arg-type]
     await start_program(waiting, "", None)  # type: ignore[arg-type]

@@ -193,9 +193,7 @@ def test_each_code_has_its_sentence_and_hint() -> None:
     """The one place of their wording; values are put in, sizes as people read them."""
     assert set(OBSTACLES) == set(ObstacleCode)
     lists = {"missing": ("cpu", "pids"), "able": ("gvisor", "microvm"), "refused": ("CAP_X", "y")}
-    names = (
-        "arch known tier name version reason tool path needed uid release asked cpus most pattern"
-    )
+    names = "arch known tier name version reason tool path needed uid release asked cpus most pattern user"
     sizes = dict.fromkeys(("cell", "memory", "disk", "overhead", "host"), 1 << 30)
     values: dict[str, Value] = {
         **{name: f"<{name}>" for name in names.split()},

@@ -35,8 +35,6 @@ DANGEROUS = (
         "finit_module",
         "delete_module",
         "open_by_handle_at",
-        "unshare",
-        "setns",
         "pivot_root",
         "move_mount",
         "fsopen",
@@ -151,6 +149,18 @@ def test_what_was_a_way_out_before_is_refused(call: str, profile: dict[str, Any]
     """Whatever its arguments."""
     assert call not in load_rules().allowed()
     assert answer(profile, call, 0, 0, 0) in {errno.EPERM, errno.ENOSYS}
+
+
+@pytest.mark.parametrize(("call", "place"), [("unshare", 0), ("setns", 1)])
+def test_namespaces_are_made_for_a_service_only(
+    call: str, place: int, profile: dict[str, Any]
+) -> None:
+    """The agent's two, of processes and of mounts: no other, no two at once, and no user's."""
+    for flags in (0x20000000, 0x00020000):
+        assert answer(profile, call, *[0] * place, flags) == ALLOWED
+    for flags in (0, 0x10000000, 0x30000000, 0x20020000, 0x40000000, 0x02000000, 0x04000000):
+        assert answer(profile, call, *[0] * place, flags) == errno.EPERM
+    assert call in {call for group in load_rules().agent for call in group.calls}
 
 
 def test_what_nobody_thought_of_is_refused(profile: dict[str, Any]) -> None:

@@ -1,0 +1,190 @@
+"""A service's program in a cell of each tier, as in a container of Docker's: it is process 1, starts
+again until it is ready, finds its directories writable, and needs no shell in its image."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.conftest import copy_store
+from tests.fakes.compiled import compile_static
+
+from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.targets import serve
+from belljar.errors import BelljarError, CellError
+from belljar.events import Kind, MemoryRecorder
+from belljar.image import ImageConfig, Store
+from belljar.ledger import read_events, verify
+from belljar.plan.network import StandInPlan
+from belljar.policy import load_policy
+from belljar.probe.model import Verdict
+from belljar.probe.run import END, probe_cell
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.anyio]
+TIERS = ("container", "gvisor", "microvm")
+POLICY = (
+    "belljar: 1\nrisk: low\ntier: {tier}\nimage: {image}\nuser: '{user}'\nresources: {{cpus: 1,"
+    " memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}\n"
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """One loop: these are dear."""
+    return "asyncio"
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, tier: str, *, user: str = "0", image: str = "default", home: Path | None = None
+) -> AsyncIterator[Cell]:
+    """A cell, of which nothing is left and whose record is whole."""
+    path = folder / "policy.yaml"
+    path.write_text(POLICY.format(tier=tier, image=image, user=user))
+    with start_run("test", "programs", [], home=home) as run:
+        async with open_cell(load_policy(path), run=run, home=home) as cell:
+            yield cell
+        assert cell.destruction is not None
+        assert cell.destruction.clean
+    assert verify(run.path).ok(strict=True)
+    starts = [e for e in read_events(run.path) if e.kind is Kind.EXEC_STARTED]
+    (folder / "starts").write_text("\n".join(" ".join(e.data["argv"]) for e in starts))
+
+
+async def ready(cell: Cell, **settings: object) -> None:
+    """The service's program runs."""
+    await serve(cell, StandInPlan(id="svc", kind="cell", names=(), ports=(), settings=settings))
+
+
+async def said(cell: Cell, script: str) -> str:
+    """What a shell in the cell says."""
+    output = await cell.exec(["sh", "-c", script], timeout_s=60.0)
+    return (output.stdout_text + output.stderr_text).strip()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_the_program_is_process_1(tier: str, home: Path, tmp_path: Path) -> None:
+    """Commands beside it see it as that, in a /proc that is covered as the cell's own is; a timeout
+    ends all that they started; no process of the cell can make or enter a namespace."""
+    async with opened(tmp_path, tier) as cell:
+        covered = "for f in kcore keys sys/kernel/random/boot_id cmdline; do cat /proc/$f; done"
+        before = await said(cell, covered)
+        frozen = await said(cell, "echo x > /proc/sys/kernel/hostname")
+        await ready(cell, command=["sh", "-c", "test $$ = 1 || exit 100; exec sleep 1d"])
+        assert await said(cell, "cat /proc/1/comm; kill -0 1 && readlink /proc/self/exe") == (
+            "sleep\n/usr/bin/readlink"
+        )
+        assert await said(cell, "readlink /proc/self/ns/pid /proc/1/ns/pid | uniq | wc -l") == "1"
+        assert await said(cell, covered) == before
+        assert (frozen == "") is (await said(cell, "echo x > /proc/sys/kernel/hostname") == "")
+        late = "(setsid sh -c 'setsid sleep 7777 & exec setsid sleep 7778' &); sleep 100"
+        assert (await cell.exec(["sh", "-c", late], timeout_s=2)).timed_out
+        assert "sleep 777" not in await said(cell, "ps axww | grep -v grep")
+        for forbidden in ("unshare -p true", "unshare -m true", "nsenter -t 1 -p true"):
+            assert "not permitted" in await said(cell, forbidden)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_cell_outlives_its_program(tier: str, home: Path, tmp_path: Path) -> None:
+    """When process 1 ends, all beside it end; commands run on without, another program may begin,
+    and the probes at the end find the cell contained."""
+    async with opened(tmp_path, tier) as cell:
+        await ready(cell, command=["sh", "-c", "sleep 2; sleep 3; exit 3"])
+        assert not (await cell.exec(["sleep", "60"], timeout_s=50)).success
+        assert await said(cell, "test $$ != 1 && cat /proc/self/comm") == "cat"
+        await ready(cell, command=["sleep", "1d"])
+        assert await said(cell, "cat /proc/1/comm") == "sleep"
+        report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)
+        assert report.verdict is Verdict.CONTAINED, report
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_program_of_an_ordinary_user(tier: str, home: Path, tmp_path: Path) -> None:
+    """It writes to its tmpfs and opens its log anew, as nginx's images do."""
+    script = (
+        "echo one > /dev/stdout; echo two >> /proc/self/fd/1; echo three >> /dev/stderr;"
+        " touch /scratch/a /run/app/b && exec sleep 1d"
+    )
+    made = ["/scratch:mode=1777", "/run/app:mode=700,uid=1000"]
+    async with opened(tmp_path, tier, user="1000") as cell:
+        await ready(cell, command=["sh", "-c", script], directories=made)
+        assert await said(cell, "cat /tmp/service.log; ls /scratch /run/app") == (
+            "one\ntwo\nthree\n/run/app:\nb\n\n/scratch:\na"
+        )
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_program_that_fails_at_first(tier: str, home: Path, tmp_path: Path) -> None:
+    """Is started again until its check passes, and each start is on record; without `restart` its
+    end is the end, with its status and its last words."""
+    serving = "exec python3 -m http.server 80"
+    script = f"test -e /tmp/2 || {{ touch /tmp/2; echo no database; exit 1; }}; {serving}"
+    asks = "import urllib.request as u; u.urlopen('http://localhost')"
+    health = {"command": ["python3", "-c", asks], "interval": 0.5, "timeout": 30.0, "retries": 60}
+    command = ["sh", "-c", script]
+    async with opened(tmp_path, tier) as cell:
+        with pytest.raises(CellError, match="status 1; its output ends with: no database"):
+            await ready(cell, command=command, health=health)
+        await said(cell, "rm /tmp/2")
+        await ready(cell, command=command, health=health, restart="on-failure")
+    assert (tmp_path / "starts").read_text().count(serving) == 3
+
+
+def bare_image(home: Path, folder: Path, *, user: str = "root", owner: int = 0) -> Path:
+    """A store with an image of one program and one directory of a user's."""
+    own = copy_store(home, folder / "home")
+    root = folder / "root"
+    (root / "data").mkdir(parents=True)
+    (root / "data" / "kept").write_text("kept")
+    compile_static(Path(__file__).with_name("bare_service.c"), root / "serve")
+    (root / "serve").chmod(0o755)
+    for place in (root / "data", root / "data" / "kept"):
+        os.chown(place, owner, 0)
+        place.chmod(0o700)
+    (own / "tmp").mkdir(exist_ok=True)
+    squashed = own / "tmp" / "bare.sqfs"
+    pack = ["mksquashfs", str(root), str(squashed), "-quiet"]
+    subprocess.run(pack, check=True, capture_output=True)
+    config = ImageConfig(entrypoint=("/serve",), workdir="/", user=user)
+    Store(own).add(squashed, config, name="bare", source="a test", created="")
+    return own
+
+
+@pytest.mark.root
+async def test_owners_beyond_65_535_in_a_microvm(home: Path, tmp_path: Path) -> None:
+    """A user is any number, and its files are its own."""
+    own = bare_image(home, tmp_path, user="1000660000", owner=1000660000)
+    async with opened(tmp_path, "microvm", user="1000660000", image="bare", home=own) as cell:
+        assert (await cell.exec(["/serve", "id"])).stdout == b"1000660000\n"
+        assert await cell.read_file("/data/kept", max_bytes=9) == b"kept"
+        await cell.write_file("/data/more", "more", mode=0o600)
+        assert (await cell.stat("/data/more")).size_bytes == 4
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+async def test_owners_beyond_65_535_elsewhere(tier: str, home: Path, tmp_path: Path) -> None:
+    """Are named before a cell is made, with the tier that has them."""
+    own = bare_image(home, tmp_path, owner=1000660000)
+    for user, named in (("0", "/data"), ("70000", "70000")):
+        with pytest.raises(BelljarError, match=named) as caught:
+            async with opened(tmp_path, tier, user=user, image="bare", home=own):
+                pass
+        assert "microvm" in caught.value.hint
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("tier", TIERS)
+async def test_an_image_without_a_shell(tier: str, home: Path, tmp_path: Path) -> None:
+    """Its program runs and its check is asked; nothing of the cell needs more than it has."""
+    own = bare_image(home, tmp_path)
+    async with opened(tmp_path, tier, image="bare", home=own) as cell:
+        health = {"command": ["/serve", "ask"], "interval": 0.2, "timeout": 9.0, "retries": 50}
+        await ready(cell, health=health, directories=["/data/deep", "/scratch:mode=1777"])
+        assert (await cell.exec(["/serve", "ask"])).stdout == b"pid 1\n"
+        report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)
+        assert report.verdict is Verdict.CONTAINED, report
