@@ -420,7 +420,7 @@ class Sandbox:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
-            destruction = destroy_remains(self._entry, started, store=self._home)
+            destruction = destroy_remains(self._entry, started)
             if self.jail is not None:
                 self.jail.release_namespaces()
             if not destruction.unproven:  # else `reap` looks again

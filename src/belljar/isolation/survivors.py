@@ -7,6 +7,7 @@ reported.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -18,7 +19,7 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import JsonValue
-from belljar.isolation import cgroup, kernel_objects
+from belljar.isolation import cgroup
 from belljar.process import (
     PROC,
     ProcessId,
@@ -147,13 +148,13 @@ class _Look:
     nothing_to_look_by: Callable[[JournalEntry], str] = lambda _: ""
 
 
-def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
-    """What is left; no loop device may be over `store`."""
+def look(entry: JournalEntry) -> Findings:
+    """What is left."""
     survivors: dict[object, Survivor] = {}
     looked_for: list[str] = []
     not_checked: list[NotChecked] = []
     unproven: list[NotChecked] = []
-    for each in (*_process_looks(), *_file_looks(), *_object_looks(store)):
+    for each in (*_process_looks(), *_file_looks()):
         if why := each.nothing_to_look_by(entry):
             not_checked.extend(NotChecked(what, why) for what in each.what)
             continue
@@ -183,11 +184,9 @@ def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
         time.sleep(0.002)
 
 
-def destroy_remains(
-    entry: JournalEntry, started: float, *, store: Path | None = None
-) -> Destruction:
+def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
     """Look, remove, report. Blocking; `started`: when killed."""
-    found = look(entry, store=store)
+    found = look(entry)
     if found.survivors:
         remove_survivors(found.survivors)
     return Destruction(
@@ -273,30 +272,9 @@ def _file_looks() -> tuple[_Look, ...]:
     )
 
 
-def _object_looks(store: Path | None) -> tuple[_Look, ...]:
-    return (
-        _Look(
-            what=("loop devices over files of the store or named after the cell",),
-            find=lambda entry: _named(kernel_objects.loop_devices(entry.cell_id, store)),
-            needed=False,
-        ),
-        _Look(
-            what=("tap devices of the cell's uid or named after the cell",),
-            find=lambda entry: _named(kernel_objects.tap_devices(entry.cell_id, entry.own_uids)),
-            needed=False,
-        ),
-        _Look(
-            what=("nftables tables named after the cell",),
-            find=lambda entry: _named(kernel_objects.nft_tables(entry.cell_id)),
-            needed=False,
-        ),
-        _Look(
-            what=("keys of the cell's uid that this user may see",),
-            find=lambda entry: _named(kernel_objects.keyrings(entry.own_uids)),
-            needed=False,
-            nothing_to_look_by=_without_uid,
-        ),
-    )
+def _unseen(why: str) -> OSError:
+    """For looks that failed without a kernel error."""
+    return OSError(errno.ENODATA, why)
 
 
 def _without_uid(entry: JournalEntry) -> str:
@@ -313,7 +291,7 @@ def _without_namespaces(entry: JournalEntry) -> str:
 
 def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> Iterator[Survivor]:
     if not os.access("/proc/1/status", os.R_OK):
-        raise kernel_objects.unseen("/proc hides other users' processes here (its option hidepid)")
+        raise _unseen("/proc hides other users' processes here (its option hidepid)")
     for directory in PROC.iterdir():
         if (
             directory.name.isdigit()
@@ -366,7 +344,7 @@ def _closed(entry: JournalEntry) -> Iterator[Survivor]:
         _hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit()
     )
     if hidden:
-        raise kernel_objects.unseen(f"not those of {hidden} that hide them from this user")
+        raise _unseen(f"not those of {hidden} that hide them from this user")
     yield from ()
 
 
@@ -469,9 +447,3 @@ def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
     for line in (PROC / "net/unix").read_text(errors="replace").splitlines():
         if entry.cell_id in line:
             yield Survivor(what=f"socket {printable(line.split(' ')[-1], max_chars=200)}")
-
-
-def _named(found: Iterable[str]) -> Iterator[Survivor]:
-    """Reported only, for a person."""
-    for what in found:
-        yield Survivor(what=what)

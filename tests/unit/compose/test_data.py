@@ -78,7 +78,7 @@ def test_any_other_is_refused_by_the_services_name(mount: Any) -> None:  # noqa:
 
 def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
     """Its mode is kept and its size is not, which is reported."""
-    mount = {"type": "tmpfs", "target": "/scratch", "tmpfs": {"size": 1 << 20, "mode": 700}}
+    mount = {"type": "tmpfs", "target": "/scratch", "tmpfs": {"size": 1 << 20, "mode": 0o700}}
     found = read_compose({"services": {"s": {"image": "i", "volumes": [mount]}}})
     assert found.program["directories"] == ["/scratch:mode=700"]
     assert [(fact.kind, fact.key) for fact in found.differences] == [(Kind.CHANGED, "volumes")]

@@ -396,7 +396,7 @@ class Range:
                 duration_ms = (time.monotonic() - started) * 1000
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
             self._group_counts = end_groups(self._groups)
-            destruction = destroy_remains(self._entry, started, store=self._home)
+            destruction = destroy_remains(self._entry, started)
             close_all(self._pins.values())
             self._pins = {}
             if not destruction.unproven:  # else `reap` searches again
