@@ -3,11 +3,9 @@ line."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 
-import pytest
-from tests.integration.real_images import package
+from tests.real_packages import inspect_evals
 
 from belljar.image.dockerfile import DockerfileError, base_images, make_buildable
 
@@ -15,13 +13,7 @@ from belljar.image.dockerfile import DockerfileError, base_images, make_buildabl
 def test_all_dockerfiles_are_read_and_nearly_all_are_translated() -> None:
     """Of the 143 files each is translated for buildah but the template that is no Dockerfile, whose
     refusal names the line; what buildah gets is read again with nothing left to translate."""
-    try:
-        version = importlib.metadata.version("inspect-evals")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("inspect_evals isn't installed")
-    if tuple(map(int, version.split(".")[:2])) < (0, 28):
-        pytest.skip(f"inspect_evals is {version}, not 0.28")
-    root = package()
+    root = inspect_evals()
     files = sorted(
         path
         for path in root.rglob("*")

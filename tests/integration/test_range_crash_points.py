@@ -69,6 +69,8 @@ def test_killed_anywhere_nothing_of_the_range_is_left(
         for phase, count in SITES_OF_PHASE.items()
         for site in spread([one for one in sites if one[0] == phase], more * count)
     ]
+    for file in set(_FILES) - {site[1] for site in chosen}:
+        chosen += spread([one for one in sites if one[1] == file], 1)
     assert {site[1] for site in chosen} == set(_FILES)
     killed, _, faults = kill_at(owners, chosen)
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)

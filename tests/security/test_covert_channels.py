@@ -57,7 +57,7 @@ FLOOD: Final = """
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.setblocking(False)
-for number in range(6000):
+for number in range(20000):
     try:
         s.sendto(bytes.fromhex(sys.argv[2]), (sys.argv[1], 53))
     except OSError:

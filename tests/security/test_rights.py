@@ -27,7 +27,8 @@ user: root
 rights: {{privileged: true}}
 resources: {{memory: 256MiB, disk: 128MiB, processes: 64, exec_timeout: 120s}}
 """
-_CAP_SYS_PTRACE: Final = 1 << 19
+_GRANTED: Final = 1 << 19 | 1 << 2
+"""CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH."""
 _USUAL: Final = 0xA80425FB
 _TRACE: Final = """
 import ctypes, os, sys
@@ -82,7 +83,7 @@ async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
     found = await status(cell)
     held = int(found["CapEff"], 16)
     granted = cell.plan.rights.mask
-    assert granted == (_CAP_SYS_PTRACE if cell.plan.tier is Tier.MICROVM else 0)
+    assert granted == (_GRANTED if cell.plan.tier is Tier.MICROVM else 0)
     assert held & granted == granted
     assert held & ~(_USUAL | granted) == 0
     assert int(found["CapBnd"], 16) & ~(_USUAL | granted) == 0

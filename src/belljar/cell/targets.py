@@ -22,7 +22,7 @@ from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
 from belljar.channel import FileTooLarge
 from belljar.compose.values import SETTLE_S, is_idle
-from belljar.errors import CellError, HostError, PolicyError
+from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan
 from belljar.policy import LoadedPolicy, Policy, demanded_tier
@@ -147,7 +147,7 @@ class Program:
         self._starts = 0
         self._running: BackgroundCommand | None = None
         self._output: ExecOutput | None = None
-        self._error: CellError | None = None
+        self._error: BelljarError | None = None
         self._is_wanted = True
         self._ended = anyio.Event()
 
@@ -200,7 +200,7 @@ class Program:
                     return
                 await anyio.sleep(pause_s)
                 pause_s *= 2
-        except CellError as error:
+        except BelljarError as error:  # a breach, too: this task has nobody who hears of it
             self._error = error
         finally:
             self._ended.set()

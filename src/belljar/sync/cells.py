@@ -265,6 +265,7 @@ class Cell(_Facade[AsyncCell]):
         user: str | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        service: bool = False,
     ) -> BackgroundCommand:
         """See `belljar.Cell.start`."""
         command = self._loop.call(
@@ -275,6 +276,7 @@ class Cell(_Facade[AsyncCell]):
             user=user,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            service=service,
         )
         return BackgroundCommand(command, self._loop)
 

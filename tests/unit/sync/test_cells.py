@@ -35,6 +35,10 @@ NOT_OFFERED = {
     ("Cell", "disconnect"),
     ("Cell", "mark_failed"),
     ("Cell", "run_probe_program"),
+    # of services' programs
+    ("Cell", "make_directory"),
+    ("RunningCommand", "leave"),
+    ("BackgroundCommand", "leave"),
     ("Cell", "last_op"),
     ("RunningCommand", "bodies"),
     ("BackgroundCommand", "run"),
