@@ -246,10 +246,11 @@ class Cell(_Facade[AsyncCell]):
         user: str | None = None,
         timeout_s: float | None = None,
         pty: PtySize | None = None,
+        service: bool = False,
     ) -> AbstractContextManager[RunningCommand]:
         """See `belljar.Cell.open_exec`."""
         opened = self._inner.open_exec(
-            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, pty=pty
+            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, pty=pty, service=service
         )
         return _entered(opened, RunningCommand, self._loop)
 
