@@ -30,7 +30,7 @@ static void kill_all(void)
 static bool is_nobody_left(void)
 {
     bool childless = ops_reap();
-    return in_machine() ? !slots_populated() : childless;
+    return in_machine() ? !slots_populated() && !service_runs() : childless;
 }
 
 bool end_workload(void)

@@ -108,14 +108,16 @@ static bool set_boot_id(const char *id)
     return format(line, sizeof line, "%s\n", id) && strlen(line) == 37 && pwrite(container.boot_id, line, 37, 0) == 37;
 }
 
-/* No runtime binds anything into /proc, so this process does, while it may. */
+/* No runtime binds anything into /proc, so this process does, while it may. The file is mounted by its descriptor: its name is root's of the cell, who may
+ * put another thing there meanwhile, such as a link into a /proc whose covers have been moved off. */
 bool cover_with_text(const char *over, const char *text)
 {
     static const char file[] = "/dev/.b";
+    char by_fd[64];
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
     if (fd < 0)
         return false;
-    bool done = write_all(fd, text, strlen(text)) == 0 && mount(file, over, NULL, MS_BIND, NULL) == 0 &&
+    bool done = format(by_fd, sizeof by_fd, "/proc/self/fd/%d", fd) && write_all(fd, text, strlen(text)) == 0 && mount(by_fd, over, NULL, MS_BIND, NULL) == 0 &&
         mount(NULL, over, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) == 0;
     close(fd);
     return unlink(file) == 0 && done;

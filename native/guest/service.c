@@ -196,8 +196,13 @@ int service_make_room(void)
     char byte;
     if (!stale)
         return 0;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0 || new_namespace() != 0)
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return errno;
+    int error = new_namespace();
+    if (error != 0) {
+        close(pair[0]), close(pair[1]);
+        return error;
+    }
     waiting_pid = fork();
     if (waiting_pid == 0) {
         channel_drop();

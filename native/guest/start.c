@@ -97,13 +97,14 @@ static int spawn(struct op *op, struct request *request, bool in, const uint8_t 
     int error = opened ? 0 : errno;
     if (error == 0 && in_machine() && (op->slot = slot_take()) == NULL)
         error = EAGAIN;
-    if (error == 0 && op->service)
-        error = service_begin();
+    bool begun = error == 0 && op->service;
+    if (begun)
+        error = service_begin(), begun = error == 0;
     if (error == 0 && contained_mode && !op->service)
         error = spawn_led(op, op->kind == KIND_EXEC && (request->flags & EXEC_PROBE), body, &p);
     else if (error == 0 && (op->pid = fork_into(op->slot)) < 0)
         error = errno;
-    if (op->service && op->pid != 0)
+    if (begun && op->pid != 0)
         service_forked(op->pid);
     if (error == 0 && op->pid == 0) {
         struct plumbing plumbing = {end_or_null(p.in[0]), end_or_null(p.out[1]), end_or_null(p.err[1]), p.status[1], op->pty ? container.pts : -1,

@@ -102,6 +102,26 @@ async def test_a_cell_outlives_its_program(tier: str, home: Path, tmp_path: Path
         assert report.verdict is Verdict.CONTAINED, report
 
 
+async def test_a_race_for_the_name_of_a_cover_shows_nothing(home: Path, tmp_path: Path) -> None:
+    """Root of a cell that exchanges the agent's file while a program is started again: the start
+    fails or the covers are what they were; nothing of this host's /proc is to be seen."""
+    racer = compile_static(Path(__file__).with_name("racer.c"), tmp_path / "racer").read_bytes()
+    race = "setsid /tmp/racer /proc/self/fd/22/interrupts >/dev/null 2>&1 </dev/null &"
+    covered = "cat /proc/stat /proc/cmdline /proc/sys/kernel/random/boot_id"
+    check = (
+        f'[ "$(cat /proc/1/comm)" != init ] || [ -e /tmp/r ] || {{ {race} touch /tmp/r; }}; exit 1'
+    )
+    health = {"command": ["sh", "-c", check], "interval": 0.2, "timeout": 5.0, "retries": 30}
+    command = ["sh", "-c", "test -e /tmp/r || exit 1; sleep 0.5; exit 1"]
+    async with opened(tmp_path, "container") as cell:
+        await cell.write_file("/tmp/racer", racer, mode=0o755)
+        before = await said(cell, covered)
+        with pytest.raises(CellError):
+            await ready(cell, command=command, health=health, restart="on-failure")
+        assert await said(cell, covered) == before
+        assert "exchanged" in await said(cell, "cat /tmp/hits")
+
+
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_program_of_an_ordinary_user(tier: str, home: Path, tmp_path: Path) -> None:
     """It writes to its tmpfs and opens its log anew, as nginx's images do."""

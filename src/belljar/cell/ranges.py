@@ -68,6 +68,7 @@ class MakeCell(Protocol):
         recorder: Recorder,
         port: Port | None,
         place: dict[str, str],
+        part_of: str,
     ) -> AbstractAsyncContextManager[Cell]:
         """A cell at its port of the range's network, if it has one."""
         ...
@@ -198,12 +199,14 @@ async def open_with_network(
         parts, port, place = member.parts, None, {"name": member.name}
         if network is not None:
             place["range"] = network.id
+        # What ends together has one name, also where there is no network
+        part_of = network.id if network is not None else next((c.id for c in cells.values()), "")
         is_attached = plan.has_own_cell if target is None else not target.is_detached
         if network is not None and is_attached:
             parts = trusting(parts) if plan.has_tls else parts
             port = RangePort(network, member.name, is_machine=isinstance(parts, MachineParts))
         cell = cells[member.name] = await stack.enter_async_context(
-            make(member.policy, parts, recorder=recorder, port=port, place=place)
+            make(member.policy, parts, recorder=recorder, port=port, place=place, part_of=part_of)
         )
         if network is not None and is_attached:
             routers[cell.id] = RangeRouter(network, plan, member.name)

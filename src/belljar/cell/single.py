@@ -49,14 +49,19 @@ async def ready_cell(
     ahead: bool = False,
     port: Port | None = None,
     place: Mapping[str, str] = MappingProxyType({}),
+    part_of: str = "",
 ) -> AsyncIterator[Cell]:
     """One cell of these parts, with the policy's files in it.
 
     `port`: its port on its range's network; `place`: that place, for the record (`range`, `name`).
+    `part_of`: the range, or the first of a range's cells that has no network.
     Raises as `open_cell`.
     """
     data = {**place, **planned(loaded, parts, ahead=ahead)}
-    async with open_live(parts, home=home, recorder=recorder, planned=data, port=port) as live:
+    opening = open_live(
+        parts, home=home, recorder=recorder, planned=data, port=port, part_of=part_of
+    )
+    async with opening as live:
         from belljar.cell.cell import Cell
 
         image = parts.image
@@ -104,6 +109,7 @@ def open_live(
     recorder: Recorder,
     planned: dict[str, object],
     port: Port | None = None,
+    part_of: str = "",
 ) -> AbstractAsyncContextManager[Sandbox]:
     """By the plan's tier. `port`: its place on its range's network."""
     if isinstance(parts, MachineParts):
@@ -117,11 +123,18 @@ def open_live(
             recorder=recorder,
             planned=planned,
             port=port,
+            part_of=part_of,
         )
     from belljar.isolation.oci import open_container
 
     return open_container(
-        parts.plan, parts.image, home=home, recorder=recorder, planned=planned, port=port
+        parts.plan,
+        parts.image,
+        home=home,
+        recorder=recorder,
+        planned=planned,
+        port=port,
+        part_of=part_of,
     )
 
 

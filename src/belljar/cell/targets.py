@@ -195,7 +195,8 @@ class Program:
                     self._command, timeout_s=timeout_s, service=True
                 )
                 output = self._output = await self._running.wait()
-                is_done = output.not_started_errno is not None or self._starts == self._most_starts
+                is_over = output.timed_out or output.not_started_errno is not None
+                is_done = is_over or self._starts == self._most_starts
                 if is_done or (output.success and not self._always):
                     return
                 await anyio.sleep(pause_s)

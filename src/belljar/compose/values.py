@@ -169,7 +169,7 @@ def _as_go_prints(value: float) -> str:
     if not isfinite(value):
         return {"inf": "+Inf", "-inf": "-Inf"}.get(str(value), "NaN")
     found = Decimal(repr(value)).normalize()
-    if -5 < found.adjusted() < 21:
+    if -5 < found.adjusted() < 6:
         return f"{found:f}"
     mantissa, _, exponent = f"{found:e}".partition("e")
     return f"{mantissa}e{int(exponent):+03d}"

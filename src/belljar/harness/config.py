@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +133,11 @@ class LoggedConfig(BaseModel):
 
 def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
     """A configuration from one of Inspect's logs."""
-    # Earlier versions wrote "" for what a task doesn't say, and sections as JSON in a text.
+    # Earlier versions wrote "" for what a task doesn't say, and sections as JSON in a text. What
+    # they ran instead of plain Docker (`sandbox` is changed) is not what runs now.
+    keys = [fact.get("key") for fact in config.get("differences", ()) if isinstance(fact, Mapping)]
+    if "is_generic" not in config and "sandbox" in keys:
+        return LoggedConfig.model_validate(config)
     written = {name: value for name, value in config.items() if value != ""}
     try:
         return BelljarConfig.model_validate_json(json.dumps(written))
@@ -158,7 +163,10 @@ class SamplePolicy:
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
     """From what Inspect passes. Raises `PolicyError`."""
     if config is None:
-        return BelljarConfig()
+        # Under `inspect eval --sandbox belljar` nobody says what the task itself asked for
+        names = (word.partition("=")[0] for word in sys.argv[1:])
+        replaced = "--sandbox" in names or "INSPECT_EVAL_SANDBOX" in os.environ
+        return BelljarConfig(is_generic=replaced)
     if isinstance(config, BelljarConfig):
         return config
     if not isinstance(config, str):
@@ -264,7 +272,7 @@ def _check_read_here(directories: Iterable[str]) -> None:
 
 def _check_own_files(ours: BelljarConfig) -> None:
     cells = ours.data.cells.values() if ours.data is not None else ()
-    if ours.data is not None and any(file.source for cell in cells for file in cell.files):
+    if ours.data is not None and any(cell.files for cell in cells):
         _check_read_here([ours.data.root or "."])
     _check_read_here(each.root or "." for each in ours.builds)
     services = ours.network.stand_ins.values() if isinstance(ours.network, Network) else ()

@@ -11,12 +11,13 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.events import Actor
 from belljar.harness.config import check_below
+from belljar.image.store import MADE_HERE
 from belljar.plan.make import granted
 from belljar.policy.limits import demanded_tier
 from belljar.policy.stand_ins import CellStandIn
@@ -217,10 +218,14 @@ def running_builds(builds: Iterable[ServiceBuild], images: Set[str]) -> list[Ser
                 f"{count} different builds are called {printable(name)}: a sample would run in "
                 f"another's image"
             )
-            raise PolicyError(
-                what, hint="give each of them an `image` of its own in its compose file"
-            )
+            raise PolicyError(what, hint=_HINT_NAME)
+    if own := [each.image for each in running if each.image in MADE_HERE]:
+        what = f"a task's build can't be called {printable(own[0])}: that image is Belljar's own"
+        raise PolicyError(what, hint=_HINT_NAME)
     return running
+
+
+_HINT_NAME: Final = "give each of them an `image` of its own in its compose file"
 
 
 def command_of(build: ServiceBuild, *, network: bool = False) -> str:

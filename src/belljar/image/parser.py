@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
@@ -58,9 +59,11 @@ def parse(text: str) -> tuple[Instruction, ...]:
     for number, line in enumerate(raw.split(b"\n"), 1):
         if len(line) > MAX_LINE_BYTES:
             raise DockerfileError(f"line {number}: it has more than {MAX_LINE_BYTES:,} bytes")
+    # The parser's directory alone: nothing of the working directory is imported
+    library = str(distribution("dockerfile").locate_file(""))
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", str(_PROGRAM), json.dumps(sys.path)],
+            [sys.executable, "-I", "-S", str(_PROGRAM), json.dumps([library])],
             input=raw,
             capture_output=True,
             timeout=_TIMEOUT_S,

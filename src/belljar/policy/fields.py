@@ -32,7 +32,7 @@ _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,1
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 _URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
-MAX_ID: Final = 0xFFFF_FFFE - 100_000
+MAX_ID: Final = 0xFFFF_FFFD - 100_000
 """Of a microVM's guest (native/guest/agent.h)."""
 MAX_LINE_CHARS: Final = 4096
 MAX_TEXT_CHARS: Final = 64 * 1024

@@ -86,3 +86,10 @@ def test_a_link_out_of_the_task_is_no_context(tmp_path: Path) -> None:
     (tmp_path / "task" / "out").symlink_to("/etc")
     with pytest.raises(BelljarError):
         build_missing([text], {"made"}, tmp_path / "home")
+
+
+@pytest.mark.parametrize("name", ["default", "inspect"])
+def test_a_task_builds_no_image_of_belljars_own(name: str, tmp_path: Path) -> None:
+    """Another task would run in it, and its table would say that it is Belljar's."""
+    with pytest.raises(PolicyError, match="Belljar's own"):
+        build_missing([spec(tmp_path, image=name)], {name}, tmp_path / "home")

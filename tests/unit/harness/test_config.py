@@ -548,3 +548,15 @@ def test_a_task_for_plain_docker_gets_inspects_image(
     made, (fact,) = within(BelljarConfig(is_generic=True), operator)
     assert made.policy.image == image
     assert (fact.kind, fact.key) == (Kind.CHANGED, "image")
+
+
+def test_a_task_whose_sandbox_was_replaced_gets_inspects_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under `inspect eval --sandbox belljar` nobody says what the task itself asked for."""
+    monkeypatch.delenv("INSPECT_EVAL_SANDBOX", raising=False)
+    monkeypatch.setattr("sys.argv", ["inspect", "eval", "task.py"])
+    assert as_config(None) == BelljarConfig()
+    for words in (["--sandbox", "belljar"], ["--sandbox=belljar"]):
+        monkeypatch.setattr("sys.argv", ["inspect", "eval", "task.py", *words])
+        assert as_config(None) == BelljarConfig(is_generic=True)

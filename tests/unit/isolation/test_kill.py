@@ -74,6 +74,13 @@ def test_a_cell_of_a_range_ends_with_its_range() -> None:
     assert choose(entries, []) == ()
 
 
+def test_cells_without_a_network_end_together() -> None:
+    """The others name the first of them: a sample has no cell left that a kill did not reach."""
+    entries = (entry_of(CELL), entry_of(TARGET, part_of=CELL), entry_of(OTHER))
+    for name in (CELL, TARGET):
+        assert {entry.cell_id for entry in choose(entries, [name])} == {CELL, TARGET}
+
+
 def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
     """Its process is killed, its files are removed, its entry is gone; the order is there for the
     owner, the signed record for everybody."""

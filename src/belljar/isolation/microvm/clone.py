@@ -60,6 +60,7 @@ async def open_vm(
     planned: Mapping[str, Any],
     cell_id: str | None = None,
     port: Port | None = None,
+    part_of: str = "",
 ) -> AsyncIterator[Vmm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left.
 
@@ -69,6 +70,7 @@ async def open_vm(
     Args:
         planned: recorded as `cell.planned` before anything is made.
         port: attached once, before the guest runs; goes with a machine that has a network device.
+        part_of: as in `JournalEntry`.
 
     Raises:
         ValueError: port and plan don't fit. HostError: this host can't.
@@ -84,11 +86,13 @@ async def open_vm(
         )
         template = await ensure()
         try:
-            return await _clone(template, plan, image, home, recorder, cell_id, port, owner)
+            return await _clone(
+                template, plan, image, home, recorder, cell_id, port, part_of, owner
+            )
         except RestoreError as exc:
             rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
         template = await ensure(rejection=rejection)
-        return await _clone(template, plan, image, home, recorder, cell_id, port, owner)
+        return await _clone(template, plan, image, home, recorder, cell_id, port, part_of, owner)
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
@@ -102,6 +106,7 @@ async def _clone(
     recorder: Recorder,
     cell_id: str,
     port: Port | None,
+    part_of: str,
     owner: AsyncExitStack,
 ) -> Vmm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
@@ -119,7 +124,7 @@ async def _clone(
             JailBind(source=image.rootfs, target=DISK_PATH),
             JailBind(source=template.memory, target=MEMORY_PATH),
         ),
-        part_of="" if port is None else port.range_id,
+        part_of=part_of,
     )
     vmm = Vmm(spec, home, recorder)
     try:

@@ -88,6 +88,7 @@ class ContainerSpec:
     hostname: str
     directory: Path
     port: Port | None = None
+    part_of: str = ""
     is_traced: bool = False
 
 
@@ -110,7 +111,7 @@ class Container(Sandbox):
             home=home,
             recorder=recorder,
             directories=(spec.directory,),
-            part_of="" if spec.port is None else spec.port.range_id,
+            part_of=spec.part_of,
         )
         self.client = GuestClient.from_socket(self._ours)
 

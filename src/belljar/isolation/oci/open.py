@@ -28,6 +28,7 @@ async def open_container(
     planned: Mapping[str, Any],
     cell_id: str | None = None,
     port: Port | None = None,
+    part_of: str = "",
 ) -> AsyncIterator[Container]:
     """A container of the plan, ready; destroyed when the block is left.
 
@@ -36,6 +37,7 @@ async def open_container(
     Args:
         planned: recorded as `cell.planned` before anything is made.
         port: attached before anything of the runtime's runs. None: no network at all.
+        part_of: as in `JournalEntry`.
 
     Raises:
         HostError: this host can't.
@@ -44,7 +46,7 @@ async def open_container(
     cell_id = cell_id or new_cell_id()
 
     async def make(owner: AsyncExitStack, held: ExitStack) -> Container:
-        return await _make(plan, image, home, recorder, cell_id, port, owner, held)
+        return await _make(plan, image, home, recorder, cell_id, port, part_of, owner, held)
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as container:
         yield container
@@ -57,6 +59,7 @@ async def _make(
     recorder: Recorder,
     cell_id: str,
     port: Port | None,
+    part_of: str,
     owner: AsyncExitStack,
     held: ExitStack,
 ) -> Container:
@@ -78,6 +81,7 @@ async def _make(
         hostname=renewal.hostname,
         directory=home / "cells" / cell_id,
         port=port,
+        part_of=part_of,
         is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
     )
     container, renewed = await start_container(
