@@ -385,7 +385,6 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
     """Expand metadata in `env`. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
-    from belljar.policy.load import with_changes
 
     changes: dict[str, Any] = {}
     env = _expanded(loaded.policy.env, variables, where="env")

@@ -96,7 +96,7 @@ def _expected(header: EvalLog) -> int | None:
 
 def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     """One sample, without attempts of another run (`eval-retry` copies them)."""
-    scores = sample.scores or {}
+    scores, events = sample.scores or {}, list(_all_events(sample, run_id))
     score_metadata = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(CONTAINMENT_KEY)
     judged = judged if isinstance(judged, dict) else {}
@@ -117,11 +117,11 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
                 what=(event.cmd if event.action == "exec" else event.file) or "",
                 shown_bytes=len((event.output or "").encode("utf-8", "replace")),
             )
-            for event in _all_events(sample, run_id)
+            for event in events
             if event.event == "sandbox"
         ),
-        tools=tuple(_tools(list(_all_events(sample, run_id)))),
-        not_run=tuple(_not_run_by_scorers(list(_all_events(sample, run_id)))),
+        tools=tuple(_tools(events)),
+        not_run=tuple(_not_run_by_scorers(events)),
         lowered=worst([*found, Verdict.CONTAINED]),
         notes=tuple(str(metadata[NOTE]) for metadata in score_metadata if NOTE in metadata),
         judged_by=str(judged.get("run_id", "")),
