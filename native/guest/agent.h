@@ -104,7 +104,7 @@ extern int probe_fd; /* the probe program, close-on-exec; -1: there is none */
 int boot(void); /* everything a machine needs before its agent can serve; returns the channel */
 struct config { uint64_t memory_max_bytes, disk_bytes, disk_inodes; uint32_t processes; char *hostname; };
 struct container {
-    bool built, has_device;
+    bool built, has_device, owns_network; /* owns_network: rights over it hold, a device in it or not */
     pid_t init_pid;
     int init_pidfd, user_ns, root, boot_id, pts, proc; /* descriptors, -1 when absent */
     uint32_t processes, own_processes;                 /* contained mode: the most that an operation's user may have, 0: unknown; how many of root's are ours */
@@ -121,7 +121,7 @@ void renew_prepare(const char *hostname);
 
 /* ---- network.c ---- */
 bool network_present(void);         /* the machine has a device */
-int network_build(int *net_ns);     /* the container's network namespace, with the device in it, down: 0 or errno */
+int network_build(int *net_ns);     /* the container's network namespace (made, if it is -1), with the device in it, down: 0 or errno */
 bool network_renew(struct reader *r, char *resolver, size_t n); /* the rest of a RENEW; `resolver` gets what is to be in resolv.conf */
 
 /* ---- cgroups.c ---- */

@@ -18,8 +18,8 @@ static const uint64_t ROOT_CAPABILITIES = CAP(CAP_CHOWN) | CAP(CAP_DAC_OVERRIDE)
 static uint64_t of_root = ROOT_CAPABILITIES, bounded = UINT64_MAX;
 
 /* Which capabilities CONFIG can add, whatever it says: only in the machine, where the agent's memory belongs to a user namespace in which the workload has none.
- * Contained, the agent shares the workload's. */
-static const uint64_t GRANTABLE = CAP(CAP_SYS_PTRACE) | CAP(CAP_DAC_READ_SEARCH);
+ * Contained, the agent shares the workload's, and the one that reaches nothing of the agent's is the runtime's to give. */
+static const uint64_t GRANTABLE = CAP(CAP_SYS_PTRACE) | CAP(CAP_DAC_READ_SEARCH) | CAP(CAP_NET_ADMIN);
 
 void confine_grant(uint64_t capabilities)
 {
@@ -95,7 +95,7 @@ static uint64_t own_capabilities(void)
 void confine_prepare(void)
 {
     uint64_t own = own_capabilities();
-    of_root = ROOT_CAPABILITIES & ~CAP(CAP_MKNOD) & own;
+    of_root = ((ROOT_CAPABILITIES & ~CAP(CAP_MKNOD)) | CAP(CAP_NET_ADMIN)) & own;
     if (drop_bounding(of_root) != 0)
         fatal("bounding set", errno);
     bounded = of_root;

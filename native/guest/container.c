@@ -1,7 +1,7 @@
 /* The workload's container: its namespaces and their owners, its process 1, and how an operation's process enters.
  *
  * Owners. The user namespace maps 0 and on to 100000 and on, and owns only the network namespace, so that the few capabilities the workload may hold
- * (raw sockets, low ports) work there; not even that where the machine has a network device. The mount, pid, ipc, uts and cgroup namespaces stay owned by
+ * (raw sockets, low ports) work there; not even that where the machine has a network device, unless CONFIG grants CAP_NET_ADMIN. The mount, pid, ipc, uts and cgroup namespaces stay owned by
  * the machine's first user namespace: whatever the workload becomes, even root with every capability of its own user namespace, it has no authority over a mount, a hostname or a pid namespace. */
 #include "agent.h"
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static int write_map(pid_t pid, const char *file)
     return -write_at(AT_FDCWD, path, map);
 }
 
-/* A short-lived process makes the user namespace and, in it, the network namespace; both live on as descriptors. With a device, network.c makes the latter. */
+/* A short-lived process makes the user namespace and, where its rights are to hold there, the network namespace; both live on as descriptors. Else network.c makes the latter. */
 static int make_user_and_net(int *user_ns, int *net_ns)
 {
     int up[2], down[2];
@@ -45,7 +45,7 @@ static int make_user_and_net(int *user_ns, int *net_ns)
     if (pid < 0)
         return errno;
     if (pid == 0) {
-        char byte = unshare(CLONE_NEWUSER | (container.has_device ? 0 : CLONE_NEWNET)) == 0 ? 0 : (char)errno;
+        char byte = unshare(CLONE_NEWUSER | (container.owns_network ? CLONE_NEWNET : 0)) == 0 ? 0 : (char)errno;
         write_all(up[1], &byte, 1);
         close(down[1]);
         _exit(read(down[0], &byte, 1) != 0);
@@ -55,9 +55,9 @@ static int make_user_and_net(int *user_ns, int *net_ns)
     int error = read(up[0], &failed, 1) == 1 ? failed : EIO;
     if (error == 0 && (error = write_map(pid, "uid_map")) == 0 && (error = write_map(pid, "gid_map")) == 0) {
         *user_ns = open_ns(pid, "user");
-        if (!container.has_device)
+        if (container.owns_network)
             *net_ns = open_ns(pid, "net");
-        error = *user_ns < 0 || (*net_ns < 0 && !container.has_device) ? errno : 0;
+        error = *user_ns < 0 || (*net_ns < 0 && container.owns_network) ? errno : 0;
     }
     close(down[1]), close(down[0]), close(up[0]);
     waitpid(pid, NULL, 0);
@@ -111,10 +111,10 @@ static void limit_ipc(uint64_t memory_max_bytes)
 
 struct report { int error; char stage[60]; };
 
-/* Optional, both: raw sockets and low ports work without. With a device, no user may send echo requests. */
+/* Optional, both: raw sockets and low ports work without. With a device that the container doesn't own, no user may send echo requests. */
 static void open_network(void)
 {
-    if (!container.has_device)
+    if (container.owns_network)
         write_at(AT_FDCWD, "/proc/sys/net/ipv4/ping_group_range", "0 2147483647"); /* this namespace's, as the next */
     write_at(AT_FDCWD, "/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
 }
@@ -204,6 +204,7 @@ int container_build(const struct config *config, const char **stage)
         return error;
     *stage = "user namespace";
     container.has_device = network_present();
+    container.owns_network |= !container.has_device;
     if ((error = make_user_and_net(&container.user_ns, &net_ns)) != 0)
         return error;
     *stage = "network device";

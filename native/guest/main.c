@@ -1,6 +1,7 @@
 /* Entry and event loop. As /init: the guest's process 1. As `agent --serve FD`: the same protocol on an inherited stream socket, without a container. */
 #include "agent.h"
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -55,6 +56,7 @@ static void on_config(uint8_t *p, uint32_t n)
     if (r.bad)
         fatal("the host sent a malformed CONFIG", 0);
     container.processes = c.processes;
+    container.owns_network = capabilities & UINT64_C(1) << CAP_NET_ADMIN;
     int error = container.built ? EALREADY : !in_machine() ? 0 : container_build(&c, &stage);
     if (error == 0) { /* before anything below is made, which inherits both */
         confine_grant(capabilities);

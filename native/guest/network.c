@@ -1,7 +1,8 @@
 /* The machine's network device, where it has one. CONFIG puts it, down, into the container's network namespace; RENEW gives it its address and brings it up.
  *
  * With a device that namespace belongs to the machine's user namespace: no capability of the container's holds in it, so the workload, its root included, can
- * neither change the link nor open a raw socket. (Without one it belongs to the container: container.c.) All is done over one socket, opened in it. The old calls,
+ * neither change the link nor open a raw socket. (Without one, or where CAP_NET_ADMIN is granted, it belongs to the container: container.c. What leaves is
+ * judged on the host either way.) All is done over one socket, opened in it. The old calls,
  * not netlink: they are half the code here, and in an emulated kernel no slower. */
 #include "agent.h"
 #include <fcntl.h>
@@ -64,10 +65,11 @@ static int move_device(int net_ns)
 int network_build(int *net_ns)
 {
     int own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    if (own < 0 || unshare(CLONE_NEWNET) != 0)
+    bool is_made = *net_ns >= 0;
+    if (own < 0 || (is_made ? setns(*net_ns, CLONE_NEWNET) : unshare(CLONE_NEWNET)) != 0)
         return errno;
     int error = settle_namespace();
-    if (error == 0)
+    if (error == 0 && !is_made)
         error = error_of(*net_ns = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
     if (setns(own, CLONE_NEWNET) != 0)
         return errno;

@@ -1,6 +1,7 @@
 /* The network: what there is of it, and the listeners that the host keeps open for the sake of hearing nothing. */
 #include "probe.h"
 #include <arpa/inet.h>
+#include <linux/capability.h>
 #include <linux/if_packet.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
@@ -46,8 +47,26 @@ static bool is_port(const char *name)
     return port != NULL && mac != NULL && strcmp(port, name) == 0 && has_address(name, mac);
 }
 
+static bool is_administrator(void)
+{
+    const char *granted = parameter("capabilities");
+    return granted != NULL && strtoull(granted, NULL, 16) & UINT64_C(1) << CAP_NET_ADMIN;
+}
+
+/* Where the plan grants CAP_NET_ADMIN, links and routes are what the workload has made of them. What leaves is judged on the host. */
+static bool is_the_workloads(struct finding *f)
+{
+    const char *fresh = parameter("fresh");
+    bool changed = is_administrator() && fresh != NULL && strcmp(fresh, "0") == 0;
+    if (changed)
+        denied(f, "the workload may change them, by the plan");
+    return changed;
+}
+
 static void interfaces(struct finding *f)
 {
+    if (is_the_workloads(f))
+        return;
     struct if_nameindex *all = if_nameindex();
     if (all == NULL) {
         failed(f, "interfaces: %s", errno_name(errno));
@@ -78,6 +97,8 @@ static void routes_of(struct finding *f, const char *path, int name_column)
 
 static void routes(struct finding *f)
 {
+    if (is_the_workloads(f))
+        return;
     enum { NAME_IN_V4 = 0, NAME_IN_V6 = 9 };
     routes_of(f, "/proc/net/route", NAME_IN_V4);
     routes_of(f, "/proc/net/ipv6_route", NAME_IN_V6);
@@ -155,6 +176,10 @@ static void frames_on(struct finding *f, int s, const struct if_nameindex *i)
 /* Nothing is sent: to be bound to an interface that leads out is enough. */
 static void frames(struct finding *f)
 {
+    if (is_administrator()) {
+        denied(f, "granted by the plan");
+        return;
+    }
     int s = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
     if (s < 0) {
         refused(f, "packet socket");
@@ -182,7 +207,10 @@ static void administer(struct finding *f)
         refused(f, "netlink");
     } else if (answer.head.nlmsg_type == NLMSG_ERROR) {
         errno = -answer.error.error;
-        permitted(f, "RTM_NEWLINK", answer.error.error == 0 ? 0 : -1);
+        if (is_administrator())
+            denied(f, "granted by the plan");
+        else
+            permitted(f, "RTM_NEWLINK", answer.error.error == 0 ? 0 : -1);
     } else {
         denied(f, "netlink answered with type %u", answer.head.nlmsg_type);
     }

@@ -27,7 +27,7 @@ from belljar.isolation.oci import Container, ensure_tree, open_container, prove_
 from belljar.isolation.oci import container as oci_container
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
-from belljar.plan.oci import OciRuntime
+from belljar.plan.oci import OciRuntime, OciShape
 from belljar.policy import load_policy
 from belljar.probe.run import probe_cell
 from belljar.store.journal import Journal
@@ -367,7 +367,7 @@ def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     attempts: list[int] = []
     real = oci.runtime_argv
 
-    def argv(runtime: OciRuntime, program: str, **options: Any) -> tuple[str, ...]:  # noqa: ANN401 - as the real one's
+    def argv(runtime: OciShape, program: str, **options: Any) -> tuple[str, ...]:  # noqa: ANN401 - as the real one's
         attempts.append(len(attempts) + 1)
         if len(attempts) > times:
             return real(runtime, program, **options)

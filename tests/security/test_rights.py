@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.security.egress import forged
 
-from belljar.cell import Cell, open_cell
+from belljar.cell import Cell, open_cell, open_range
+from belljar.cell.parts import start_run
 from belljar.events import MemoryRecorder
+from belljar.plan.rules import Reason
 from belljar.policy import Tier, load_policy
 from belljar.policy.limits import NOTHING_GRANTED
 from belljar.probe.model import Verdict
@@ -27,8 +30,9 @@ user: root
 rights: {{privileged: true}}
 resources: {{memory: 256MiB, disk: 128MiB, processes: 64, exec_timeout: 120s}}
 """
-_GRANTED: Final = 1 << 19 | 1 << 2
-"""CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH."""
+_NET_ADMIN: Final = 1 << 12
+_GRANTED: Final = 1 << 19 | 1 << 2 | _NET_ADMIN
+"""CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_NET_ADMIN."""
 _USUAL: Final = 0xA80425FB
 _TRACE: Final = """
 import ctypes, os, sys
@@ -83,7 +87,7 @@ async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
     found = await status(cell)
     held = int(found["CapEff"], 16)
     granted = cell.plan.rights.mask
-    assert granted == (_GRANTED if cell.plan.tier is Tier.MICROVM else 0)
+    assert granted == (_GRANTED if cell.plan.tier is Tier.MICROVM else _NET_ADMIN)
     assert held & granted == granted
     assert held & ~(_USUAL | granted) == 0
     assert int(found["CapBnd"], 16) & ~(_USUAL | granted) == 0
@@ -184,3 +188,73 @@ async def test_the_probes_know_what_the_plan_grants(
     monkeypatch.setattr(cell, "plan", replace(cell.plan, rights=NOTHING_GRANTED))
     report = await probe_cell(cell, which=which, recorder=MemoryRecorder(), user="0")
     assert report.verdict is Verdict.BREACHED
+
+
+RANGE: Final = """\
+belljar: 1
+risk: {risk}
+tier: {tier}
+user: root
+rights: {{capabilities: [NET_ADMIN]}}
+resources: {{memory: 256MiB, disk: 128MiB, processes: 64, exec_timeout: 120s}}
+network: {{default: deny}}
+"""
+_BY_FRAME: Final = """
+import socket, sys
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(("eth0", 0))
+s.send(bytes.fromhex(sys.argv[1]))
+"""
+_BY_ADDRESS: Final = """
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+s.sendto(bytes.fromhex(sys.argv[1])[14:], ("203.0.113.90", 0))
+"""
+_CHANGED: Final = """
+ip link set eth0 down && ip link set eth0 address 02:aa:bb:cc:dd:ee && ip link set eth0 up
+ip addr add 192.0.2.1/24 dev eth0
+ip route add default dev eth0
+ip addr
+"""
+_OF_GVISOR: Final = ("another cell's address", "the gateway's address", "GRE", "echo")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("tier", ["gvisor", "microvm"])
+async def test_who_administers_a_cells_network_reaches_nothing_more(
+    tier: str, anyio_backend: str, vm_home: Path, tmp_path: Path
+) -> None:
+    """Root of the cell changes links, addresses and routes, and puts any frame on its port: each is
+    dropped and counted by its name on the host, and the cell is contained at its end."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(RANGE.format(risk="high" if tier == "microvm" else "medium", tier=tier))
+    is_gvisor = tier == "gvisor"  # whose packet sockets only listen
+    with start_run("rights", "", [], home=vm_home) as run:
+        async with open_range(load_policy(policy), run=run, home=vm_home) as made:
+            cell, network = made.cells["default"], made.network
+            assert network is not None
+            port = network.layout.cell("default")
+            script, moved, before = _BY_ADDRESS if is_gvisor else _BY_FRAME, {}, network.counters()
+            for name, frame in forged.frames(port, network.layout.resolver).items():
+                if is_gvisor and name not in _OF_GVISOR:
+                    continue
+                sent = await cell.exec(["python3", "-c", script, frame.hex()])
+                assert sent.success, (name, sent.stderr)
+                await network.check()
+                after = network.counters()
+                moved[name] = {word: after[word] - before[word] for word in Reason}
+                before = after
+            assert {
+                name: {word: n for word, n in each.items() if n} for name, each in moved.items()
+            } == {name: {forged.EXPECTED[name]: 1} for name in moved}
+            changed = await cell.exec(["sh", "-c", _CHANGED])
+            assert b"192.0.2.1" in changed.stdout, changed.stderr
+            report = await probe_cell(
+                cell,
+                which=["network", "namespaces"],
+                recorder=MemoryRecorder(),
+                user="0",
+                phase="end",
+                router=made.routers[cell.id],
+            )
+            assert report.verdict is Verdict.CONTAINED, report.of(Verdict.BREACHED)

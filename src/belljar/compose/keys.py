@@ -31,7 +31,6 @@ GENERIC_DETAIL: Final = (
 )
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
-_CAPABLE: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.capabilities)
 _CALLING: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.calls)
 _CALLS: Final = ", ".join(DEBUGGER_CALLS)
 
@@ -288,16 +287,21 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
     if "MKNOD" in names:
         why = "MKNOD: a cell has the usual six devices, and makes no others"
         converted.dropped("cap_add", why)
+    if "NET_RAW" in names and "NET_ADMIN" not in names:
+        why = "NET_RAW: in a cell with a network, raw sockets are for who has NET_ADMIN"
+        converted.changed("cap_add", why)
     for name in more:
-        converted.granted("cap_add", f"{name}: granted in tier {_CAPABLE}", capabilities=more)
+        able = [str(tier) for tier, most in GRANTABLE.items() if name in most.capabilities]
+        why = f"{name}: granted in tier {' or '.join(able)}"
+        converted.granted("cap_add", why, capabilities=more)
 
 
 def _privileged(value: object, converted: Converted, *, key: str = "privileged") -> None:
     if value:
         why = (
-            f"all rights on Belljar's list (CAP_{', CAP_'.join(sorted(_GRANTED))}; {_CALLS}) are "
-            f"granted in tier {_CALLING} (capabilities: {_CAPABLE}), not in a container; devices, "
-            "mounts, namespaces and modules stay closed"
+            f"of Belljar's list (CAP_{', CAP_'.join(sorted(_GRANTED))}; {_CALLS}) what its tier has "
+            f"is granted in tier {_CALLING}, not in a container; devices, mounts, "
+            "namespaces and modules stay closed"
         )
         converted.granted(key, why, privileged=True)
 

@@ -294,7 +294,7 @@ def _oci(
         resources,
         arch=facts.arch,
         open_files_max=facts.open_files_max,
-        calls=rights.calls,
+        rights=rights,
     )
     jail = oci_limits(tier, resources)
     return Isolation(

@@ -14,6 +14,7 @@ from belljar.dataclass import dataclass
 from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.plan.seccomp import seccomp_profile
 from belljar.policy import Resources, Tier
+from belljar.policy.limits import NOTHING_GRANTED, Granted
 
 OCI_VERSION: Final = "1.0.2"
 ID_COUNT: Final = 1 << 16
@@ -79,6 +80,7 @@ class OciShape:
     """A container.
 
     Attributes:
+        raw_sockets: runsc takes the right to them away unless it is told otherwise.
         memory_max_bytes: for the workload's processes and files together.
         disk_bytes: the writable layer's (a tmpfs).
         disk_inodes: likewise.
@@ -91,6 +93,7 @@ class OciShape:
     disk_inodes: int
     processes: int
     debugger_calls: bool = False
+    raw_sockets: bool = False
     config: Mapping[str, Any]
 
 
@@ -119,11 +122,11 @@ def oci_shape(
     *,
     arch: str,
     open_files_max: int,
-    calls: tuple[str, ...] = (),
+    rights: Granted = NOTHING_GRANTED,
 ) -> OciShape:
     """The container for these resources. Raises `ValueError` for the microvm tier.
 
-    `open_files_max`: this host's. `calls`: opened by the plan's rights.
+    `open_files_max`: this host's.
     """
     if tier is Tier.MICROVM:
         raise ValueError("the microvm tier has no OCI runtime")
@@ -134,8 +137,9 @@ def oci_shape(
         disk_bytes=resources.disk_bytes,
         disk_inodes=writable_inodes(resources),
         processes=resources.processes,
-        debugger_calls=bool(calls),
-        config=_config(tier, arch, resources, open_files_max=open_files_max, calls=calls),
+        debugger_calls=bool(rights.calls),
+        raw_sockets="NET_ADMIN" in rights.capabilities,
+        config=_config(tier, arch, resources, open_files_max=open_files_max, rights=rights),
     )
 
 
@@ -173,7 +177,7 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
 
 
 def runtime_argv(
-    runtime: OciRuntime,
+    shape: OciShape,
     program: str,
     *,
     state: str,
@@ -193,11 +197,9 @@ def runtime_argv(
         trace: runsc's configuration of trace points; "": none.
     """
     traced = (f"--pod-init-config={trace}",) if trace else ()
-    own = (
-        (*traced, *_RUNSC_FLAGS, f"--network={'sandbox' if has_port else 'none'}")
-        if runtime.kind == "runsc"
-        else ()
-    )
+    network = f"--network={'sandbox' if has_port else 'none'}"
+    raw = ("--net-raw",) if shape.raw_sockets else ()
+    own = (*traced, *_RUNSC_FLAGS, network, *raw) if shape.runtime.kind == "runsc" else ()
     return (program, "--root", state, *own, "run", "--detach", "--bundle", bundle, name)
 
 
@@ -216,7 +218,7 @@ _RUNSC_FLAGS: Final = (
 
 
 def _config(
-    tier: Tier, arch: str, resources: Resources, *, open_files_max: int, calls: tuple[str, ...]
+    tier: Tier, arch: str, resources: Resources, *, open_files_max: int, rights: Granted
 ) -> dict[str, Any]:
     gvisor = tier is Tier.GVISOR
     shm_bytes = (resources.memory_bytes + resources.disk_bytes) // SHM_SHARE
@@ -230,7 +232,7 @@ def _config(
         )
     return {
         "ociVersion": OCI_VERSION,
-        "process": _process(open_files_max),
+        "process": _process(open_files_max, rights),
         "root": {"path": "", "readonly": False},
         "hostname": "",
         "mounts": [*_mounts(shm_bytes), *own],
@@ -243,12 +245,13 @@ def _config(
             ],
             "maskedPaths": [] if gvisor else list(MASKED_PROC),
             "readonlyPaths": [] if gvisor else list(READ_ONLY_PROC),
-            "seccomp": seccomp_profile(arch, gvisor=gvisor, calls=calls),
+            "seccomp": seccomp_profile(arch, gvisor=gvisor, rights=rights),
         },
     }
 
 
-def _process(open_files_max: int) -> dict[str, Any]:
+def _process(open_files_max: int, rights: Granted) -> dict[str, Any]:
+    capabilities = [*AGENT_CAPABILITIES, *(f"CAP_{name}" for name in rights.capabilities)]
     soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
     return {
         "terminal": False,
@@ -257,7 +260,7 @@ def _process(open_files_max: int) -> dict[str, Any]:
         "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
         "cwd": "/",
         "capabilities": {
-            kind: list(AGENT_CAPABILITIES) for kind in ("bounding", "effective", "permitted")
+            kind: list(capabilities) for kind in ("bounding", "effective", "permitted")
         },
         "rlimits": [{"type": "RLIMIT_NOFILE", "soft": soft, "hard": hard}],
         "noNewPrivileges": True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
+from belljar.policy.limits import NOTHING_GRANTED, Granted
 
 _WORD: Final = 0xFFFF_FFFF
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
@@ -59,10 +61,12 @@ class Rules:
         return frozenset(call for group in (*self.allow, *self.agent) for call in group.calls)
 
 
-def seccomp_profile(arch: str, *, gvisor: bool, calls: tuple[str, ...] = ()) -> dict[str, Any]:
+def seccomp_profile(
+    arch: str, *, gvisor: bool, rights: Granted = NOTHING_GRANTED
+) -> dict[str, Any]:
     """`linux.seccomp` for this machine. Raises `ValueError` for another architecture.
 
-    `gvisor`: as runsc's kernel applies it. `calls`: opened by the plan's rights.
+    `gvisor`: as runsc's kernel applies it. `rights`: they open calls.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
@@ -71,9 +75,12 @@ def seccomp_profile(arch: str, *, gvisor: bool, calls: tuple[str, ...] = ()) -> 
     if gvisor:  # what it answers itself is allowed whatever the others say of it
         own = {call for group in rules.gvisor for call in group.calls}
         groups = (*rules.gvisor, *(_without(group, own) for group in groups))
-    if calls:
-        opened = Group(why="rights of the plan", calls=calls)
-        groups = (opened, *(_without(group, set(calls)) for group in groups))
+    if rights.calls:
+        opened = Group(why="rights of the plan", calls=rights.calls)
+        groups = (opened, *(_without(group, set(rights.calls)) for group in groups))
+    if "NET_ADMIN" in rights.capabilities:
+        packets = (Condition(argument=0, value=socket.AF_PACKET),)
+        groups = (Group(why="rights of the plan", calls=("socket",), any_of=(packets,)), *groups)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,

@@ -193,22 +193,20 @@ NOTHING_GRANTED: Final = Granted()
 # The most that each tier grants
 # In a container the kernel is the host's. In gVisor CAP_SYS_PTRACE would reach the guest agent, and
 # set-user-ID bits are ignored; in a microVM they add nothing to what root of the cell may do, nor
-# does CAP_DAC_READ_SEARCH: root reads every file, and files are not opened by handle.
+# does CAP_DAC_READ_SEARCH: root reads every file, and files are not opened by handle. CAP_NET_ADMIN
+# holds over the cell's own network stack: what leaves it is judged on the host.
 GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
     {
         Tier.CONTAINER: NOTHING_GRANTED,
-        Tier.GVISOR: Granted(calls=DEBUGGER_CALLS),
+        Tier.GVISOR: Granted(capabilities=("NET_ADMIN",), calls=DEBUGGER_CALLS),
         Tier.MICROVM: Granted(
-            capabilities=("DAC_READ_SEARCH", "SYS_PTRACE"),
+            capabilities=("DAC_READ_SEARCH", "NET_ADMIN", "SYS_PTRACE"),
             calls=DEBUGGER_CALLS,
             setuid_programs=True,
         ),
     }
 )
 NEVER_GRANTED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "NET_ADMIN": "addresses, routes and packet rules of a cell's network are its range's",
-        "SYS_ADMIN": "mounts and namespaces of a cell are its guest agent's",
-    }
+    {"SYS_ADMIN": "mounts and namespaces of a cell are its guest agent's"}
 )
 """Why what tasks ask for most is refused in every tier."""

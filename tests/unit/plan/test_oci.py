@@ -24,6 +24,7 @@ from belljar.plan.oci import (
     runtime_argv,
 )
 from belljar.policy import Resources, Tier
+from belljar.policy.limits import NOTHING_GRANTED, Granted
 
 TIERS = (Tier.CONTAINER, Tier.GVISOR)
 RUNC = OciRuntime(name="runc", kind="runc", path="/usr/sbin/runc", version="1.1.5")
@@ -34,6 +35,13 @@ CELL = OciCell(hostname="host-1")
 def shape_of(tier: Tier, *, open_files_max: int = 1 << 20) -> OciShape:
     """With the resources that a policy has when it says none."""
     return oci_shape(tier, RUNC, Resources(), arch="x86_64", open_files_max=open_files_max)
+
+
+def made(runtime: OciRuntime, rights: Granted = NOTHING_GRANTED) -> OciShape:
+    """As this runtime makes it, with these rights."""
+    return oci_shape(
+        Tier.GVISOR, runtime, Resources(), arch="x86_64", open_files_max=1024, rights=rights
+    )
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -179,7 +187,8 @@ def test_open_files_are_never_more_than_this_host_gives(most: int) -> None:
 def test_the_command_line_is_the_runtimes_own() -> None:
     """gVisor gets no network and no socket of the host; both end once the container runs."""
     runc, runsc = (
-        runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c") for runtime in (RUNC, RUNSC)
+        runtime_argv(made(runtime), "/r", state="/s", bundle="/b", name="c")
+        for runtime in (RUNC, RUNSC)
     )
     assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
     assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= set(
@@ -208,15 +217,18 @@ def test_a_port_is_in_the_stages_network_namespace() -> None:
 
 
 def test_gvisor_with_a_port_has_a_network_of_its_own() -> None:
-    """Its own stack, not the host's; raw sockets stay off, and runc is told nothing."""
-    runc, runsc = (
-        runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c", has_port=True)
-        for runtime in (RUNC, RUNSC)
+    """Its own stack, not the host's; raw sockets stay off unless they are granted, and runc is told
+    nothing."""
+    runc, runsc, granted = (
+        runtime_argv(made(*of), "/r", state="/s", bundle="/b", name="c", has_port=True)
+        for of in ((RUNC,), (RUNSC,), (RUNSC, Granted(capabilities=("NET_ADMIN",))))
     )
-    assert runc == runtime_argv(RUNC, "/r", state="/s", bundle="/b", name="c")
-    assert [word for word in runsc if word.startswith(("--network", "--net-raw"))] == [
-        "--network=sandbox"
+    assert runc == runtime_argv(made(RUNC), "/r", state="/s", bundle="/b", name="c")
+    asked = [
+        [word for word in argv if word.startswith(("--network", "--net-raw"))]
+        for argv in (runsc, granted)
     ]
+    assert asked == [["--network=sandbox"], ["--network=sandbox", "--net-raw"]]
 
 
 def test_the_microvm_tier_has_no_container() -> None:

@@ -150,7 +150,7 @@ def test_what_is_no_right_is_refused(words: dict[str, object]) -> None:
 def test_a_shared_kernel_grants_nothing() -> None:
     """Nor does any tier grant what would reach the guest agent or open its kernel."""
     assert GRANTABLE[Tier.CONTAINER] == Granted()
-    never = {"SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON", "NET_ADMIN", "SYS_BOOT"}
+    never = {"SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON", "SYS_BOOT"}
     for most in GRANTABLE.values():
         assert not never & set(most.capabilities)
     assert "SYS_PTRACE" not in GRANTABLE[Tier.GVISOR].capabilities

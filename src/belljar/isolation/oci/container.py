@@ -139,7 +139,7 @@ class Container(Sandbox):
             environment=_ENVIRONMENT,
         )
         argv = runtime_argv(
-            spec.shape.runtime,
+            spec.shape,
             spec.root.program,
             state=_STATE,
             bundle=_BUNDLE,
