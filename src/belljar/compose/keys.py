@@ -299,9 +299,8 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
 def _privileged(value: object, converted: Converted, *, key: str = "privileged") -> None:
     if value:
         why = (
-            f"of Belljar's list (CAP_{', CAP_'.join(sorted(_GRANTED))}; {_CALLS}) what its tier has "
-            f"is granted in tier {_CALLING}, not in a container; devices, mounts, "
-            "namespaces and modules stay closed"
+            f"what its tier has of CAP_{', CAP_'.join(sorted(_GRANTED))}; {_CALLS} is granted in tier "
+            f"{_CALLING}, not in a container; devices, mounts, namespaces and modules stay closed"
         )
         converted.granted(key, why, privileged=True)
 
