@@ -298,9 +298,10 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
 
 def _privileged(value: object, converted: Converted, *, key: str = "privileged") -> None:
     if value:
+        rights = ", ".join([*(f"CAP_{name}" for name in sorted(_GRANTED)), *DEBUGGER_CALLS])
         why = (
-            f"what its tier has of CAP_{', CAP_'.join(sorted(_GRANTED))}; {_CALLS} is granted in tier "
-            f"{_CALLING}, not in a container; devices, mounts, namespaces and modules stay closed"
+            f"{rights}, as far as its tier has them, are granted in tier {_CALLING}, not in a "
+            "container; devices, mounts, namespaces and modules stay closed"
         )
         converted.granted(key, why, privileged=True)
 
