@@ -28,8 +28,12 @@ _PATTERN: Final = re.compile(r"[*?[\\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Sources of the instruction at `line`, as written; `chmod`: symbolic or empty."""
+    """Sources of the instruction at `line`, as written; `chmod`: symbolic or empty.
 
+    `number`: of no other instruction.
+    """
+
+    number: int
     line: int
     is_add: bool
     sources: tuple[str, ...]
@@ -41,7 +45,7 @@ class Copy:
     @property
     def source(self) -> str:
         """What an instruction copies of the directory that `prepare` fills."""
-        return f"{self.line}/from/0/d/" if self.has_parents else f"{self.line}/from/*/*"
+        return f"{self.number}/0/0/d/" if self.has_parents else f"{self.number}/0/*/*"
 
 
 def prepare(copy: Copy, context: Path, into: Path) -> None:
@@ -49,7 +53,7 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
 
     Both are private: no step has run. No link is followed.
     """
-    into, number = into / f"{copy.line}/from", 0
+    into, number = into / f"{copy.number}/0", 0
     for source in copy.sources:
         parent, has_pivot, below = source.partition("/./")
         if copy.has_parents and not has_pivot:
