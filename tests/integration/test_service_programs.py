@@ -3,8 +3,6 @@ again until it is ready, finds its directories writable, and needs no shell in i
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +10,13 @@ from pathlib import Path
 import pytest
 from tests.conftest import copy_store
 from tests.fakes.compiled import compile_static
+from tests.fakes.images import directory, docker_archive, entry, layer
 
 from belljar.cell import Cell, open_cell, start_run
 from belljar.cell.targets import serve
 from belljar.errors import BelljarError, CellError
 from belljar.events import Kind, MemoryRecorder
-from belljar.image import ImageConfig, Store
+from belljar.image.oci import import_image
 from belljar.ledger import read_events, verify
 from belljar.plan.network import StandInPlan
 from belljar.policy import load_policy
@@ -160,20 +159,14 @@ async def test_a_program_that_fails_at_first(tier: str, home: Path, tmp_path: Pa
 def bare_image(home: Path, folder: Path, *, user: str = "root", owner: int = 0) -> Path:
     """A store with an image of one program and one directory of a user's."""
     own = copy_store(home, folder / "home")
-    root = folder / "root"
-    (root / "data").mkdir(parents=True)
-    (root / "data" / "kept").write_text("kept")
-    compile_static(Path(__file__).with_name("bare_service.c"), root / "serve")
-    (root / "serve").chmod(0o755)
-    for place in (root / "data", root / "data" / "kept"):
-        os.chown(place, owner, 0)
-        place.chmod(0o700)
-    (own / "tmp").mkdir(exist_ok=True)
-    squashed = own / "tmp" / "bare.sqfs"
-    pack = ["mksquashfs", str(root), str(squashed), "-quiet"]
-    subprocess.run(pack, check=True, capture_output=True)
-    config = ImageConfig(entrypoint=("/serve",), workdir="/", user=user)
-    Store(own).add(squashed, config, name="bare", source="a test", created="")
+    served = compile_static(Path(__file__).with_name("bare_service.c"), folder / "serve")
+    files = layer(
+        directory("data", uid=owner, mode=0o700),
+        entry("data/kept", b"kept", uid=owner, mode=0o700),
+        entry("serve", served.read_bytes(), mode=0o755),
+    )
+    docker_archive(folder / "bare.tar", [files], {"Entrypoint": ["/serve"], "User": user})
+    import_image(own, f"docker-archive:{folder / 'bare.tar'}", name="bare")
     return own
 
 
@@ -193,7 +186,7 @@ async def test_owners_beyond_65_535_in_a_microvm(home: Path, tmp_path: Path) -> 
 async def test_owners_beyond_65_535_elsewhere(tier: str, home: Path, tmp_path: Path) -> None:
     """Are named before a cell is made, with the tier that has them."""
     own = bare_image(home, tmp_path, owner=1000660000)
-    for user, named in (("0", "/data"), ("70000", "70000")):
+    for user, named in (("0", r"data \(1000660000:0\)"), ("70000", "70000")):
         with pytest.raises(BelljarError, match=named) as caught:
             async with opened(tmp_path, tier, user=user, image="bare", home=own):
                 pass

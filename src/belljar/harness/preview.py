@@ -21,6 +21,7 @@ from belljar.harness.compat import TaskRefused
 from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
 from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.merge import TASK
 from belljar.policy.network import Network
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
@@ -89,7 +90,8 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
 
 
 def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Iterator[Difference]:
-    changed = {fact.key.partition(".")[0] for fact in differences if fact.where == TASK}
+    own = (TASK, f"service {ours.service or OWN_CELL}")
+    changed = {fact.key.partition(".")[0] for fact in differences if fact.where in own}
     asked = ours.asked()
     stated: dict[str, str] = {
         "policy": ours.policy,

@@ -138,6 +138,8 @@ def build_dockerfile(
             return (
                 image if request.name in image.names else store.name(image, request.name)
             ), False
+    for line in recipe.made.offline if request.has_network else ():
+        report(f"line {line}: with --network, a step with --network=none has the network, too")
     check_buildah()
     first_uid = first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
@@ -174,7 +176,8 @@ def build_dockerfile(
                 result = build.run()
             except LayerError as error:
                 raise error.refusal(source) from error
-        config, start_ns = result.config, recipe.made.start_interval_ns
+        config = replace(result.config, on_build=recipe.found.stages[-1].on_build)
+        start_ns = recipe.made.start_interval_ns
         if config.healthcheck and start_ns:  # buildah 1.28 doesn't write it
             check = replace(config.healthcheck, start_interval_ns=start_ns)
             config = replace(config, healthcheck=check)
@@ -224,8 +227,11 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
         raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
-        found = base_images(raw.decode("utf-8-sig"), request.args, target=request.target)
-        bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
+        text, bases = raw.decode("utf-8-sig"), dict[str, Image]()
+        for _ in range(2):  # the ONBUILD of a base may copy from other images
+            on_build = {name: image.on_build for name, image in bases.items()}
+            found = base_images(text, request.args, target=request.target, on_build=on_build)
+            bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
         # What it refuses is known before a base is asked for or loaded.
         made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
     except (OSError, ValueError) as error:

@@ -68,7 +68,7 @@ class Buildable:
     """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
 
     `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know.
-    `step_users`: the users that its RUN steps run as.
+    `step_users`: the users that its RUN steps run as. `offline`: the lines of `--network=none`.
     """
 
     heredoc_context: str
@@ -77,6 +77,7 @@ class Buildable:
     copies: list[Copy] = field(default_factory=list)
     start_interval_ns: int = 0
     step_users: set[str] = field(default_factory=set)
+    offline: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -224,6 +225,8 @@ class _Translator:
                 flags += self._mount(value)
             elif f"{name}={value}" not in _HARMLESS:
                 raise DockerfileError(f"RUN can't have --{name}={value} here")
+            elif value == "none":
+                self._made.offline.append(item.line)
         lone = _LONE.fullmatch(command) if len(item.heredocs) == 1 else None
         script = command + "".join(f"\n{body}{name}" for name, body in item.heredocs)
         if lone:

@@ -112,6 +112,7 @@ def import_image(
             created=printable(str(config.get("created") or ""), max_chars=40),
             origins=tuple(dict.fromkeys(origins)),
             setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
+            high_owner=tree.high_owner,
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from belljar.image.kernel import debian_arch
@@ -44,12 +45,10 @@ class Stage:
     def __str__(self) -> str:
         return self.name
 
-    def triggers(self, line: int) -> list[Instruction]:
-        """The instructions of ONBUILD, for a stage at `line` that starts from this one."""
-        texts = [item.text.partition(" ")[2] for item in self.items if item.word == "ONBUILD"]
-        if len(texts) > _MAX_TRIGGERS or any("<<" in text or text[-1:] == "\\" for text in texts):
-            raise DockerfileError("the ONBUILD of its base are too many, or have here-documents")
-        return [replace(item, line=line) for item in (parse("\n".join(texts)) if texts else ())]
+    @property
+    def on_build(self) -> tuple[str, ...]:
+        """The instructions of ONBUILD, for what starts from this stage."""
+        return tuple(item.text.partition(" ")[2] for item in self.items if item.word == "ONBUILD")
 
     def sources(self) -> Iterator[str | Stage]:
         """The images and stages copied or mounted from."""
@@ -85,8 +84,17 @@ class Bases:
     context: str
 
 
-def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """The images used for stage `target`, else the last. Raises `DockerfileError`."""
+def base_images(
+    text: str,
+    args: Mapping[str, str],
+    *,
+    target: str = "",
+    on_build: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Bases:
+    """Return the images used for stage `target`, else the last. Raises `DockerfileError`.
+
+    `on_build`: the instructions of ONBUILD of images that are known.
+    """
     arch = debian_arch()
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
@@ -111,7 +119,8 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
         with at_line(item.line):
             image, name = _from(item, expander.expand)
             base = by_name.get(image.lower(), image)
-            items[:0] = base.triggers(item.line) if isinstance(base, Stage) else []
+            texts = base.on_build if isinstance(base, Stage) else on_build.get(base, ())
+            items[:0] = [replace(each, line=item.line) for each in _triggers(texts)]
         unique = f"{name or 'stage'}-{number}"
         stages.append(Stage(name=unique, base=base, items=tuple(items), earlier=dict(by_name)))
         by_name |= {name or str(number): stages[-1], str(number): stages[-1]}
@@ -132,6 +141,15 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
         escape=expander.escape,
         context=f"heredocs-{hashlib.sha256(text.encode()).hexdigest()[:40]}",
     )
+
+
+def _triggers(texts: Sequence[str]) -> tuple[Instruction, ...]:
+    if len(texts) > _MAX_TRIGGERS or any("<<" in text or text[-1:] == "\\" for text in texts):
+        raise DockerfileError("the ONBUILD of its base are too many, or have here-documents")
+    found = parse("\n".join(texts)) if texts else ()
+    if wrong := {each.word for each in found} & {"ONBUILD", "FROM", "MAINTAINER"}:
+        raise DockerfileError(f"ONBUILD of its base can't have {min(wrong)}")
+    return found
 
 
 @contextmanager

@@ -47,7 +47,8 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 class Image:
     """An immutable root file system (squashfs), by the SHA-256 of its bytes in hex.
 
-    `origins`: digests (`sha256:…`) of the documents that it was imported from.
+    `origins`: digests (`sha256:…`) of the documents that it was imported from. `high_owner`: a
+    file with an owner beyond 65,535, if any, and its ids.
     """
 
     digest: str
@@ -67,7 +68,9 @@ class Image:
     shell: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     stop_signal: str = ""
+    on_build: tuple[str, ...] = ()
     setuid_programs: SetuidPrograms = ""
+    high_owner: str = ""
 
     @property
     def config(self) -> ImageConfig:
@@ -133,6 +136,7 @@ class Store:
         origins: Sequence[str] = (),
         built: Mapping[str, Any] | None = None,
         setuid_programs: SetuidPrograms = "",
+        high_owner: str = "",
     ) -> Image:
         """Move `rootfs` (squashfs, on the store's file system) into the store.
 
@@ -161,6 +165,7 @@ class Store:
             **config.later_fields(),
             **({"built": dict(built)} if built else {}),
             **({"setuid_programs": setuid_programs} if setuid_programs else {}),
+            **({"high_owner": high_owner} if high_owner else {}),
         }
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
@@ -428,6 +433,7 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         **later_fields_of(document),
         built=dict(document.get("built") or {}),
         setuid_programs=document.get("setuid_programs", ""),
+        high_owner=str(document.get("high_owner", "")),
     )
 
 
