@@ -1,4 +1,4 @@
-"""Which policy a sample's cell gets.
+"""Chooses the policy of a sample's cell.
 
 The first of: the task's or sample's own (`("belljar", "policy.yaml")`), `$BELLJAR_POLICY`, preset
 `high`; then its compose file. `belljar run --policy` states the isolation around that.
@@ -147,7 +147,7 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePolicy:
-    """What one sample's cell is made of.
+    """The parts that one sample's cell is made of.
 
     `is_shared`: all samples of the configuration have this policy. `service`, `program`: of a
     compose file. `differences`: from the task and the operator's policy.
@@ -200,7 +200,7 @@ def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) 
 
 
 def named_document(path: Path) -> dict[str, Any] | None:
-    """What a compose file or a Dockerfile of this name holds; None for another name."""
+    """Return the content of a compose file or Dockerfile; None for another name."""
     if is_dockerfile_name(str(path)):
         return dockerfile_document(path.absolute())
     return read_document(path) if is_compose_name(str(path)) else None

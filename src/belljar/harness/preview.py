@@ -229,7 +229,7 @@ MISSING_CODE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What becomes of samples with the same outcome.
+    """The outcome of samples that have the same.
 
     Attributes:
         group: the samples; `error` of their preview is the author's to fix.

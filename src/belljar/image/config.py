@@ -50,7 +50,7 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """How an image's processes start.
+    """The configuration of an image's processes.
 
     `user`: a name, a uid or `uid:gid`. `shell` and `stop_signal`: empty for Docker's defaults.
     `on_build`: the instructions of ONBUILD, for a Dockerfile that starts from the image.
@@ -69,7 +69,7 @@ class ImageConfig:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What `docker run` starts; empty if idle or a shell."""
+        """The program that `docker run` starts; empty if idle or a shell."""
         from belljar.compose.values import is_idle
 
         whole = (*self.entrypoint, *self.cmd)
@@ -176,7 +176,7 @@ _IDLE: Final = "only waits, so it is not started"
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """What a cell keeps of the configuration, and how."""
+    """Return one fact for each stated part: whether a cell keeps it, and how."""
     runs = _ON_DEMAND if config.program else _IDLE
     user, workdir = printable(config.user, max_chars=100), printable(config.workdir, max_chars=200)
     facts = (

@@ -36,7 +36,7 @@ class _Rule:
     takes_back: bool
 
     def matches(self, path: Sequence[str]) -> bool:
-        """Whether it matches the path or a parent. Linear time."""
+        """Return whether it matches the path or a parent, in linear time."""
         last = len(self.parts) - 1
         reached = self._skipping({0})
         for name in path:
@@ -76,7 +76,7 @@ class Ignored:
 
     @property
     def takes_back(self) -> bool:
-        """Whether an excluded directory may contain included files."""
+        """True when an excluded directory may contain included files."""
         return any(rule.takes_back for rule in self.rules)
 
 

@@ -1,4 +1,4 @@
-"""What a COPY or ADD takes from the context, made ready where buildah 1.28 lacks the flag for it.
+"""Prepares the sources of a COPY or ADD where buildah 1.28 lacks a flag of it.
 
 `--chmod=u=rwX,go=rX`, `--exclude`, `--parents` and `--checksum` are done on a copy of the sources.
 """
@@ -44,7 +44,7 @@ class Copy:
 
     @property
     def source(self) -> str:
-        """What an instruction copies of the directory that `prepare` fills."""
+        """The source for buildah, in the directory that `prepare` fills."""
         return f"{self.number}/0/0/d/" if self.has_parents else f"{self.number}/0/*/*"
 
 

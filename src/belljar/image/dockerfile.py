@@ -20,7 +20,7 @@ from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Ins
 from belljar.image.stages import (
     TRUE,
     Bases,
-    Stage,
+    BuildStage,
     at_line,
     base_images,
     declare,
@@ -81,7 +81,7 @@ class Buildable:
 
     @property
     def text(self) -> str:
-        """What buildah reads."""
+        """The whole file, for buildah."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
@@ -97,7 +97,7 @@ def make_buildable(
     expander = Expander(escape=bases.escape)
     for stage in bases.stages:
         base = stage.base
-        if isinstance(base, Stage):
+        if isinstance(base, BuildStage):
             parent = ended[base.name]
             state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={})
             source = str(base)
@@ -148,7 +148,7 @@ class _Translator:
     """Writes each instruction as buildah reads it, with nothing left to fill in."""
 
     def __init__(
-        self, stage: Stage, bases: Bases, state: _State, expander: Expander, made: Buildable
+        self, stage: BuildStage, bases: Bases, state: _State, expander: Expander, made: Buildable
     ) -> None:
         self._stage, self._bases, self._state, self._made = stage, bases, state, made
         self._expander, self._expand, self._number = expander, expander.expand, 0

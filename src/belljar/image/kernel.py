@@ -288,7 +288,7 @@ REQUIRED_MODULES: Final = (
     *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console"),
     *("rng-core", "virtio-rng", "squashfs", "overlay", "virtio_net"),
 )
-"""What a guest needs, each after what it depends on.
+"""The modules that each guest needs, after those they depend on.
 
 From `modules.dep` of Debian's 6.12 cloud kernels. On amd64 `virtio_ring`, `virtio`,
 `virtio_console` and `rng-core` are built in.

@@ -1,4 +1,4 @@
-"""Where an image comes from: what skopeo copies, and the source's names and digests of it.
+"""An image at its source: the reference for skopeo, and the source's names and digests of it.
 
 Tags change, so a registry is asked for the digest that is then fetched, a daemon for an id.
 Callers check the digests. Source: image-spec v1.1; the layout of `docker save`.
@@ -63,7 +63,7 @@ def parse_document(raw: bytes) -> Mapping[str, Any]:
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
-    """Whether it lists manifests of several platforms."""
+    """Return whether it lists manifests of several platforms."""
     return document.get("mediaType") in INDEX_TYPES or (
         "mediaType" not in document and "manifests" in document
     )
@@ -137,7 +137,7 @@ _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What to copy, and its names and digests at the source.
+    """An image to copy, with its names and digests at the source.
 
     `source`: for skopeo; `at` puts a file's path in. `digests`: of an index, a manifest, a
     configuration. `manifest`: the digest it must have. `daemon`: saves the image first.

@@ -123,7 +123,7 @@ def _linked(index: Path) -> set[Path]:
 
 
 def _may_show(index: Path, directory: Path) -> bool:
-    """Whether it lies near the index, and is neither a home nor what contains one."""
+    """Return whether it is near the index, and neither is nor contains a home."""
     places = [(index, directory), (index.resolve(), directory.resolve())]
     return all(
         (one == other or len(Path(os.path.commonpath([one, other])).parts) > _MIN_SHARED_PARTS)

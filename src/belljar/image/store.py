@@ -40,7 +40,7 @@ _SEAL_BYTES: Final = 4096
 
 
 SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
-"""What the import did with set-user-ID bits."""
+"""The fate of an image's set-user-ID bits at its import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Image:
 
     @property
     def config(self) -> ImageConfig:
-        """How its processes start."""
+        """The configuration of its processes."""
         return ImageConfig(**{part.name: getattr(self, part.name) for part in fields(ImageConfig)})
 
     def to_json(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
 
 
 def is_like_digest(name: str) -> bool:
-    """Whether a name could be a digest's beginning."""
+    """Return whether a name could be a digest's beginning."""
     return _PREFIX.fullmatch(name) is not None
 
 
@@ -451,7 +451,7 @@ class MissingImage:
 
     @property
     def sentence(self) -> str:
-        """What is missing, and what for."""
+        """Names what is missing, and the part that needs it."""
         return f"{self.used_by} needs it: {self.why.what}" if self.used_by else self.why.what
 
 

@@ -86,7 +86,7 @@ def _polled(
     timeout_s: float,
     watch: Watch = lambda: None,
 ) -> _T:
-    """What `wait` returns, with `watch` called meanwhile. Raises `HostError` at `timeout_s`."""
+    """Return the result of `wait`; calls `watch` meanwhile. Raises `HostError` at `timeout_s`."""
     give_up = time.monotonic() + timeout_s
     while True:
         with suppress(subprocess.TimeoutExpired):

@@ -74,7 +74,7 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
 
 
 def is_plain(file: Path) -> bool:
-    """Whether a file has no known compression."""
+    """Return whether a file has no known compression."""
     with file.open("rb") as opened:
         return not opened.read(6).startswith((_GZIP, _ZSTD, *_OTHERS))
 

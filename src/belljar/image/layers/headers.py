@@ -36,7 +36,7 @@ EntryPath = tuple[bytes, ...]
 
 
 class EntryKind(StrEnum):
-    """What an image may hold."""
+    """The kinds of entries that an image may hold."""
 
     FILE = "file"
     HARD_LINK = "hard link"

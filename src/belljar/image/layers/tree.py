@@ -284,6 +284,7 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
                     _write(member, sink)
             sink.write(bytes(2 * tarfile.BLOCKSIZE))
         status = process.wait()
+    # Its status is the same for every failure: only its message says what to do next.
     if status != 0 and b"No space left" in complaint:
         raise HostError(
             "no space is left to pack the image",

@@ -189,7 +189,7 @@ async def _unpack(
     output = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
     if output is None:
         return
-    if "No space left" in output:
+    if "No space left" in output:  # the status of unsquashfs is the same for every failure
         raise HostError(
             "there is no room to unpack the image for containers",
             where=str(home / "trees"),
