@@ -217,9 +217,9 @@ def check_below(path: Path, directory: Path) -> None:
     """Raises `PolicyError` for a link out of the task's directory."""
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
-    is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(
-        written
-    ).is_relative_to(home)
+    is_named_below = any(
+        Path(written).is_relative_to(each) for each in (directory.absolute(), home)
+    )
     if is_named_below and not Path(os.path.realpath(path.parent)).is_relative_to(home):
         raise PolicyError(
             "a link on the way to it leads out of the task's directory",
@@ -385,7 +385,6 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
     """Expand metadata in `env`. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
-
     changes: dict[str, Any] = {}
     env = _expanded(loaded.policy.env, variables, where="env")
     if env != dict(loaded.policy.env):

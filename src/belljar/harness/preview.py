@@ -304,16 +304,14 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
             config = settled(config, {name[prefix:]: PLACEHOLDER for name in names})
         return _one(config, operator, target)
     except PolicyError as error:
-        made = SampleSandbox(
-            task=target, sample="", metadata={}, config=BelljarConfig(), error=error
-        )
-        return list(preview([made], operator))
+        return _one(BelljarConfig(), operator, target, error)
 
 
-def _one(config: BelljarConfig, operator: Operator, target: str) -> list[Preview]:
-    return list(
-        preview([SampleSandbox(task=target, sample="", metadata={}, config=config)], operator)
-    )
+def _one(
+    config: BelljarConfig, operator: Operator, target: str, error: PolicyError | None = None
+) -> list[Preview]:
+    made = SampleSandbox(task=target, sample="", metadata={}, config=config, error=error)
+    return list(preview([made], operator))
 
 
 PLACEHOLDER: Final = "sample-metadata"

@@ -215,13 +215,9 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
         for name in names:
             path = here / name
             is_out = path.relative_to(context).as_posix() in ignored
-            if path.is_symlink():
-                if not is_out:
-                    yield path
-                continue
             if not is_out:
                 yield path
-            if not is_out or ignored.takes_back:
+            if not path.is_symlink() and (not is_out or ignored.takes_back):
                 folders.append(name)
         for name in sorted(files):
             if (here / name).relative_to(context).as_posix() not in ignored:

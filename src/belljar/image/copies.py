@@ -71,17 +71,14 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
                 _check_file(copy, path)
                 target.mkdir(parents=True)
                 shutil.copy2(path, target)
-        if not copy.excludes and not _PATTERN.search(source) and not _is_found(into):
+        is_found = any(into.glob("0/d/*" if copy.has_parents else "*/*"))
+        if not copy.excludes and not _PATTERN.search(source) and not is_found:
             raise DockerfileError(f"line {copy.line}: the context has no {source}")
     if not into.is_dir():  # every file is excluded: an empty directory is copied
         (into / "0/d").mkdir(parents=True)
     if copy.chmod:
         shell = [tool("sh"), "-c", 'umask 022; exec chmod -R -- "$@"', "sh"]
         run_tool([*shell, copy.chmod, str(into.parent)], timeout_s=600)
-
-
-def _is_found(into: Path) -> bool:
-    return any(into.glob("*/*")) and (not (into / "0/d").is_dir() or any((into / "0/d").iterdir()))
 
 
 def _plain(path: str) -> str:

@@ -173,14 +173,8 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
 
 
 def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str, bytes]]:
-    library = next(
-        (
-            path
-            for path in (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
-            if path.is_dir()
-        ),
-        None,
-    )
+    places = (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
+    library = next(filter(Path.is_dir, places), None)
     if library is None:
         raise HostError("the kernel package holds no modules", where=f"lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}

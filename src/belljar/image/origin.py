@@ -77,11 +77,8 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
         platform = platform if isinstance(platform, dict) else {}
         stated = (str(platform.get("os")), str(platform.get("architecture")))
         digest = str(entry.get("digest"))
-        if (
-            stated == ("linux", arch)
-            and entry.get("mediaType") in MANIFEST_TYPES
-            and DIGEST.fullmatch(digest)
-        ):
+        is_manifest = entry.get("mediaType") in MANIFEST_TYPES and DIGEST.fullmatch(digest)
+        if is_manifest and stated == ("linux", arch):
             return digest
         offered.append("/".join(stated))
     listed = printable(", ".join(sorted(set(offered))) or "nothing", max_chars=200)
@@ -126,9 +123,8 @@ def _names(written: list[str]) -> tuple[str, ...]:
 
 def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = index.get("manifests")
-    return (
-        [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    )
+    listed = entries if isinstance(entries, list) else []
+    return [entry for entry in listed if isinstance(entry, dict)]
 
 
 _LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")

@@ -30,14 +30,8 @@ _PIP: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*",
     re.ASCII,
 )
-_PIP_OPTIONS: Final = (
-    "index-url",
-    "extra-index-url",
-    "find-links",
-    "trusted-host",
-    "proxy",
-    "timeout",
-    "cert",
+_PIP_OPTIONS: Final = frozenset(
+    ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
 )
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
 _LINK: Final = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
