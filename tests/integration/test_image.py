@@ -127,6 +127,7 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
         or found["etc-link"] == "lrw-r--r-- 7/8 /etc/passwd"
     )
     assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
+    assert image.high_owner == "big-owner (4000000000:70000)"
     assert "srv/app/gone" not in found
     assert "opaque/lower" not in found
     assert "opaque/upper" in found

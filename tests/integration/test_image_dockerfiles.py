@@ -6,14 +6,20 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
 from tests.fakes.images import add_small_image
 
+from belljar import sync
 from belljar.errors import PolicyError
 from belljar.image.buildah import BuildRequest, StepError, build_dockerfile
 from belljar.image.kernel import debian_arch
+from belljar.image.packages import build_packages
+from belljar.image.store import Image, Store
+from belljar.policy.load import parse_policy
 
 pytestmark = [pytest.mark.slow]
 
@@ -131,6 +137,90 @@ def test_a_hint_fits_the_failure(
     assert bool(caught.value.hint) is bool(hint)
     assert hint in caught.value.hint
     assert caught.value.wants_network is wants_network
+
+
+def content(image: Image, path: str) -> str:
+    """A file of an image."""
+    shown = ["unsquashfs", "-cat", str(image.rootfs), path]
+    return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_onbuild_of_an_image_runs_in_what_starts_from_it(home: Path, tmp_path: Path) -> None:
+    """With the context of that build, each copy on its own; and not again in what starts from
+    that."""
+    add_small_image(home)
+    (tmp_path / "first").mkdir()
+    text = "FROM small\nUSER root\n"
+    text += "".join(f"ONBUILD COPY --exclude=not-{to} . /{to}/\n" for to in "ab")
+    (tmp_path / "first/Dockerfile").write_text(text)
+    build_dockerfile(home, BuildRequest(context=tmp_path / "first", name="first:1"))
+    for number, base in ((2, "first:1"), (3, "second:2")):
+        (tmp_path / "Dockerfile").write_text(f"FROM {base}\nRUN ls -R /a /b > /{number}\n")
+        for name in ("not-a", "not-b", "first/Dockerfile"):
+            (tmp_path / name).write_text(str(number))
+        request = BuildRequest(context=tmp_path, name=f"second:{number}")
+        image, _ = build_dockerfile(home, request)
+        assert [content(image, f"{to}/not-{of}") for to, of in ("ab", "ba")] == ["2", "2"]
+        for missing in ("a/not-a", "b/not-b"):
+            with pytest.raises(subprocess.CalledProcessError):
+                content(image, missing)
+        assert image.on_build == ()
+
+
+def test_a_step_without_a_network_is_named_where_the_build_has_one(
+    home: Path, tmp_path: Path
+) -> None:
+    """buildah gives all steps one network: the command says of which step that is not true."""
+    add_small_image(home)
+    step = "RUN --network=none cat /proc/net/dev > /tmp/devices"
+    (tmp_path / "Dockerfile").write_text(f"FROM small\nRUN true\n{step}\n")
+    devices = {}
+    for option in ((), ("--network",)):
+        argv = [sys.executable, "-m", "belljar", "image", "build", "-t", "offline:1", *option]
+        done = subprocess.run([*argv, str(tmp_path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("line 3: " in done.stderr) is bool(option)
+        listed = content(Store(home).find("offline:1"), "tmp/devices").splitlines()[2:]
+        devices[option] = {line.partition(":")[0].strip() for line in listed}
+    here = Path("/proc/net/dev").read_text().splitlines()[2:]
+    assert devices[()] == {"lo"}
+    assert devices[("--network",)] == {line.partition(":")[0].strip() for line in here}
+
+
+def test_packages_of_a_local_index(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip in a build reads what this host's configuration names: an index whose pages link to
+    wheels beside it. Its directory and theirs are shown, and nothing is fetched elsewhere."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)  # the build's root is nobody here
+        wheel = Path(folder, "pypi/files/local_tool-1.0-py3-none-any.whl")
+        page = Path(folder, "pypi/simple/local-tool/index.html")
+        info = "local_tool-1.0.dist-info"
+        parts = {
+            "local_tool.py": "WORD = 'from the index'\n",
+            f"{info}/METADATA": "Metadata-Version: 2.1\nName: local-tool\nVersion: 1.0\n",
+            f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{info}/RECORD": f"local_tool.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n",
+        }
+        for path in (wheel, page):
+            path.parent.mkdir(parents=True)
+        with zipfile.ZipFile(wheel, "w") as packed:
+            for name, text in parts.items():
+                packed.writestr(name, text)
+        page.write_text(f'<a href="../../files/{wheel.name}">{wheel.name}</a>')
+        settings = Path(folder, "pip.conf")
+        settings.write_text(f"[global]\nindex-url = file://{page.parents[1]}\n")
+        for name in [name for name in os.environ if name.startswith("PIP_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+        name = "local-tool:1"
+        image = build_packages(home, name, base="inspect", apt=[], pip=["local-tool"])
+    policy = parse_policy(
+        f"belljar: 1\nrisk: low\nimage: {name}\n".encode(), source="a test", base=None
+    )
+    with sync.open_cell(policy) as cell:
+        done = cell.exec(["python3", "-c", "import local_tool; print(local_tool.WORD)"])
+    assert (done.returncode, done.stdout_text) == (0, "from the index\n")
+    assert image.built["network"] is True
 
 
 def test_a_context_that_does_not_fit_is_refused_before_a_base_is_loaded(

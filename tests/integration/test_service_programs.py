@@ -3,7 +3,7 @@ again until it is ready, finds its directories writable, and needs no shell in i
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from tests.conftest import copy_store
 from tests.fakes.compiled import compile_static
+from tests.fakes.images import directory, docker_archive, entry, layer
+from tests.integration.processes import quick_command
 
 from belljar.cell import Cell, open_cell, start_run
 from belljar.cell.targets import serve
 from belljar.errors import BelljarError, CellError
 from belljar.events import Kind, MemoryRecorder
-from belljar.image import ImageConfig, Store
+from belljar.image.oci import import_image
 from belljar.ledger import read_events, verify
 from belljar.plan.network import StandInPlan
 from belljar.policy import load_policy
@@ -30,6 +32,60 @@ POLICY = (
     "belljar: 1\nrisk: low\ntier: {tier}\nimage: {image}\nuser: '{user}'\nresources: {{cpus: 1,"
     " memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}\n"
 )
+
+# As Docker's users write them; `bare` is built from nothing, and has no shell.
+COMPOSE = """
+services:
+  default:
+    image: default
+    user: "1000"
+    tmpfs: [/scratch, "/run/app:mode=700,uid=1000"]
+    depends_on:
+      web: {condition: service_healthy}
+      bare: {condition: service_healthy}
+      first: {condition: service_started}
+  web:
+    image: default
+    restart: on-failure
+    user: root
+    command: "sh -c 'test -e /tmp/2 || { touch /tmp/2; exit 1; }; exec python3 -m http.server 80'"
+    healthcheck: {test: "curl -fs http://localhost", interval: 1s, retries: 60}
+  first:
+    image: default
+    command: ["sh", "-c", "test $$$$ = 1 || { echo must be pid 1 >&2; exit 100; }; sleep 1d"]
+  bare:
+    image: bare:1
+    build: bare
+    healthcheck: {test: [CMD, /serve, ask], interval: 1s, retries: 60}
+"""
+DOCKERFILE = 'FROM scratch\nCOPY serve /\nENTRYPOINT ["/serve"]\n'
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import match
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+WRITES = "touch /scratch/a /run/app/b && stat -c %a:%u /scratch /run/app | xargs"
+COMMANDS = {
+    "default": ["sh", "-c", WRITES + "; curl -s -o /dev/null -w %{http_code} http://web/"],
+    "first": ["readlink", "/proc/1/exe"],
+    "bare": ["/serve", "ask"],
+}
+
+@solver
+def look():
+    async def solve(state, generate):
+        done = [await sandbox(name).exec(argv) for name, argv in COMMANDS.items()]
+        state.output.completion = "|".join(each.stdout.strip() for each in done)
+        return state
+    return solve
+
+@task
+def services():
+    target = "1777:0 700:1000\\n200|/usr/bin/dash|pid 1"
+    return Task(dataset=[Sample(input="x", target=target)], solver=look(), scorer=match("exact"), sandbox="docker")
+"""
 
 
 @pytest.fixture
@@ -160,20 +216,14 @@ async def test_a_program_that_fails_at_first(tier: str, home: Path, tmp_path: Pa
 def bare_image(home: Path, folder: Path, *, user: str = "root", owner: int = 0) -> Path:
     """A store with an image of one program and one directory of a user's."""
     own = copy_store(home, folder / "home")
-    root = folder / "root"
-    (root / "data").mkdir(parents=True)
-    (root / "data" / "kept").write_text("kept")
-    compile_static(Path(__file__).with_name("bare_service.c"), root / "serve")
-    (root / "serve").chmod(0o755)
-    for place in (root / "data", root / "data" / "kept"):
-        os.chown(place, owner, 0)
-        place.chmod(0o700)
-    (own / "tmp").mkdir(exist_ok=True)
-    squashed = own / "tmp" / "bare.sqfs"
-    pack = ["mksquashfs", str(root), str(squashed), "-quiet"]
-    subprocess.run(pack, check=True, capture_output=True)
-    config = ImageConfig(entrypoint=("/serve",), workdir="/", user=user)
-    Store(own).add(squashed, config, name="bare", source="a test", created="")
+    served = compile_static(Path(__file__).with_name("bare_service.c"), folder / "serve")
+    files = layer(
+        directory("data", uid=owner, mode=0o700),
+        entry("data/kept", b"kept", uid=owner, mode=0o700),
+        entry("serve", served.read_bytes(), mode=0o755),
+    )
+    docker_archive(folder / "bare.tar", [files], {"Entrypoint": ["/serve"], "User": user})
+    import_image(own, f"docker-archive:{folder / 'bare.tar'}", name="bare")
     return own
 
 
@@ -193,7 +243,7 @@ async def test_owners_beyond_65_535_in_a_microvm(home: Path, tmp_path: Path) -> 
 async def test_owners_beyond_65_535_elsewhere(tier: str, home: Path, tmp_path: Path) -> None:
     """Are named before a cell is made, with the tier that has them."""
     own = bare_image(home, tmp_path, owner=1000660000)
-    for user, named in (("0", "/data"), ("70000", "70000")):
+    for user, named in (("0", r"data \(1000660000:0\)"), ("70000", "70000")):
         with pytest.raises(BelljarError, match=named) as caught:
             async with opened(tmp_path, tier, user=user, image="bare", home=own):
                 pass
@@ -211,3 +261,34 @@ async def test_an_image_without_a_shell(tier: str, home: Path, tmp_path: Path) -
         assert (await cell.exec(["/serve", "ask"])).stdout == b"pid 1\n"
         report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)
         assert report.verdict is Verdict.CONTAINED, report
+
+
+def test_a_compose_task_with_such_programs(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it by a task's own compose file: a directory of a user's, a service that fails at
+    first, one that must be process 1, and one built `FROM scratch`."""
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/Dockerfile").write_text(DOCKERFILE)
+    program = compile_static(Path(__file__).with_name("bare_service.c"), tmp_path / "bare/serve")
+    program.chmod(0o755)
+    (tmp_path / "compose.yaml").write_text(COMPOSE)
+    (tmp_path / "tasks.py").write_text(TASK)
+    (tmp_path / "low.yaml").write_text(POLICY.format(tier="container", image="default", user="0"))
+    monkeypatch.setenv("BELLJAR_POLICY", str(tmp_path / "low.yaml"))
+    done = []
+    for command in (
+        ("image", "import", "--from-compose", "compose.yaml"),
+        ("run", "--json", "--model", "mockllm/model", "tasks.py"),
+    ):
+        argv = quick_command(*command)
+        done.append(subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False))
+        assert done[-1].returncode == 0, done[-1].stderr
+    said = json.loads(done[-1].stdout)
+    (sample,) = said["samples"]
+    run = Path(said["run_dir"])
+    assert sample["scores"] == {"match": "C"}
+    assert sample["verdict"] == "contained"
+    starts = [line.data["argv"] for line in read_events(run) if line.kind is Kind.EXEC_STARTED]
+    assert sum("http.server" in " ".join(argv) for argv in starts) == 2
+    assert verify(run).ok(strict=True)

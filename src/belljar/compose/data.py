@@ -1,4 +1,4 @@
-"""What services take from a task's files: volumes, variables, builds.
+"""Gives services their parts of a task's files: volumes, variables, builds.
 
 Cells share nothing that one can write. A service's volume is a directory of its cell, a task's file
 is copied, and a volume of several services is refused. Pure but for the files it reads.
@@ -165,7 +165,7 @@ class ServiceBuild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceImage:
-    """What a service runs (`image` normalised); or why that is not known."""
+    """A service's image, by its normalised name; or the reason why it is not known."""
 
     service: str
     image: str = ""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
 DIRECTORY_KEY: Final = "x-belljar-directory"
-"""Where a parsed file has the directory it was read from."""
+"""The key of the directory that a parsed file was read from."""
 HOME_KEY: Final = "x-belljar-home"
-"""Where a service of an included file has that file's directory, from the root."""
+"""The key of an included file's directory, from the root, in each of its services."""
 MAX_NODES: Final = 20_000
 """Values of a file; a YAML alias counts as all it names."""
 MAX_CHARACTERS: Final = 1 << 20
@@ -109,7 +109,7 @@ def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def was_read_here(directory: str) -> bool:
-    """Whether this process read a task's file there."""
+    """Return whether this process read a task's file there."""
     return directory in _read_here
 
 
@@ -123,13 +123,13 @@ def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
 
 
 def is_compose_name(config: str) -> bool:
-    """Whether Inspect takes the file for a compose file."""
+    """Return whether Inspect takes the file for a compose file."""
     name = Path(config).name
     return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
 
 
 def is_dockerfile_name(config: str) -> bool:
-    """Whether Inspect takes the file for a Dockerfile."""
+    """Return whether Inspect takes the file for a Dockerfile."""
     path = Path(config)
     return "Dockerfile" in {path.stem, path.suffix.removeprefix(".")}
 
@@ -147,7 +147,7 @@ def as_document(config: BaseModel) -> dict[str, Any]:
 
 
 class NotReadError(ValueError):
-    """Why a text is not read. `line` counts from 1."""
+    """The text is not read, for the reason in the message. `line` counts from 1."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)

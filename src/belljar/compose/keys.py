@@ -1,4 +1,4 @@
-"""What becomes of each key of a service: the table `KEYS`, which has all of Compose's. Pure.
+"""Converts the keys of a service, by the table `KEYS`, which has all of Compose's. Pure.
 
 The reference page "Compose keys" is generated from it.
 
@@ -36,7 +36,7 @@ _CALLS: Final = ", ".join(DEBUGGER_CALLS)
 
 
 class Outcome(Enum):
-    """What becomes of a key."""
+    """The fate of a key."""
 
     APPLIED = "converted"
     LIMITED = "kept or refused"
@@ -103,7 +103,7 @@ Convert = Callable[[Any, Converted], None]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What becomes of a key; `convert` takes its value."""
+    """The fate of a key; `convert` takes its value."""
 
     outcome: Outcome
     why: str = ""
@@ -210,7 +210,7 @@ def _deploy(value: Deploy, converted: Converted) -> None:
 
 
 def restart_policy(service: Service) -> str | None:
-    """When the service's program is started again; None: never. As Compose, `deploy` wins."""
+    """Return the service's restart policy; None: never. As in Compose, `deploy` wins."""
     policy = service.deploy.restart_policy
     if policy is None:
         return None if service.restart == "no" else service.restart

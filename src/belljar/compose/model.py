@@ -1,4 +1,4 @@
-"""What cells can keep of a compose file, as pydantic models. Pure.
+"""The parts of a compose file that cells can keep, as pydantic models. Pure.
 
 They read a file without references. A field's description (a service's: `keys.KEYS`) says why
 other values are refused.
@@ -185,7 +185,7 @@ class Healthcheck(Part):
 
 
 class Condition(Enum):
-    """What a service waits for in another."""
+    """The state of another service that a service waits for."""
 
     STARTED = "service_started"
     HEALTHY = "service_healthy"
@@ -353,7 +353,7 @@ _P = TypeVar("_P", bound=Part)
 
 
 def reasons_of(model: type[Part]) -> dict[str, str]:
-    """Why other values of each key are refused; "": none are."""
+    """Return the reason to refuse other values of each key; "": none are refused."""
     described = {name: field.description or "" for name, field in model.model_fields.items()}
     return dict.fromkeys(model.ignored.split(), "") | described
 

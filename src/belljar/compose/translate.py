@@ -54,7 +54,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """What the file means.
+    """The meaning of the file.
 
     Attributes:
         service: the service that the sample works in.
@@ -76,7 +76,7 @@ class Composed:
 
 
 def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
-    """What a compose file without references means for cells.
+    """Convert a compose file without references.
 
     `files`: those of its task. Raises `CannotKeepError`, with what else differs.
     """
@@ -172,7 +172,7 @@ def add_program(cell: Converted) -> None:
 
 
 def program_of(service: Service) -> dict[str, Any]:
-    """What runs, in a target cell's fields.
+    """Return the program, in a target cell's fields.
 
     `command` is all of it; `arguments` follow the image's entrypoint. As in Compose, an
     `entrypoint` drops the image's command, and an empty one its entrypoint too.
@@ -223,7 +223,7 @@ def _health(check: Healthcheck) -> dict[str, Any]:
 
 
 def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
-    """What services wait for. Raises `CannotKeepError` for an unknown service."""
+    """Return all waits of services. Raises `CannotKeepError` for an unknown service."""
     waits = []
     for name, service in services.items():
         shown = f"its compose service {printable(name)}"

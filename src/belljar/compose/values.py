@@ -29,7 +29,7 @@ _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3,
 }
 _MAX_TIME_CHARS: Final = 40
 SETTLE_S: Final = 1.0
-"""How long a program without a health check runs until it is ready."""
+"""A program without a health check is ready after this time."""
 MAX_COMMAND_CHARS: Final = 64 << 10
 """Of one command, as text or as a list."""
 GATEWAY: Final = "host-gateway"
@@ -277,7 +277,7 @@ _RESTART: Final = re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?
 
 
 def restart_of(value: object) -> str:
-    """When a program is started again, in Docker's words; YAML reads a bare `no` as false."""
+    """Return a restart policy in Docker's words; YAML reads a bare `no` as false."""
     found = "no" if value is False else text(value) or "no"
     if not _RESTART.fullmatch(found):
         raise ValueError("none of no, always, unless-stopped, on-failure and on-failure:TIMES")
@@ -312,7 +312,7 @@ _SHELLS: Final = frozenset(
 
 
 def is_idle(command: Sequence[str]) -> bool:
-    """Whether it only keeps a container from ending."""
+    """Return whether it only keeps a container from ending."""
     words = list(command)
     if not words or (words[0] in _SHELLS and len(words) == 1):
         return True

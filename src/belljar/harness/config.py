@@ -1,4 +1,4 @@
-"""Which policy a sample's cell gets.
+"""Chooses the policy of a sample's cell.
 
 The first of: the task's or sample's own (`("belljar", "policy.yaml")`), `$BELLJAR_POLICY`, preset
 `high`; then its compose file. `belljar run --policy` states the isolation around that.
@@ -147,7 +147,7 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePolicy:
-    """What one sample's cell is made of.
+    """The parts that one sample's cell is made of.
 
     `is_shared`: all samples of the configuration have this policy. `service`, `program`: of a
     compose file. `differences`: from the task and the operator's policy.
@@ -200,7 +200,7 @@ def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) 
 
 
 def named_document(path: Path) -> dict[str, Any] | None:
-    """What a compose file or a Dockerfile of this name holds; None for another name."""
+    """Return the content of a compose file or Dockerfile; None for another name."""
     if is_dockerfile_name(str(path)):
         return dockerfile_document(path.absolute())
     return read_document(path) if is_compose_name(str(path)) else None
@@ -217,9 +217,9 @@ def check_below(path: Path, directory: Path) -> None:
     """Raises `PolicyError` for a link out of the task's directory."""
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
-    is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(
-        written
-    ).is_relative_to(home)
+    is_named_below = any(
+        Path(written).is_relative_to(each) for each in (directory.absolute(), home)
+    )
     if is_named_below and not Path(os.path.realpath(path.parent)).is_relative_to(home):
         raise PolicyError(
             "a link on the way to it leads out of the task's directory",
@@ -385,7 +385,6 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
     """Expand metadata in `env`. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
-
     changes: dict[str, Any] = {}
     env = _expanded(loaded.policy.env, variables, where="env")
     if env != dict(loaded.policy.env):

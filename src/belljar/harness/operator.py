@@ -1,4 +1,4 @@
-"""What the operator says, whatever a task brings: options, environment at the start, settings."""
+"""The operator's own part, whatever a task brings: options, environment at the start, settings."""
 
 from __future__ import annotations
 

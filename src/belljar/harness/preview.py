@@ -21,6 +21,7 @@ from belljar.harness.compat import TaskRefused
 from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
 from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.merge import TASK
 from belljar.policy.network import Network
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
@@ -89,7 +90,8 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
 
 
 def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Iterator[Difference]:
-    changed = {fact.key.partition(".")[0] for fact in differences if fact.where == TASK}
+    own = (TASK, f"service {ours.service or OWN_CELL}")
+    changed = {fact.key.partition(".")[0] for fact in differences if fact.where in own}
     asked = ours.asked()
     stated: dict[str, str] = {
         "policy": ours.policy,
@@ -227,7 +229,7 @@ MISSING_CODE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What becomes of samples with the same outcome.
+    """The outcome of samples that have the same.
 
     Attributes:
         group: the samples; `error` of their preview is the author's to fix.
@@ -302,16 +304,14 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
             config = settled(config, {name[prefix:]: PLACEHOLDER for name in names})
         return _one(config, operator, target)
     except PolicyError as error:
-        made = SampleSandbox(
-            task=target, sample="", metadata={}, config=BelljarConfig(), error=error
-        )
-        return list(preview([made], operator))
+        return _one(BelljarConfig(), operator, target, error)
 
 
-def _one(config: BelljarConfig, operator: Operator, target: str) -> list[Preview]:
-    return list(
-        preview([SampleSandbox(task=target, sample="", metadata={}, config=config)], operator)
-    )
+def _one(
+    config: BelljarConfig, operator: Operator, target: str, error: PolicyError | None = None
+) -> list[Preview]:
+    made = SampleSandbox(task=target, sample="", metadata={}, config=config, error=error)
+    return list(preview([made], operator))
 
 
 PLACEHOLDER: Final = "sample-metadata"

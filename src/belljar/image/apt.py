@@ -128,7 +128,7 @@ def kernel_sources(
 
 
 def has_suite(known: Iterable[AptSource], suite: str) -> bool:
-    """Whether a source has `main` of this suite."""
+    """Return whether a source has `main` of this suite."""
     return any(suite in source.suites and "main" in source.components for source in known)
 
 

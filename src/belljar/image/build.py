@@ -96,7 +96,7 @@ class Recipe:
 
     @property
     def config(self) -> ImageConfig:
-        """How its processes start."""
+        """The configuration of its processes."""
         env = {"PATH": _PATH, "LANG": "C.UTF-8"}
         if self.as_docker:
             # Debian's pip refuses to install into the system; the pip of that image does not
@@ -272,7 +272,7 @@ def cleansed(stream: IO[bytes], *, made_s: int) -> Iterator[Member]:
 
 
 def belongs(path: str) -> bool:
-    """Whether this entry goes into the image unchanged."""
+    """Return whether this entry goes into the image unchanged."""
     if path in _WRITTEN or _LEFT_OUT.fullmatch(path):
         return False
     return not path.startswith(_EMPTIED)

@@ -28,7 +28,7 @@ from belljar.image.dockerfile import (
     make_buildable,
 )
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.result import RESULT, Result, pack_result
+from belljar.image.result import RESULT, pack_result
 from belljar.image.storage import (
     MIN_FREE_BYTES,
     Base,
@@ -53,6 +53,7 @@ DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 _TIMEOUT_S: Final = 3600.0
 # What ARG can't declare and RUN has all the same.
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+# For a hint alone: a tool in a step has no other way to say that it looked for a network.
 _NO_NETWORK: Final = re.compile(
     "resolv(e|ing) (?!depend)|name or service not known|name resolution|getaddrinfo|unreachable"
     "|bad address|connection refused|no route to host|enotfound|eai_again|dial tcp"
@@ -72,7 +73,7 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """What to build. `dockerfile`: None for the context's own; `inline`: its text instead.
+    """A build. `dockerfile`: None for the context's own; `inline`: its text instead.
 
     `volumes`: host directories that the steps may read, in Belljar's own recipes only.
     """
@@ -90,7 +91,7 @@ class BuildRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class BuildRecipe:
     """`inputs`: all that decides the image, except network and setuid options."""
 
     found: Bases
@@ -99,7 +100,7 @@ class Recipe:
     inputs: Mapping[str, Any]
 
     def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
-        """What the store keeps of a build with these options; `recipe` is the digest of all.
+        """Return what the store keeps of a build with these options; `recipe` digests it all.
 
         Pure.
         """
@@ -138,6 +139,8 @@ def build_dockerfile(
             return (
                 image if request.name in image.names else store.name(image, request.name)
             ), False
+    for line in recipe.made.offline if request.has_network else ():
+        report(f"line {line}: with --network, a step with --network=none has the network, too")
     check_buildah()
     first_uid = first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
@@ -169,12 +172,16 @@ def build_dockerfile(
                 driver=next((base.driver for base in bases.values()), ""),
                 bases=tuple(dict.fromkeys(bases.values())),
             )
-            build = _Build(tools, request, recipe, bases)
             try:
-                result = build.run()
+                tools.prepare()
+                has_layers = _build(tools, request, recipe, bases)
+                tools.tail.clear()
+                report("packing the result")
+                result = pack_result(tools, keep_setuid=request.keep_setuid, limits=ImportLimits())
             except LayerError as error:
                 raise error.refusal(source) from error
-        config, start_ns = result.config, recipe.made.start_interval_ns
+        config = replace(result.config, on_build=recipe.found.stages[-1].on_build)
+        start_ns = recipe.made.start_interval_ns
         if config.healthcheck and start_ns:  # buildah 1.28 doesn't write it
             check = replace(config.healthcheck, start_interval_ns=start_ns)
             config = replace(config, healthcheck=check)
@@ -190,13 +197,13 @@ def build_dockerfile(
             if result.has_setuid
             else "",
         )
-        if build.has_layers:
+        if has_layers:
             keep_layers(home, key, work / "storage", result.layers_mib)
         return image, True
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Whether these files made it, with or without network and setuid bits."""
+    """Return whether these files made it, with or without network and setuid bits."""
     recipe = read_recipe(store, request)
     return any(
         image.built.get("recipe")
@@ -216,7 +223,7 @@ def check_buildah() -> None:
         ) from error
 
 
-def read_recipe(store: Store, request: BuildRequest) -> Recipe:
+def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     """Read the Dockerfile, its context and bases. Raises as `build_dockerfile`."""
     dockerfile = request.dockerfile or _dockerfile_in(request.context)
     try:
@@ -224,8 +231,11 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
         raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
-        found = base_images(raw.decode("utf-8-sig"), request.args, target=request.target)
-        bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
+        text, bases = raw.decode("utf-8-sig"), dict[str, Image]()
+        for _ in range(2):  # the ONBUILD of a base may copy from other images
+            on_build = {name: image.on_build for name, image in bases.items()}
+            found = base_images(text, request.args, target=request.target, on_build=on_build)
+            bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
         # What it refuses is known before a base is asked for or loaded.
         made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
     except (OSError, ValueError) as error:
@@ -244,7 +254,7 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
     }
-    return Recipe(found=found, made=made, bases=bases, inputs=inputs)
+    return BuildRecipe(found=found, made=made, bases=bases, inputs=inputs)
 
 
 def _dockerfile_in(context: Path) -> Path:
@@ -260,7 +270,7 @@ def _dockerfile_in(context: Path) -> Path:
     )
 
 
-def _take_files(request: BuildRequest, recipe: Recipe, work: Path, first_uid: int) -> None:
+def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
     """Copy the context, and write what COPY takes of here-documents, and where buildah can't."""
     (work / "context").mkdir(mode=0o755)
     (work / "heredocs").mkdir()
@@ -286,63 +296,46 @@ def _take_files(request: BuildRequest, recipe: Recipe, work: Path, first_uid: in
         give_tree(work / name, first_uid)
 
 
-class _Build:
-    def __init__(
-        self, tools: Tools, request: BuildRequest, recipe: Recipe, bases: Mapping[str, Base]
-    ) -> None:
-        self._tools, self._work = tools, tools.inside.work
-        self._request, self._recipe, self._bases = request, recipe, bases
-        self.has_layers = False
-
-    def run(self) -> Result:
-        """The packed result. Raises as `build_dockerfile`, and `LayerError`."""
-        tools = self._tools
-        tools.prepare()
-        self._bud({name: base.image_id for name, base in self._bases.items()})
-        tools.tail.clear()
-        tools.report("packing the result")
-        return pack_result(tools, keep_setuid=self._request.keep_setuid, limits=ImportLimits())
-
-    def _bud(self, ids: Mapping[str, str]) -> None:
-        request, recipe, work = self._request, self._recipe, self._work
-        configs = {name: image.config for name, image in recipe.bases.items()}
-        made = make_buildable(recipe.found, ids, configs)
-        (work / "Dockerfile").write_text(made.text, encoding="utf-8")
-        give_tree(work / "Dockerfile", self._tools.inside.first_uid)
-        # buildah 1.28 doesn't look at what a step mounts when it looks for the step's layer
-        self.has_layers = "--mount" not in made.text and not request.volumes
-        options = [
-            *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
-            *("--rm", "--http-proxy=false", "--identity-label=false"),
-            f"--layers={self.has_layers}".lower(),
-            "--ulimit=nproc=8192:8192",
-            *(
-                f"--build-context={name}=container-image://{image_id}"
-                for name, image_id in ids.items()
-            ),
-            f"--build-context={made.heredoc_context}={WORK}/heredocs",
-            *(
-                f"--build-arg={name}={value}"
-                for name, value in request.args.items()
-                if name.lower() in _PROXIES
-            ),
-            *(f"--volume={path}:{path}:ro" for path in request.volumes),
-            *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
-        ]
-        tools = self._tools
-        tools.tail.clear()
-        argv = tools.buildah("build", *options, str(WORK / "context"))
-        try:
-            tools.run(*argv, has_network=request.has_network)
-        except NoSpaceError:
-            raise
-        except HostError as error:
-            tail = "\n".join(tools.tail) or error.what
-            failure = StepError(f"the build failed:\n{tail}", where=str(request.context))
-            user = next(iter(made.step_users - {"root", "0"}), "")
-            if not request.has_network and _NO_NETWORK.search(tail):
-                failure.wants_network = True
-                failure.hint = "the steps have no network; if they need it, add --network"
-            elif user and "permission denied" in tail.lower():
-                failure.hint = f"the image's user is `{printable(user)}`: add `USER root` before it"
-            raise failure from error
+def _build(
+    tools: Tools, request: BuildRequest, recipe: BuildRecipe, bases: Mapping[str, Base]
+) -> bool:
+    """Run the steps; return whether their layers can be kept. Raises as `build_dockerfile`."""
+    work, ids = tools.inside.work, {name: base.image_id for name, base in bases.items()}
+    configs = {name: image.config for name, image in recipe.bases.items()}
+    made = make_buildable(recipe.found, ids, configs)
+    (work / "Dockerfile").write_text(made.text, encoding="utf-8")
+    give_tree(work / "Dockerfile", tools.inside.first_uid)
+    # buildah 1.28 doesn't look at what a step mounts when it looks for the step's layer
+    has_layers = "--mount" not in made.text and not request.volumes
+    options = [
+        *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
+        *("--rm", "--http-proxy=false", "--identity-label=false"),
+        f"--layers={has_layers}".lower(),
+        "--ulimit=nproc=8192:8192",
+        *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
+        f"--build-context={made.heredoc_context}={WORK}/heredocs",
+        *(
+            f"--build-arg={name}={value}"
+            for name, value in request.args.items()
+            if name.lower() in _PROXIES
+        ),
+        *(f"--volume={path}:{path}:ro" for path in request.volumes),
+        *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
+    ]
+    tools.tail.clear()
+    argv = tools.buildah("build", *options, str(WORK / "context"))
+    try:
+        tools.run(*argv, has_network=request.has_network)
+    except NoSpaceError:
+        raise
+    except HostError as error:
+        tail = "\n".join(tools.tail) or error.what
+        failure = StepError(f"the build failed:\n{tail}", where=str(request.context))
+        user = next(iter(made.step_users - {"root", "0"}), "")
+        if not request.has_network and _NO_NETWORK.search(tail):
+            failure.wants_network = True
+            failure.hint = "the steps have no network; if they need it, add --network"
+        elif user and "permission denied" in tail.lower():
+            failure.hint = f"the image's user is `{printable(user)}`: add `USER root` before it"
+        raise failure from error
+    return has_layers

@@ -50,9 +50,10 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """How an image's processes start.
+    """The configuration of an image's processes.
 
     `user`: a name, a uid or `uid:gid`. `shell` and `stop_signal`: empty for Docker's defaults.
+    `on_build`: the instructions of ONBUILD, for a Dockerfile that starts from the image.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -64,10 +65,11 @@ class ImageConfig:
     shell: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     stop_signal: str = ""
+    on_build: tuple[str, ...] = ()
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What `docker run` starts; empty if idle or a shell."""
+        """The program that `docker run` starts; empty if idle or a shell."""
         from belljar.compose.values import is_idle
 
         whole = (*self.entrypoint, *self.cmd)
@@ -80,6 +82,7 @@ class ImageConfig:
             "shell": list(self.shell),
             "volumes": list(self.volumes),
             "stop_signal": self.stop_signal,
+            "on_build": list(self.on_build),
         }
         return {name: value for name, value in found.items() if value}
 
@@ -92,6 +95,7 @@ def later_fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "shell": tuple(document.get("shell", ())),
         "volumes": tuple(document.get("volumes", ())),
         "stop_signal": str(document.get("stop_signal", "")),
+        "on_build": tuple(document.get("on_build", ())),
     }
 
 
@@ -118,6 +122,7 @@ def config_of(document: Mapping[str, Any]) -> ImageConfig:
         shell=tuple(_words(config, "Shell")),
         volumes=tuple(sorted(_directory(path, "Volumes") for path in volumes)),
         stop_signal=_word(config.get("StopSignal") or "", "StopSignal"),
+        on_build=tuple(_words(config, "OnBuild")),
     )
 
 
@@ -171,7 +176,7 @@ _IDLE: Final = "only waits, so it is not started"
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """What a cell keeps of the configuration, and how."""
+    """Return one fact for each stated part: whether a cell keeps it, and how."""
     runs = _ON_DEMAND if config.program else _IDLE
     user, workdir = printable(config.user, max_chars=100), printable(config.workdir, max_chars=200)
     facts = (

@@ -36,7 +36,7 @@ class _Rule:
     takes_back: bool
 
     def matches(self, path: Sequence[str]) -> bool:
-        """Whether it matches the path or a parent. Linear time."""
+        """Return whether it matches the path or a parent, in linear time."""
         last = len(self.parts) - 1
         reached = self._skipping({0})
         for name in path:
@@ -76,7 +76,7 @@ class Ignored:
 
     @property
     def takes_back(self) -> bool:
-        """Whether an excluded directory may contain included files."""
+        """True when an excluded directory may contain included files."""
         return any(rule.takes_back for rule in self.rules)
 
 
@@ -215,13 +215,9 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
         for name in names:
             path = here / name
             is_out = path.relative_to(context).as_posix() in ignored
-            if path.is_symlink():
-                if not is_out:
-                    yield path
-                continue
             if not is_out:
                 yield path
-            if not is_out or ignored.takes_back:
+            if not path.is_symlink() and (not is_out or ignored.takes_back):
                 folders.append(name)
         for name in sorted(files):
             if (here / name).relative_to(context).as_posix() not in ignored:

@@ -1,4 +1,4 @@
-"""What a COPY or ADD takes from the context, made ready where buildah 1.28 lacks the flag for it.
+"""Prepares the sources of a COPY or ADD where buildah 1.28 lacks a flag of it.
 
 `--chmod=u=rwX,go=rX`, `--exclude`, `--parents` and `--checksum` are done on a copy of the sources.
 """
@@ -28,8 +28,12 @@ _PATTERN: Final = re.compile(r"[*?[\\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Sources of the instruction at `line`, as written; `chmod`: symbolic or empty."""
+    """Sources of the instruction at `line`, as written; `chmod`: symbolic or empty.
 
+    `number`: of no other instruction.
+    """
+
+    number: int
     line: int
     is_add: bool
     sources: tuple[str, ...]
@@ -40,8 +44,8 @@ class Copy:
 
     @property
     def source(self) -> str:
-        """What an instruction copies of the directory that `prepare` fills."""
-        return f"{self.line}/from/0/d/" if self.has_parents else f"{self.line}/from/*/*"
+        """The source for buildah, in the directory that `prepare` fills."""
+        return f"{self.number}/0/0/d/" if self.has_parents else f"{self.number}/0/*/*"
 
 
 def prepare(copy: Copy, context: Path, into: Path) -> None:
@@ -49,7 +53,7 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
 
     Both are private: no step has run. No link is followed.
     """
-    into, number = into / f"{copy.line}/from", 0
+    into, number = into / f"{copy.number}/0", 0
     for source in copy.sources:
         parent, has_pivot, below = source.partition("/./")
         if copy.has_parents and not has_pivot:
@@ -67,17 +71,14 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
                 _check_file(copy, path)
                 target.mkdir(parents=True)
                 shutil.copy2(path, target)
-        if not copy.excludes and not _PATTERN.search(source) and not _is_found(into):
+        is_found = any(into.glob("0/d/*" if copy.has_parents else "*/*"))
+        if not copy.excludes and not _PATTERN.search(source) and not is_found:
             raise DockerfileError(f"line {copy.line}: the context has no {source}")
     if not into.is_dir():  # every file is excluded: an empty directory is copied
         (into / "0/d").mkdir(parents=True)
     if copy.chmod:
         shell = [tool("sh"), "-c", 'umask 022; exec chmod -R -- "$@"', "sh"]
         run_tool([*shell, copy.chmod, str(into.parent)], timeout_s=600)
-
-
-def _is_found(into: Path) -> bool:
-    return any(into.glob("*/*")) and (not (into / "0/d").is_dir() or any((into / "0/d").iterdir()))
 
 
 def _plain(path: str) -> str:

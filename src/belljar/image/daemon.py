@@ -119,7 +119,7 @@ def save_image(
 
 
 def daemon_answers(host: str, *, timeout_s: float = 5) -> bool:
-    """Whether a daemon answers there."""
+    """Return whether a daemon answers there."""
     try:
         return _get(host, "/_ping", timeout_s=timeout_s)[0] == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException, ValueError):

@@ -20,7 +20,7 @@ from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Ins
 from belljar.image.stages import (
     TRUE,
     Bases,
-    Stage,
+    BuildStage,
     at_line,
     base_images,
     declare,
@@ -68,7 +68,7 @@ class Buildable:
     """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
 
     `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know.
-    `step_users`: the users that its RUN steps run as.
+    `step_users`: the users that its RUN steps run as. `offline`: the lines of `--network=none`.
     """
 
     heredoc_context: str
@@ -77,10 +77,11 @@ class Buildable:
     copies: list[Copy] = field(default_factory=list)
     start_interval_ns: int = 0
     step_users: set[str] = field(default_factory=set)
+    offline: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """What buildah reads."""
+        """The whole file, for buildah."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
@@ -96,7 +97,7 @@ def make_buildable(
     expander = Expander(escape=bases.escape)
     for stage in bases.stages:
         base = stage.base
-        if isinstance(base, Stage):
+        if isinstance(base, BuildStage):
             parent = ended[base.name]
             state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={})
             source = str(base)
@@ -147,10 +148,10 @@ class _Translator:
     """Writes each instruction as buildah reads it, with nothing left to fill in."""
 
     def __init__(
-        self, stage: Stage, bases: Bases, state: _State, expander: Expander, made: Buildable
+        self, stage: BuildStage, bases: Bases, state: _State, expander: Expander, made: Buildable
     ) -> None:
         self._stage, self._bases, self._state, self._made = stage, bases, state, made
-        self._expander, self._expand = expander, expander.expand
+        self._expander, self._expand, self._number = expander, expander.expand, 0
         expander.env, expander.is_lenient = state.env, not state.is_known
 
     def emit(self, line: str) -> None:
@@ -170,7 +171,8 @@ class _Translator:
     def take(self, item: Instruction) -> None:
         """Translate an instruction. Raises `DockerfileError`."""
         word, values, state = item.word, item.values, self._state
-        flags = flags_of(item)
+        # Several instructions of an ONBUILD have one line, but none has another's place
+        flags, self._number = flags_of(item), len(self._made.lines)
         if not values and word not in {"CMD", "ENTRYPOINT"}:
             raise DockerfileError(f"{word} needs an argument")
         if word in {"USER", "STOPSIGNAL", "WORKDIR", "VOLUME", "ENV", "LABEL", "EXPOSE"}:
@@ -223,14 +225,16 @@ class _Translator:
                 flags += self._mount(value)
             elif f"{name}={value}" not in _HARMLESS:
                 raise DockerfileError(f"RUN can't have --{name}={value} here")
+            elif value == "none":
+                self._made.offline.append(item.line)
         lone = _LONE.fullmatch(command) if len(item.heredocs) == 1 else None
         script = command + "".join(f"\n{body}{name}" for name, body in item.heredocs)
         if lone:
             name, body = item.heredocs[0]
             script = _TABS.sub("", body) if lone[1] else body
             if script.startswith("#!"):
-                self._add_file(item, name, script, 0o755)
-                source = f"from={self._bases.context},source=/{item.line}"
+                self._add_file(name, script, 0o755)
+                source = f"from={self._bases.context},source=/{self._number}"
                 mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
                 self.emit(f"RUN {flags}{mount} {json.dumps([f'{_PROGRAMS}/{name}'])}")
                 return
@@ -240,11 +244,11 @@ class _Translator:
             script = json.dumps([*self._state.shell, script])
         self.emit(f"RUN {flags}{script}")
 
-    def _add_file(self, item: Instruction, name: str, text: str, mode: int) -> str:
+    def _add_file(self, name: str, text: str, mode: int) -> str:
         if not _FILE_NAME.fullmatch(name):
             raise DockerfileError(f"the here-document {name!r} has no plain word as its name")
-        self._made.files.append(HeredocFile(f"{item.line}/{name}", text, mode))
-        return f"{item.line}/{name}"
+        self._made.files.append(HeredocFile(f"{self._number}/{name}", text, mode))
+        return f"{self._number}/{name}"
 
     def _mount(self, text: str) -> str:
         """The flag for buildah, or nothing for an optional secret: none is given here."""
@@ -271,7 +275,7 @@ class _Translator:
         return f"--mount={','.join(words)} "
 
     def _copy(self, item: Instruction, given: list[tuple[str, str]]) -> None:
-        word, values, line = item.word, item.values, item.line
+        word, values = item.word, item.values
         flags = {name: value for name, value in given if name != "from"}
         flags = {name: self._expand(value) for name, value in flags.items()}
         chmod, chown = flags.get("chmod", ""), flags.get("chown", "")
@@ -286,7 +290,8 @@ class _Translator:
         if openers and len(values) > 2 and not f"/{destination}".endswith(("/", "/.")):
             raise DockerfileError(f"the destination of files must end with /: {destination}")
         copy = Copy(
-            line=line,
+            number=self._number,
+            line=item.line,
             is_add=word == "ADD",
             sources=sources,
             excludes=tuple(self._expand(value) for name, value in given if name == "exclude"),
@@ -313,7 +318,7 @@ class _Translator:
             text = _TABS.sub("", body) if opener.partition("<<")[2].startswith("-") else body
             if opener.endswith(("<<" + name, "<<-" + name)):  # an unquoted name
                 text = self._expander.expand_document(text)
-            path = self._add_file(item, name, text, 0o644)
+            path = self._add_file(name, text, 0o644)
             self.emit(f"COPY {prepared}{_words((path, destination))}")
 
     def _health(self, item: Instruction, flags: dict[str, str]) -> None:

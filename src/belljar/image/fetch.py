@@ -261,7 +261,8 @@ def _too_large(where: str, limits: ImportLimits) -> PolicyError:
 def _refused(
     error: HostError, ref: str, transport: str, limits: ImportLimits
 ) -> HostError | PolicyError:
-    # The last error of skopeo, without the log format around it.
+    # The last error of skopeo, without the log format around it. Its status is 1 for every
+    # failure, so the message is read: for the hint, and for the kind of error alone.
     output = error.output if isinstance(error, ToolError) else ""
     fatal = _FATAL.findall(output.replace('\\\\"', "'").replace('\\"', "'"))
     text = fatal[-1] if fatal else error.what

@@ -173,14 +173,8 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
 
 
 def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str, bytes]]:
-    library = next(
-        (
-            path
-            for path in (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
-            if path.is_dir()
-        ),
-        None,
-    )
+    places = (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
+    library = next(filter(Path.is_dir, places), None)
     if library is None:
         raise HostError("the kernel package holds no modules", where=f"lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}
@@ -288,7 +282,7 @@ REQUIRED_MODULES: Final = (
     *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console"),
     *("rng-core", "virtio-rng", "squashfs", "overlay", "virtio_net"),
 )
-"""What a guest needs, each after what it depends on.
+"""The modules that each guest needs, after those they depend on.
 
 From `modules.dep` of Debian's 6.12 cloud kernels. On amd64 `virtio_ring`, `virtio`,
 `virtio_console` and `rng-core` are built in.

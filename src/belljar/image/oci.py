@@ -112,6 +112,7 @@ def import_image(
             created=printable(str(config.get("created") or ""), max_chars=40),
             origins=tuple(dict.fromkeys(origins)),
             setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
+            high_owner=tree.high_owner,
         )
 
 
@@ -212,9 +213,8 @@ def default_name(ref: str) -> str:
 
 def _blob(directory: Path, descriptor: object) -> tuple[Path, str]:
     """Only 64 hex digits of a descriptor enter the path."""
-    match = (
-        _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
-    )
+    stated = descriptor.get("digest") if isinstance(descriptor, dict) else None
+    match = _DIGEST.fullmatch(str(stated))
     if match is None:
         raise LayerError("a digest is not a SHA-256")
     path = directory / match[1]

@@ -1,4 +1,4 @@
-"""Where an image comes from: what skopeo copies, and the source's names and digests of it.
+"""An image at its source: the reference for skopeo, and the source's names and digests of it.
 
 Tags change, so a registry is asked for the digest that is then fetched, a daemon for an id.
 Callers check the digests. Source: image-spec v1.1; the layout of `docker save`.
@@ -63,7 +63,7 @@ def parse_document(raw: bytes) -> Mapping[str, Any]:
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
-    """Whether it lists manifests of several platforms."""
+    """Return whether it lists manifests of several platforms."""
     return document.get("mediaType") in INDEX_TYPES or (
         "mediaType" not in document and "manifests" in document
     )
@@ -77,11 +77,8 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
         platform = platform if isinstance(platform, dict) else {}
         stated = (str(platform.get("os")), str(platform.get("architecture")))
         digest = str(entry.get("digest"))
-        if (
-            stated == ("linux", arch)
-            and entry.get("mediaType") in MANIFEST_TYPES
-            and DIGEST.fullmatch(digest)
-        ):
+        is_manifest = entry.get("mediaType") in MANIFEST_TYPES and DIGEST.fullmatch(digest)
+        if is_manifest and stated == ("linux", arch):
             return digest
         offered.append("/".join(stated))
     listed = printable(", ".join(sorted(set(offered))) or "nothing", max_chars=200)
@@ -126,9 +123,8 @@ def _names(written: list[str]) -> tuple[str, ...]:
 
 def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = index.get("manifests")
-    return (
-        [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    )
+    listed = entries if isinstance(entries, list) else []
+    return [entry for entry in listed if isinstance(entry, dict)]
 
 
 _LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
@@ -137,7 +133,7 @@ _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What to copy, and its names and digests at the source.
+    """An image to copy, with its names and digests at the source.
 
     `source`: for skopeo; `at` puts a file's path in. `digests`: of an index, a manifest, a
     configuration. `manifest`: the digest it must have. `daemon`: saves the image first.

@@ -30,14 +30,8 @@ _PIP: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*",
     re.ASCII,
 )
-_PIP_OPTIONS: Final = (
-    "index-url",
-    "extra-index-url",
-    "find-links",
-    "trusted-host",
-    "proxy",
-    "timeout",
-    "cert",
+_PIP_OPTIONS: Final = frozenset(
+    ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
 )
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
 _LINK: Final = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
@@ -123,7 +117,7 @@ def _linked(index: Path) -> set[Path]:
 
 
 def _may_show(index: Path, directory: Path) -> bool:
-    """Whether it lies near the index, and is neither a home nor what contains one."""
+    """Return whether it is near the index, and neither is nor contains a home."""
     places = [(index, directory), (index.resolve(), directory.resolve())]
     return all(
         (one == other or len(Path(os.path.commonpath([one, other])).parts) > _MIN_SHARED_PARTS)

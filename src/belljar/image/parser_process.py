@@ -16,7 +16,7 @@ _MAX_INSTRUCTIONS = 10_000
 
 
 def main() -> None:
-    """Write the instructions, or what is wrong with them."""
+    """Write the instructions, or the parser's complaint."""
     sys.path += json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))
@@ -26,7 +26,7 @@ def main() -> None:
     text = sys.stdin.buffer.read().decode()
 
     def complaint(last: int) -> str:
-        """What is wrong with the text to line `last`."""
+        """Return the parser's complaint about the text to line `last`, if any."""
         try:
             dockerfile.parse_string("\n".join(text.split("\n")[:last]))
         except dockerfile.GoParseError as error:

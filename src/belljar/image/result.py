@@ -55,7 +55,7 @@ _MAX_DOCUMENT_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class BuildResult:
     """`rootfs`: the packed tree; `image_id`: the digest of its configuration, `document`."""
 
     rootfs: Path
@@ -75,7 +75,7 @@ class Files:
     has_setuid: bool = False
 
 
-def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> Result:
+def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> BuildResult:
     """Pack the image `RESULT`, with the options of `layers.tree.pack`.
 
     Raises `LayerError` for what an image may not have or `limits` forbid, `HostError`.
@@ -105,7 +105,7 @@ def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> Res
     if rootfs.is_symlink() or not rootfs.is_file():
         raise LayerError("it was not packed as a file")
     give_tree(rootfs, 0)
-    return Result(
+    return BuildResult(
         rootfs=rootfs,
         config=config,
         document=document,
@@ -147,7 +147,7 @@ def read_files(listed: bytes, limits: ImportLimits) -> Files:
 
 
 def has_kept_xattrs(names: bytes, *, keep_setuid: bool) -> bool:
-    """Whether any of these attributes belong into an image: `user.*`, and kept capabilities.
+    """Return whether any of these belong into an image: `user.*`, and kept capabilities.
 
     `mksquashfs` 4.5 takes all or none. Pure. Raises `LayerError` where it would take others.
     """

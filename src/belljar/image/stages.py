@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from belljar.image.kernel import debian_arch
@@ -15,7 +16,7 @@ from belljar.image.parser import DockerfileError, Instruction, escape_of, parse
 from belljar.image.variables import Expander
 
 TRUE: Final = frozenset({"true", "1", "t"})
-"""What Go reads as true, in lower case."""
+"""Words that Go reads as true, in lower case."""
 # Of one file: stages, and the instructions of ONBUILD that each of them may run.
 _MAX_STAGES: Final = 200
 _MAX_TRIGGERS: Final = 100
@@ -33,25 +34,23 @@ _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stage:
+class BuildStage:
     """`name`: its own among all; `base`: an image, or the stage that it starts from."""
 
     name: str
-    base: str | Stage
+    base: str | BuildStage
     items: tuple[Instruction, ...]
-    earlier: Mapping[str, Stage]
+    earlier: Mapping[str, BuildStage]
 
     def __str__(self) -> str:
         return self.name
 
-    def triggers(self, line: int) -> list[Instruction]:
-        """The instructions of ONBUILD, for a stage at `line` that starts from this one."""
-        texts = [item.text.partition(" ")[2] for item in self.items if item.word == "ONBUILD"]
-        if len(texts) > _MAX_TRIGGERS or any("<<" in text or text[-1:] == "\\" for text in texts):
-            raise DockerfileError("the ONBUILD of its base are too many, or have here-documents")
-        return [replace(item, line=line) for item in (parse("\n".join(texts)) if texts else ())]
+    @property
+    def on_build(self) -> tuple[str, ...]:
+        """The instructions of ONBUILD, for what starts from this stage."""
+        return tuple(item.text.partition(" ")[2] for item in self.items if item.word == "ONBUILD")
 
-    def sources(self) -> Iterator[str | Stage]:
+    def sources(self) -> Iterator[str | BuildStage]:
         """The images and stages copied or mounted from."""
         for item in self.items:
             with at_line(item.line):
@@ -61,7 +60,7 @@ class Stage:
                     elif name == "from":
                         yield self.source(value)
 
-    def source(self, name: str) -> str | Stage:
+    def source(self, name: str) -> str | BuildStage:
         """An earlier stage by its name or number, an image, or nothing."""
         found = self.earlier.get(name.lower(), name)
         if name and found == name and (name.isdigit() or not _IMAGE.fullmatch(name)):
@@ -78,15 +77,24 @@ class Bases:
     """
 
     images: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[BuildStage, ...]
     args: Mapping[str, str]
     known: Mapping[str, str]
     escape: str
     context: str
 
 
-def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """The images used for stage `target`, else the last. Raises `DockerfileError`."""
+def base_images(
+    text: str,
+    args: Mapping[str, str],
+    *,
+    target: str = "",
+    on_build: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Bases:
+    """Return the images used for stage `target`, else the last. Raises `DockerfileError`.
+
+    `on_build`: the instructions of ONBUILD of images that are known.
+    """
     arch = debian_arch()
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
@@ -106,14 +114,15 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
                 raise DockerfileError(f"{item.word} stands before the first FROM")
     if not begun or len(begun) > _MAX_STAGES:
         raise DockerfileError(f"it has no FROM, or more than {_MAX_STAGES}")
-    stages, by_name = list[Stage](), dict[str, Stage]()
+    stages, by_name = list[BuildStage](), dict[str, BuildStage]()
     for number, (item, items) in enumerate(begun):
         with at_line(item.line):
             image, name = _from(item, expander.expand)
             base = by_name.get(image.lower(), image)
-            items[:0] = base.triggers(item.line) if isinstance(base, Stage) else []
+            texts = base.on_build if isinstance(base, BuildStage) else on_build.get(base, ())
+            items[:0] = [replace(each, line=item.line) for each in _triggers(texts)]
         unique = f"{name or 'stage'}-{number}"
-        stages.append(Stage(name=unique, base=base, items=tuple(items), earlier=dict(by_name)))
+        stages.append(BuildStage(name=unique, base=base, items=tuple(items), earlier=dict(by_name)))
         by_name |= {name or str(number): stages[-1], str(number): stages[-1]}
     last = by_name.get(target.lower()) if target else stages[-1]
     if last is None:
@@ -122,7 +131,7 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
     for stage in reversed(stages):
         if stage in needed:
             found = [stage.base, *stage.sources()]
-            needed += [each for each in found if isinstance(each, Stage)]
+            needed += [each for each in found if isinstance(each, BuildStage)]
             images[:0] = [each for each in found if isinstance(each, str)]
     return Bases(
         images=tuple(image for image in dict.fromkeys(images) if image not in {"", "scratch"}),
@@ -132,6 +141,15 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
         escape=expander.escape,
         context=f"heredocs-{hashlib.sha256(text.encode()).hexdigest()[:40]}",
     )
+
+
+def _triggers(texts: Sequence[str]) -> tuple[Instruction, ...]:
+    if len(texts) > _MAX_TRIGGERS or any("<<" in text or text[-1:] == "\\" for text in texts):
+        raise DockerfileError("the ONBUILD of its base are too many, or have here-documents")
+    found = parse("\n".join(texts)) if texts else ()
+    if wrong := {each.word for each in found} & {"ONBUILD", "FROM", "MAINTAINER"}:
+        raise DockerfileError(f"ONBUILD of its base can't have {min(wrong)}")
+    return found
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What builds keep: bases loaded into buildah's storage, and the layers of earlier builds.
+"""Bases loaded into buildah's storage, and layers of earlier builds, kept for later builds.
 
     build-bases/<image digest>    build-layers/<key>.<size in MiB>
 
@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +68,7 @@ class Base:
 
     @property
     def shown(self) -> Path:
-        """Where a build sees it."""
+        """Return the place where a build sees it."""
         return SHOWN / self.path.name
 
     @property
@@ -194,20 +194,17 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 
 @contextmanager
 def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
-    """The image as a base, loaded if it is not there; `belljar prune` leaves it meanwhile."""
+    """Give the image as a base, loaded if it is not there; `belljar prune` leaves it meanwhile."""
     path = home / BASES / image.digest
-    with locked(home, BASES):
-        if not _is_of(path, first_uid):
-            for other in (home / BASES).iterdir():  # of other ids, or of images that are gone
-                if not _is_of(other, first_uid) or not (home / "images" / other.name).is_dir():
-                    remove_kept(home, other)
-            _load(home, image, first_uid, report)
-        held = claimed(path)
-        held.__enter__()
-    try:
+    with ExitStack() as held:
+        with locked(home, BASES):
+            if not _is_of(path, first_uid):
+                for other in (home / BASES).iterdir():  # of other ids, or of images that are gone
+                    if not _is_of(other, first_uid) or not (home / "images" / other.name).is_dir():
+                        remove_kept(home, other)
+                _load(home, image, first_uid, report)
+            held.enter_context(claimed(path))
         yield Base(path=path, image_id=(path / "image-id").read_text())
-    finally:
-        held.__exit__(None, None, None)
 
 
 def _is_of(path: Path, first_uid: int) -> bool:

@@ -40,14 +40,15 @@ _SEAL_BYTES: Final = 4096
 
 
 SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
-"""What the import did with set-user-ID bits."""
+"""The fate of an image's set-user-ID bits at its import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """An immutable root file system (squashfs), by the SHA-256 of its bytes in hex.
 
-    `origins`: digests (`sha256:…`) of the documents that it was imported from.
+    `origins`: digests (`sha256:…`) of the documents that it was imported from. `high_owner`: a
+    file with an owner beyond 65,535, if any, and its ids.
     """
 
     digest: str
@@ -67,11 +68,13 @@ class Image:
     shell: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     stop_signal: str = ""
+    on_build: tuple[str, ...] = ()
     setuid_programs: SetuidPrograms = ""
+    high_owner: str = ""
 
     @property
     def config(self) -> ImageConfig:
-        """How its processes start."""
+        """The configuration of its processes."""
         return ImageConfig(**{part.name: getattr(self, part.name) for part in fields(ImageConfig)})
 
     def to_json(self) -> dict[str, Any]:
@@ -133,6 +136,7 @@ class Store:
         origins: Sequence[str] = (),
         built: Mapping[str, Any] | None = None,
         setuid_programs: SetuidPrograms = "",
+        high_owner: str = "",
     ) -> Image:
         """Move `rootfs` (squashfs, on the store's file system) into the store.
 
@@ -161,6 +165,7 @@ class Store:
             **config.later_fields(),
             **({"built": dict(built)} if built else {}),
             **({"setuid_programs": setuid_programs} if setuid_programs else {}),
+            **({"high_owner": high_owner} if high_owner else {}),
         }
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
@@ -350,7 +355,7 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
 
 
 def is_like_digest(name: str) -> bool:
-    """Whether a name could be a digest's beginning."""
+    """Return whether a name could be a digest's beginning."""
     return _PREFIX.fullmatch(name) is not None
 
 
@@ -428,6 +433,7 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         **later_fields_of(document),
         built=dict(document.get("built") or {}),
         setuid_programs=document.get("setuid_programs", ""),
+        high_owner=str(document.get("high_owner", "")),
     )
 
 
@@ -445,7 +451,7 @@ class MissingImage:
 
     @property
     def sentence(self) -> str:
-        """What is missing, and what for."""
+        """Names what is missing, and the part that needs it."""
         return f"{self.used_by} needs it: {self.why.what}" if self.used_by else self.why.what
 
 

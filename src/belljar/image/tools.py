@@ -86,7 +86,7 @@ def _polled(
     timeout_s: float,
     watch: Watch = lambda: None,
 ) -> _T:
-    """What `wait` returns, with `watch` called meanwhile. Raises `HostError` at `timeout_s`."""
+    """Return the result of `wait`; calls `watch` meanwhile. Raises `HostError` at `timeout_s`."""
     give_up = time.monotonic() + timeout_s
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -215,11 +215,9 @@ class ToolError(HostError):
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> ToolError:
     """A failed tool's error, with its last output escaped."""
     name = _name(argv)
-    how = (
-        f"was killed by {signal.Signals(-status).name}"
-        if status < 0
-        else f"failed with status {status}"
-    )
+    how = f"failed with status {status}"
+    if status < 0:
+        how = f"was killed by {signal.Signals(-status).name}"
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
     what = f"{name} {how}: {words}" if words else f"{name} {how}"
     return ToolError(what, where=name, output=words, killed_by=max(0, -status))

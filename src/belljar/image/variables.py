@@ -71,7 +71,7 @@ class Expander:
         return self._text[self._at - 1 : self._at]
 
     def _until(self, stop: str, *, keeps_escapes: bool = False) -> str:
-        """What comes before `stop`, which is taken too."""
+        """Return the text before `stop`, and skip both."""
         found: list[str] = []
         while char := self._peek():
             if char == "$":
@@ -167,7 +167,7 @@ class Expander:
         return compiled.sub(replace, value, count=0 if is_all else 1)
 
     def _pattern(self, text: str, value: str, step: int, *, is_longest: bool) -> re.Pattern[str]:
-        """What lies between two `*` is taken where it comes first, which bounds the time."""
+        """Takes the text between two `*` at its first place, which bounds the time."""
         if max(len(value), len(text)) > _MAX_MATCHED_CHARS:
             raise self._broken("a pattern or its value is too long")
         self.charge(len(value) * (len(value) + len(text)) // 64)

@@ -53,7 +53,7 @@ _CONTENT: Final[Mapping[str, Any]] = {
 
 
 def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
-    """What is wanted, nowhere looser than `bound`.
+    """Return the wanted policy, nowhere looser than `bound`.
 
     Raises `PolicyError`, also if files of two directories are needed.
     """
@@ -141,13 +141,13 @@ def _common_tools(ours: HostTools, theirs: HostTools) -> HostTools:
 
 
 def is_closed(network: Network) -> bool:
-    """Whether it reaches only cells of its own range."""
+    """Return whether it reaches only cells of its own range."""
     is_plain = not network.upstreams and not network.sink and network.default is Default.DENY
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
 
 def _is_alike(network: Network, other: Network | None) -> bool:
-    """Whether they differ in upstreams and record at most."""
+    """Return whether they differ in upstreams and record at most."""
     none = {"upstreams": (), "record": Record()}
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
 
@@ -206,7 +206,7 @@ def _directory(
     return needed[0] if needed else files
 
 
-# ---- what is wanted
+# ---- the wanted policy
 
 
 def above_floor(
@@ -243,7 +243,7 @@ def under_policy(
     *,
     override: bool = False,
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """What a task brings within the operator's isolation, and the differences from the task.
+    """Return the task's content within the operator's isolation, and the differences from it.
 
     `own`: the task's own policy. `asked`: its compose file, in a policy's terms. `override`: the
     operator's content replaces the task's. Raises `PolicyError`.
@@ -343,7 +343,7 @@ def _network(
 
 
 def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
-    """Where a task wants more than what was made of it, as `by` says."""
+    """Yield each place where a task wants more than it gets, as `by` says."""
     more = f"the task asks for more than {by} allows, and gets what that says"
     fewer = f"{by} grants fewer rights inside the cell than the task asks for"
     was, now = wanted.network, made.network

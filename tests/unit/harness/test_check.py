@@ -100,6 +100,10 @@ def test_what_is_kept_is_listed(tmp_path: Path) -> None:
     assert (kept["image"], kept["services"]) == ("i", "b")
     assert "resources" not in kept
     assert [fact.key for fact in first.differences] == ["resources.memory"]
+    text = "services: {default: {image: aisiuk/inspect-tool-support, user: '7'}}"
+    first = check(tmp_path, text, home=tmp_path / "home").group.first
+    assert [fact.key for fact in first.kept if fact.where == "task"] == ["user"]
+    assert [fact.key for fact in first.differences] == ["image"]
 
 
 def test_a_compose_file_that_asks_for_metadata_is_judged_without_a_sample(tmp_path: Path) -> None:

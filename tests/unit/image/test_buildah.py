@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from belljar.image.store import Image, Store
 CHECK = HealthCheck(test=("CMD", "true"), retries=3)
 
 
-def add(home: Path, name: str, content: bytes = b"x") -> Image:
+def add(home: Path, name: str, content: bytes = b"x", *, on_build: tuple[str, ...] = ()) -> Image:
     """An image of a few bytes."""
     home.mkdir(exist_ok=True)
     rootfs = home / "rootfs"
     rootfs.write_bytes(content)
     config = ImageConfig(env={"A": "1"}, user="user", workdir="/w", cmd=("sh",), healthcheck=CHECK)
+    config = replace(config, on_build=on_build)
     return Store(home).add(rootfs, config, name=name, source="test", created="")
 
 
@@ -92,6 +94,28 @@ def test_a_base_starts_as_the_store_says(tmp_path: Path) -> None:
     config = base_config(add(tmp_path / "home", "base"), "0" * 64)["config"]
     check = {"Healthcheck": {"Test": ["CMD", "true"], "Retries": 3}}
     assert config == {"Env": ["A=1"], "User": "user", "WorkingDir": "/w", "Cmd": ["sh"], **check}
+
+
+def test_the_onbuild_of_a_base_runs_first(tmp_path: Path) -> None:
+    """In what starts from the image, not in what copies from it, and an image that it copies from
+    is needed, too; what the result's own ONBUILD says is for the next."""
+    home = tmp_path / "home"
+    add(home, "base", on_build=("ENV B=$A", "COPY --from=other /x /y"))
+    with pytest.raises(HostError, match="other"):
+        read_recipe(Store(home), request_for(tmp_path, "FROM base"))
+    add(home, "other", b"other", on_build=("RUN never",))
+    found = read_recipe(Store(home), request_for(tmp_path, "FROM base\nONBUILD RUN $B\nRUN $B\n"))
+    assert found.made.text.splitlines() == [
+        "FROM base AS stage-0",
+        "ENV B=1",
+        'COPY --from=other ["/x", "/y"]',
+        "RUN $B",
+    ]
+    assert found.found.stages[-1].on_build == ("RUN $B",)
+    for refused in ("ONBUILD RUN x", "FROM base", "RUN <<E"):
+        add(home, "refused", refused.encode(), on_build=(refused,))
+        with pytest.raises(PolicyError, match=r"line 1: .*ONBUILD"):
+            read_recipe(Store(home), request_for(tmp_path, "FROM refused"))
 
 
 def test_what_is_refused_is_refused_before_its_base_is_missing(tmp_path: Path) -> None:

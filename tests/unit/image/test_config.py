@@ -46,6 +46,7 @@ def test_everything_that_a_dockerfile_states() -> None:
         Shell=["/bin/bash", "-c"],
         Volumes={"/var/b": {}, "/a": {}},
         StopSignal="SIGINT",
+        OnBuild=["RUN make"],
     )
     assert found == ImageConfig(  # noqa: S604 - no process
         env={"A": "b=c"},
@@ -64,6 +65,7 @@ def test_everything_that_a_dockerfile_states() -> None:
         shell=("/bin/bash", "-c"),
         volumes=("/a", "/var/b"),
         stop_signal="SIGINT",
+        on_build=("RUN make",),
     )
 
 
@@ -131,6 +133,7 @@ def test_docker_waits_as_long() -> None:
         {"WorkingDir": "srv"},
         {"WorkingDir": "/\ud800"},
         {"StopSignal": ["INT"]},
+        {"OnBuild": "RUN make"},
         {"Env": ["=x"]},
         {"Cmd": ["a\0b"]},
     ],
@@ -167,6 +170,7 @@ _KEYS = (
     "Shell",
     "Volumes",
     "StopSignal",
+    "OnBuild",
 )
 
 

@@ -31,13 +31,13 @@ def context(tmp_path: Path) -> Path:
 def taken(context: Path, *sources: str, **more: Any) -> dict[str, int]:  # noqa: ANN401 - fields
     """The files that are there afterwards, with their modes; links and directories by their kind."""
     fields = {"excludes": (), "has_parents": False, "chmod": "", "checksum": "", "is_add": False}
-    copy = Copy(line=3, sources=sources, **{**fields, **more})
+    copy = Copy(number=7, line=3, sources=sources, **{**fields, **more})
     prepare(copy, context, context.parent)
     found = {}
-    for path in sorted((context.parent / "3/from").rglob("*")):
+    for path in sorted((context.parent / "7/0").rglob("*")):
         mode = path.lstat().st_mode
         if not stat.S_ISDIR(mode):
-            name = str(path.relative_to(context.parent / "3/from"))
+            name = str(path.relative_to(context.parent / "7/0"))
             found[name] = -1 if path.is_symlink() else stat.S_IMODE(mode)
     return found
 
@@ -98,7 +98,7 @@ def test_excluded_files_are_left_out(
     """Patterns count from each source; of a file, its name."""
     found = set(taken(context, *sources, excludes=tuple(excludes)))
     assert found == {f"000000/d/{name}" if sources == ["."] else name for name in names}
-    assert any((context.parent / "3/from").iterdir())
+    assert any((context.parent / "7/0").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,17 @@ def test_triggers_run_in_the_stage_that_starts_from_theirs() -> None:
     assert made == ["FROM base AS x-0", "FROM x-0 AS stage-1", "ENV A=base", "RUN y"]
 
 
+def test_triggers_of_one_base_copy_from_places_of_their_own() -> None:
+    """They have one line, that of the FROM; a here-document's name is no place of a copy either."""
+    triggers = "ONBUILD COPY --exclude=a x /1/\nONBUILD COPY --exclude=b y /2/\n"
+    made = made_of(
+        f"FROM base AS x\n{triggers}FROM x\nFROM 1\nCOPY --exclude=c <<from z /3/\n\nfrom"
+    )
+    assert len({copy.source for copy in made.copies}) == len(made.copies) == 3
+    assert all(copy.source in made.text for copy in made.copies)
+    assert not any(copy.source.startswith(f"{made.files[0].path}/") for copy in made.copies)
+
+
 @pytest.mark.parametrize(
     ("steps", "interval_ns"),
     [

@@ -43,6 +43,7 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
         "shell": ("/bin/bash", "-c"),
         "volumes": ("/data",),
         "stop_signal": "SIGINT",
+        "on_build": ("RUN make",),
     }
     images = {name: put(home, name, **{name: part}) for name, part in parts.items()}  # type: ignore[arg-type]
     whole = put(home, "whole", **parts)  # type: ignore[arg-type]

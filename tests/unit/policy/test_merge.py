@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
 from belljar.policy import LoadedPolicy, Risk, parse_policy
-from belljar.policy.merge import bounded, looser, with_least_risk
+from belljar.policy.merge import bounded, looser, smaller_resources, with_least_risk
 from belljar.policy.network import RUN_BUDGETS
+from belljar.policy.sections import common_rights
+from belljar.policy.stand_ins import TargetStandIn
 
 
 def policy(text: str, base: Path | None = None) -> LoadedPolicy:
@@ -200,19 +202,26 @@ _UPSTREAM = st.builds(
     st.integers(1, 5000),
     st.integers(0, 9000),
 )
-_NETWORK = st.sampled_from(
-    ["", f"network: {{stand_ins: {{{CELL.replace('tier: container, ', '')}}}}}\n"]
-) | st.builds(
-    lambda default, sink, stand_in, real: (
-        f"network: {{default: {default}, sink: {sink}, stand_ins: {{{SHOP if stand_in else ''}}},"
-        " upstreams: ["
-        + ", ".join(f"{{{item}, reason: because it is so}}" for item in real)
-        + "]}\n"
-    ).replace(", upstreams: []", ""),
-    st.sampled_from(["deny", "simulate"]),
-    st.sampled_from(["true", "false"]),
-    st.booleans(),
-    st.lists(_UPSTREAM, max_size=3, unique_by=lambda item: item.split(",")[0]),
+_RIGHTS = st.sampled_from(["", "rights: {capabilities: [SYS_PTRACE]}", "rights: {}"])
+_CELL = st.builds(
+    "db: {{kind: cell, names: [db], ports: [all], command: [x], resources: {{memory: {}MiB}}{}}}".format,
+    st.integers(64, 4096),
+    _RIGHTS.map(lambda rights: f", {rights}" if rights else ""),
+)
+_NETWORK = (
+    st.just("")
+    | _CELL.map("network: {{stand_ins: {{{}}}}}\n".format)
+    | st.builds(
+        lambda default, sink, stand_in, real: (
+            f"network: {{default: {default}, sink: {sink}, stand_ins: {{{stand_in}}}, upstreams: ["
+            + ", ".join(f"{{{item}, reason: because it is so}}" for item in real)
+            + "]}\n"
+        ).replace(", upstreams: []", ""),
+        st.sampled_from(["deny", "simulate"]),
+        st.sampled_from(["true", "false"]),
+        st.sampled_from(["", SHOP]) | _CELL,
+        st.lists(_UPSTREAM, max_size=3, unique_by=lambda item: item.split(",")[0]),
+    )
 )
 _RESOURCES = st.builds(
     lambda cpus, memory, disk, processes, seconds, part, output: (
@@ -229,8 +238,9 @@ _RESOURCES = st.builds(
     st.integers(1, 9999),
 )
 _POLICY = st.builds(
-    lambda risk, tier, tools, resources, network: (
-        f"risk: {risk}\n{tier}{tools}{resources}" + (network if risk in ("low", "medium") else "")
+    lambda risk, tier, tools, rights, resources, network: (
+        f"risk: {risk}\n{tier}{tools}{rights}\n{resources}"
+        + (network if risk in ("low", "medium") else "")
     ),
     st.sampled_from(["low", "medium", "high", "critical"]),
     st.sampled_from(["", "tier: microvm\n"]),
@@ -239,20 +249,37 @@ _POLICY = st.builds(
     | st.lists(st.sampled_from(["a", "b", "c", "'*'"]), min_size=1).map(
         lambda names: f"host_tools: {{allow: [{', '.join(names)}]}}\n"
     ),
+    _RIGHTS,
     st.just("") | _RESOURCES,
     _NETWORK,
 )
 
 
+def cells(loaded: LoadedPolicy) -> dict[str, TargetStandIn]:
+    """The cells of a policy's range."""
+    network = loaded.policy.network
+    found = network.stand_ins if network is not None else {}
+    return {name: item for name, item in found.items() if isinstance(item, TargetStandIn)}
+
+
 @given(_POLICY, _POLICY)
 def test_what_is_made_is_within_the_task_too(task: str, operator: str) -> None:
-    """Limits, real hosts and tools are those that both allow; doing it twice changes nothing."""
+    """Limits, rights, real hosts and tools are those that both allow, also of the task's services;
+    doing it twice changes nothing."""
     ours, floor = policy(task), policy(operator)
     made = bounded(ours, floor)
     assert made.policy.risk >= ours.policy.risk
-    # A service may be the operator's own, by whatever name: it is as large as the operator says
+    # Of services, this is measured by the task's own cell, which doesn't bound them
     more = [key for key in beyond(made, ours) if not key.startswith("service ")]
     assert not [key for key in more if "upstreams" in key or "resources" in key]
+    services = cells(made)
+    if services != cells(floor):  # else they are the operator's own, or both have the same
+        asked = cells(ours)
+        assert services.keys() == asked.keys()
+        for name, held in services.items():
+            assert held.rights == common_rights(asked[name].rights, floor.policy.rights)
+            for most in (asked[name].resources, floor.policy.resources):
+                assert smaller_resources(held.resources, most) == held.resources
     for name in ("a", "b", "c", "d"):
         both = ours.policy.host_tools_rule.permits([name]) and floor.policy.host_tools_rule.permits(
             [name]

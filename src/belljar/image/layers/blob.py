@@ -74,7 +74,7 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
 
 
 def is_plain(file: Path) -> bool:
-    """Whether a file has no known compression."""
+    """Return whether a file has no known compression."""
     with file.open("rb") as opened:
         return not opened.read(6).startswith((_GZIP, _ZSTD, *_OTHERS))
 
@@ -121,15 +121,8 @@ def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
     for _ in _read(source, digest):
         pass
     source.seek(0)
-    argv = [
-        tool("prlimit"),
-        f"--as={_ZSTD_MEMORY_BYTES}",
-        "--core=0",
-        "--",
-        tool("zstd"),
-        "-dcq",
-        "--memory=128MB",
-    ]
+    limits = (tool("prlimit"), f"--as={_ZSTD_MEMORY_BYTES}", "--core=0", "--")
+    argv = [*limits, tool("zstd"), "-dcq", "--memory=128MB"]
     with started(argv, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         if process.stdout is None:
             raise HostError("zstd was started without an output", where="zstd")

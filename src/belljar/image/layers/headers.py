@@ -36,7 +36,7 @@ EntryPath = tuple[bytes, ...]
 
 
 class EntryKind(StrEnum):
-    """What an image may hold."""
+    """The kinds of entries that an image may hold."""
 
     FILE = "file"
     HARD_LINK = "hard link"
@@ -140,11 +140,8 @@ def split_path(name: bytes) -> EntryPath:
 
 def check_components(parts: EntryPath, name: bytes) -> None:
     """Raise `LayerError` for names beyond file systems' limits."""
-    if (
-        b"\0" in name
-        or len(name) > MAX_PATH_BYTES
-        or any(len(part) > MAX_NAME_BYTES for part in parts)
-    ):
+    is_long = len(name) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in parts)
+    if is_long or b"\0" in name:
         raise LayerError(f"the name {printable(name[:100])!r} is too long or holds a zero byte")
     if len(parts) > MAX_DEPTH:
         raise LayerError(
@@ -188,11 +185,8 @@ class _Extra:
         elif key in {"size", "uid", "gid"}:
             setattr(self, key, _decimal(value, key))
         elif key == "mtime":
-            self.mtime_s = (
-                _decimal(value.partition(b".")[0].removeprefix(b"-"), key)
-                if not value.startswith(b"-")
-                else 0
-            )
+            whole = value.partition(b".")[0]
+            self.mtime_s = 0 if value.startswith(b"-") else _decimal(whole, key)
         elif key.startswith(_XATTR_PREFIX):
             self._xattr(key.removeprefix(_XATTR_PREFIX), value)
         elif key.startswith(_LIBARCHIVE_PREFIX):

@@ -18,7 +18,7 @@ from typing import IO, Final
 from belljar.errors import HostError
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.headers import EntryKind, EntryPath, LayerEntry, check_components
-from belljar.image.tools import drained, failed, plain_env, started, tool
+from belljar.image.tools import IDS, drained, failed, plain_env, started, tool
 from belljar.store.home import HINT_SPACE
 from belljar.units import printable
 
@@ -67,6 +67,7 @@ class Tree:
         self.root = Node(kind=EntryKind.DIRECTORY, layer=0)
         self.newest_s = 0
         self.has_setuid = False
+        self.high_owner = ""  # a file whose owner no container can have, and its ids
         self._limits = limits
         self._keep_setuid = keep_setuid
         self._layer = 0
@@ -121,6 +122,8 @@ class Tree:
         waiting = [(b"", self.root)]
         while waiting:
             path, node = waiting.pop()
+            if max(node.uid, node.gid) >= IDS and not self.high_owner:
+                self.high_owner = f"{printable(path[:200])} ({node.uid}:{node.gid})"
             if path:
                 yield _header(path, node, first_names), node
             inside = sorted(node.children.items(), reverse=True)
@@ -281,6 +284,7 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
                     _write(member, sink)
             sink.write(bytes(2 * tarfile.BLOCKSIZE))
         status = process.wait()
+    # Its status is the same for every failure: only its message says what to do next.
     if status != 0 and b"No space left" in complaint:
         raise HostError(
             "no space is left to pack the image",

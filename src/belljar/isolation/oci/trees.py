@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -133,6 +132,13 @@ async def _writer(home: Path) -> AsyncIterator[None]:
 
 
 async def _make(image: Image, home: Path) -> Tree:
+    if image.high_owner:
+        raise HostError(
+            f"the image's {image.high_owner} has an owner beyond 65,535, where the ids of this "
+            "tier end",
+            where=f"image {image.digest[:12]}",
+            hint="run it in tier microvm (`tier: microvm`), or give the file another owner",
+        )
     await anyio.to_thread.run_sync(
         need_space, home, _EXPANSION * image.size_bytes, "unpacking an image for containers"
     )
@@ -168,11 +174,6 @@ def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
         raise _no_room(exc, partial_tree) from exc
 
 
-_HIGH_OWNER: Final = re.compile(
-    r"failed to change uid and gids on /out(/.+?), because Invalid argument"
-)
-
-
 async def _unpack(
     image: Image, root: Path, home: Path, cell_id: str, identity: HeldIdentity
 ) -> None:
@@ -188,17 +189,11 @@ async def _unpack(
     output = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
     if output is None:
         return
-    if "No space left" in output:
+    if "No space left" in output:  # the status of unsquashfs is the same for every failure
         raise HostError(
             "there is no room to unpack the image for containers",
             where=str(home / "trees"),
             hint=HINT_SPACE,
-        )
-    if found := _HIGH_OWNER.search(output):
-        raise HostError(
-            f"the image's {found[1]} has an owner beyond 65,535, where the ids of this tier end",
-            where=f"image {image.digest[:12]}",
-            hint="run it in tier microvm (`tier: microvm`), or give the file another owner",
         )
     raise HostError(
         f"the image {image.digest[:12]} could not be unpacked for containers: {output}",
