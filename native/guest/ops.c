@@ -413,7 +413,7 @@ void op_status_ready(struct op *op)
             break;
         if (n == (ssize_t)sizeof status && status.type == S_TERMINAL && passed >= 0 && op->out_fd[0] < 0)
             take_master(op, passed);
-        else if (n == (ssize_t)sizeof status && status.type == S_NAMESPACE && passed >= 0 && op->service)
+        else if (n == (ssize_t)sizeof status && status.type == S_NAMESPACE && passed >= 0 && op->service && !op->reaped) /* else its /proc is of the dead */
             service_entered(passed);
         else if (passed >= 0)
             close(passed);

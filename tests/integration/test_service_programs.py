@@ -161,6 +161,17 @@ async def test_a_cell_outlives_its_program(tier: str, home: Path, tmp_path: Path
         assert report.verdict is Verdict.CONTAINED, report
 
 
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_program_that_ends_at_once_leaves_the_cell_as_it_was(
+    tier: str, home: Path, tmp_path: Path
+) -> None:
+    """As an idle image's shell does: what is started later finds itself in /proc."""
+    async with opened(tmp_path, tier) as cell:
+        for _ in range(20):
+            await ready(cell, command=["true"])
+            assert await said(cell, "cat /proc/self/comm") == "cat"
+
+
 async def test_a_race_for_the_name_of_a_cover_shows_nothing(home: Path, tmp_path: Path) -> None:
     """Root of a cell that exchanges the agent's file while a program is started again: the start
     fails or the covers are what they were; nothing of this host's /proc is to be seen."""
@@ -283,7 +294,7 @@ def test_a_compose_task_with_such_programs(
     ):
         argv = quick_command(*command)
         done.append(subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False))
-        assert done[-1].returncode == 0, done[-1].stderr
+        assert done[-1].returncode == 0, done[-1].stdout + done[-1].stderr
     said = json.loads(done[-1].stdout)
     (sample,) = said["samples"]
     run = Path(said["run_dir"])
