@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from tests.fakes.images import add_small_image
@@ -209,6 +210,31 @@ def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_pat
         assert "hosts" in seen
         assert not {"shadow", "hostname", "machine-id", "secret"} & set(seen.split())
         assert secret.read_text() == "the host's word"
+
+
+PRELOADED: Final = """\
+FROM small AS e
+USER root
+RUN ln -s / /link
+FROM small
+USER root
+RUN --mount=type=bind,from=e,source=/link,target=/x,rw \\
+    for place in /x /x/etc /x/run /x/dev /x/bases/*; do \\
+        if (echo > $place/kept); then echo wrote $place; fi; done > /seen 2>&1
+"""
+
+
+def test_a_step_that_broke_out_leaves_nothing_to_what_runs_later(
+    home: Path, small: str, tmp_path: Path
+) -> None:
+    """The root of a build, which the tools of its later steps see too, and enter with more rights
+    than a step has, can't be written: no `/etc/ld.so.preload`."""
+    recipe = BuildRequest(context=context(tmp_path / "c", PRELOADED), name="out:2")
+    made, _ = build_dockerfile(home, recipe)
+    seen = read(made, "seen")
+    assert seen.count("Read-only file system") >= 5
+    assert "wrote" not in seen
+    assert made.origins == ()
 
 
 def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) -> None:

@@ -191,7 +191,6 @@ def build_dockerfile(
             name=request.name,
             source=source,
             created=printable(str(result.document.get("created") or ""), max_chars=40),
-            origins=(result.image_id,),
             built=provenance,
             setuid_programs=("kept" if request.keep_setuid else "removed")
             if result.has_setuid
@@ -286,8 +285,10 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
         path.write_text(file.text, encoding="utf-8")
         path.chmod(file.mode)
         os.utime(path, (0, 0))  # the same again, or the layers after it would not be
+    size = sum(path.lstat().st_size for path in (work / "context").rglob("*"))
     try:
         for copy in recipe.made.copies:
+            need_space(work.parents[2], MIN_FREE_BYTES + size, f"COPY of line {copy.line}")
             prepare(copy, work / "context", work / "heredocs")
     except DockerfileError as error:
         what = f"the Dockerfile can't be built: {printable(str(error))}"

@@ -5,9 +5,10 @@ The tree is hostile: what `find` lists of it is judged as an archive's entries a
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 import shlex
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,18 +51,20 @@ cd {WORK}
 """
 _NO_DEVICES: Final = {b"c": "a character device", b"b": "a block device"}
 _KINDS: Final = {EntryKind.DIRECTORY: b"d", EntryKind.FILE: b"f"}
+_RECORD: Final = re.compile(rb"([^\0]*)\0")
 _MAX_LIST_BYTES: Final = 512 << 20
+_MAX_XATTRS_BYTES: Final = 1 << 20
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """`rootfs`: the packed tree; `image_id`: the digest of its configuration, `document`."""
+    """`rootfs`: the packed tree; `document`: buildah's configuration of it, which a step that broke
+    out of its container can have forged."""
 
     rootfs: Path
     config: ImageConfig
     document: dict[str, Any]
-    image_id: str
     has_setuid: bool
     layers_mib: int
 
@@ -78,20 +81,35 @@ class Files:
 def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> BuildResult:
     """Pack the image `RESULT`, with the options of `layers.tree.pack`.
 
+    A step that broke out of its container may have changed what the tools here read and write:
+    `out` is held by its descriptor, and the tree is judged where the namespace can't reach it.
     Raises `LayerError` for what an image may not have or `limits` forbid, `HostError`.
     """
-    out = tools.inside.work / "out"
-    out.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
-    give_tree(out, tools.inside.first_uid)
+    work = tools.inside.work
+    made = work / "out"
+    made.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
+    out_fd = os.open(made, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        give_tree(made, tools.inside.first_uid)
+        out = Path(f"/proc/self/fd/{out_fd}")
+        return _packed(tools, out, limits, keep_setuid=keep_setuid)
+    except LayerError:
+        raise
+    except (OSError, ValueError) as error:  # not what the tools write
+        raise LayerError(f"its files can't be listed: {printable(str(error))}") from error
+    finally:
+        os.close(out_fd)
+
+
+def _packed(tools: Tools, out: Path, limits: ImportLimits, *, keep_setuid: bool) -> BuildResult:
     buildah = shlex.join(tools.buildah())
     tools.run("/bin/sh", "-ec", _SCAN.format(buildah=buildah))
     image = parse_document(_read(out, "image", _MAX_DOCUMENT_BYTES))
-    text = str(image.get("Config"))
-    document = dict(parse_document(text.encode()))
+    document = dict(parse_document(str(image.get("Config")).encode()))
     check_platform(document)
     config = config_of(document)
     files = read_files(_read(out, "files", _MAX_LIST_BYTES), limits)
-    xattrs = _read(out, "xattrs", _MAX_LIST_BYTES)
+    xattrs = _read(out, "xattrs", _MAX_XATTRS_BYTES)
     argv = [
         *("mksquashfs", ".", f"{WORK}/out/rootfs", *SQUASHFS),
         *("-noappend", "-mkfs-time", str(files.newest_s), "-root-time", str(files.newest_s)),
@@ -101,15 +119,16 @@ def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> Bui
         *(word for made in missing_points(files, config) for word in ("-p", made)),
     ]
     tools.run("/bin/sh", "-ec", _PACK.format(buildah=buildah), "pack", *argv)
-    rootfs = out / "rootfs"
-    if rootfs.is_symlink() or not rootfs.is_file():
+    rootfs = tools.inside.work.parent / "rootfs"
+    (out / "rootfs").rename(rootfs)
+    found = rootfs.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         raise LayerError("it was not packed as a file")
     give_tree(rootfs, 0)
     return BuildResult(
         rootfs=rootfs,
         config=config,
         document=document,
-        image_id=f"sha256:{hashlib.sha256(text.encode()).hexdigest()}",
         has_setuid=files.has_setuid,
         layers_mib=int(_read(out, "layers", 100)),
     )
@@ -125,7 +144,8 @@ def _read(directory: Path, name: str, max_bytes: int) -> bytes:
 def read_files(listed: bytes, limits: ImportLimits) -> Files:
     """The files that `find` listed. Pure. Raises `LayerError`."""
     files, left_bytes, seen = Files(), limits.max_bytes, set[bytes]()
-    for record in listed.split(b"\0")[:-1]:
+    for found in _RECORD.finditer(listed):  # a forged list may have millions
+        record = found[1]
         kind, mode, links, inode, size, time, path = record.split(b" ", 6)
         if len(files.kinds) == limits.max_entries:
             raise LayerError(f"it holds more than {limits.max_entries} entries")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from belljar.image.tools import (
     tool,
     user_namespace,
 )
+from belljar.policy.files import read_regular
 from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.locks import claimed, locked, retire_unclaimed
 from belljar.store.scratch import remove_tree, scratch_dir
@@ -49,6 +51,7 @@ _MAX_LAYERS_MIB: Final = 8 << 10
 # A base lies there as files, as an archive and as a layer while it is loaded.
 _EXPANSION: Final = 8
 _TAIL_LINES: Final = 12
+_ID: Final = re.compile("[0-9a-f]{64}")
 _STORAGE: Final = ("storage", "run", "home", "tmp")
 _MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
@@ -204,7 +207,10 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
                         remove_kept(home, other)
                 _load(home, image, first_uid, report)
             held.enter_context(claimed(path))
-        yield Base(path=path, image_id=(path / "image-id").read_text())
+        image_id = read_regular(path, "image-id", 65).decode("ascii", "replace")
+        if _ID.fullmatch(image_id) is None:
+            raise HostError("a loaded base was changed", where=str(path), hint=f"remove {path}")
+        yield Base(path=path, image_id=image_id)
 
 
 def _is_of(path: Path, first_uid: int) -> bool:
@@ -227,7 +233,8 @@ def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
             tools = Tools(inside=inside, report=report, timeout_s=600)
             tools.prepare()
             image_id = _pull(tools, image)
-        (work / "storage/image-id").write_text(image_id)
+        with (work / "storage/image-id").open("x") as file:  # never through a link
+            file.write(image_id)
         run_tool([tool("sync"), "--file-system", str(work)], timeout_s=600)
         (work / "storage").rename(home / BASES / image.digest)
 

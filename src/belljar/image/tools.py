@@ -258,7 +258,9 @@ _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 # (each with its target), and the working directory, the only one that is not read-only. Paths are
 # relative to the store: those above it may be closed to this root, or hidden by the mount on /tmp.
 # Then it makes the inner namespace, in which the tools run: these mounts are locked there (see
-# mount_namespaces(7)), so its root can neither remount nor unmount them.
+# mount_namespaces(7)), so its root can neither remount nor unmount them. At last the root itself is
+# made read-only: the tools that enter the inner namespace run with the outer one's rights, on this
+# host's network, and must read nothing (such as /etc/ld.so.preload) that an earlier run wrote.
 _INIT: Final = f"""
 set -e
 mount -t tmpfs -o mode=755,size=16m,nosuid root /tmp
@@ -313,6 +315,8 @@ done
 : > /run/inner
 mount --bind /proc/$child/ns/user /run/inner
 kill $child
+mount -o remount,bind,ro,nosuid /
+[ ! -w /etc ] && [ ! -w /run ] && [ ! -w /dev ]
 echo
 read -r _ || :
 """

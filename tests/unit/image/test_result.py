@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
 import pytest
 
 from belljar.image.config import ImageConfig
+from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.result import Files, has_kept_xattrs, missing_points, read_files
+from belljar.image.result import Files, has_kept_xattrs, missing_points, pack_result, read_files
+from belljar.image.storage import Tools
+from belljar.image.tools import Inside
 
 
 def listed(*lines: str) -> bytes:
@@ -74,3 +82,92 @@ def test_missing_mount_points_are_made() -> None:
         '"run" D 7 755 0 0',
         '"tmp" D 7 1777 0 0',
     ]
+
+
+class Forger:
+    """Stands for a namespace's tools that hostile code has taken over; it can do what its root can
+    in the working directory."""
+
+    def __init__(self, work: Path, *acts: Callable[[Path], object]) -> None:
+        work.mkdir(parents=True)
+        self.inside = Inside(first_uid=0, work=work, user_fd=-1, mounts_fd=-1)
+        self._acts = iter(acts)
+
+    def buildah(self) -> list[str]:
+        """Its command line."""
+        return ["buildah"]
+
+    def run(self, *_argv: str) -> bytes:
+        """The next act."""
+        next(self._acts)(self.inside.work)
+        return b""
+
+
+def honest(work: Path, **forged: bytes) -> None:
+    """Write the lists that the tools would, but for these."""
+    arch = {"x86_64": "amd64"}.get(debian_arch(), debian_arch())
+    config = {"architecture": arch, "os": "linux", "config": {}, "rootfs": {"diff_ids": []}}
+    lists = {
+        "files": listed("d 755 1 1 0 1.0 etc"),
+        "xattrs": b"",
+        "layers": b"7\n",
+        "image": json.dumps({"Config": json.dumps(config)}).encode(),
+    }
+    for name, content in (lists | forged).items():
+        (work / "out" / name).write_bytes(content)
+
+
+def packed(work: Path) -> None:
+    """Write what mksquashfs would."""
+    (work / "out/rootfs").write_bytes(b"hsqs")
+
+
+def linked_twice(work: Path) -> None:
+    """The same, with a name that stays in reach."""
+    packed(work)
+    (work / "more").hardlink_to(work / "out/rootfs")
+
+
+def elsewhere(work: Path) -> None:
+    """Put a link to a directory of the host in the place of the results."""
+    (work / "out").rename(work / "gone")
+    (work / "out").symlink_to(work.parents[1] / "host")
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [
+        (honest, elsewhere),
+        (honest, lambda work: (work / "out/rootfs").symlink_to(work.parents[1] / "host/rootfs")),
+        (honest, linked_twice),
+        (honest, lambda work: (work / "out/rootfs").mkdir()),
+        (lambda work: honest(work, layers=b"many"), packed),
+        (lambda work: honest(work, files=b"\0" * 100),),
+        (lambda work: honest(work, xattrs=b"\n" * (2 << 20)),),
+        (lambda work: (work / "out/files").symlink_to(work.parents[1] / "host/files"),),
+        (lambda work: honest(work, image=b"[]"),),
+    ],
+)
+def test_forged_results_are_refused_and_no_file_of_the_host_is_taken(
+    tmp_path: Path, acts: tuple[Callable[[Path], object], ...]
+) -> None:
+    """Whatever stands where a build's tools write: links, hard links, directories, lists that are
+    none. The host's own files are neither read, moved nor changed."""
+    host = tmp_path / "host"
+    host.mkdir()
+    for name in ("files", "xattrs", "layers", "image", "rootfs"):
+        (host / name).write_text("the host's")
+    tools = cast("Tools", Forger(tmp_path / "scratch/build", *acts))
+    with pytest.raises(LayerError):
+        pack_result(tools, keep_setuid=False, limits=ImportLimits())
+    assert {path.name: path.read_text() for path in host.iterdir()} == dict.fromkeys(
+        ("files", "xattrs", "layers", "image", "rootfs"), "the host's"
+    )
+
+
+def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
+    """The same lists, unforged, are accepted."""
+    tools = cast("Tools", Forger(tmp_path / "scratch/build", honest, packed))
+    result = pack_result(tools, keep_setuid=False, limits=ImportLimits())
+    assert result.rootfs == tmp_path / "scratch/rootfs"
+    assert result.rootfs.read_bytes() == b"hsqs"
