@@ -187,6 +187,7 @@ def test_a_step_without_a_network_is_named_where_the_build_has_one(
     assert devices[("--network",)] == {line.partition(":")[0].strip() for line in here}
 
 
+@pytest.mark.thorough  # its base has 400 MiB
 def test_packages_of_a_local_index(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip in a build reads what this host's configuration names: an index whose pages link to
     wheels beside it. Its directory and theirs are shown, and nothing is fetched elsewhere."""
