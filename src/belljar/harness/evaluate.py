@@ -36,6 +36,7 @@ from belljar.interrupts import termination_as_interrupt
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
+from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     Raises `PolicyError`, `HostError`, `CellError`, `LedgerError` before anything ran in a cell,
     `ContainmentBreach` for another provider used while loading, `click.UsageError` for options.
     """
+    # The store's place is settled before a `.env` file or a task's code is read.
+    request = replace(request, home=request.home or belljar_home())
     with contextlib.ExitStack() as stack:
         if request.quiet:
             stack.enter_context(_standard_output_to_error())
