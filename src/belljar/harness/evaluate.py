@@ -33,6 +33,7 @@ from belljar.harness.session import Session, session_scope
 from belljar.harness.source import CellSource, RealCells, print_status
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
+from belljar.network.stand_ins.author import check_stand_ins
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
@@ -158,6 +159,8 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
             )
         raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
+    for policy in policies:
+        check_stand_ins(policy)
     session.source.build_images(
         dict.fromkeys(build for each in previews for build in each.builds),
         images={image for policy in policies for image in policy.policy.images},
@@ -236,10 +239,11 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
 
 
 def _check_policy(policy: str, tier: str) -> None:
+    # As `belljar policy check`, whole: also what the tasks' own policies would leave unused.
     from belljar.host.settings import resolve_here
     from belljar.policy import resolve_policy, with_tier
 
-    resolve_here(with_tier(resolve_policy(policy), tier))
+    check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
 
 
 def _absolute(policy: str) -> str:

@@ -14,6 +14,7 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
 from belljar.cli.findings import differing
+from belljar.cli.main import run as belljar
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
@@ -350,3 +351,43 @@ def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
     )
     assert {cell.policy.policy.image for cell in cells.opened} == {"mine"}
     assert [fact.kind for fact in outcome.findings.rows[0].differences] == [Kind.OVERRIDDEN]
+
+
+_STAND_IN = "{kind: http, names: [a.example], routes: [{path: no}]}"
+_NETWORK = "network: {stand_ins: {site: %s}}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _NETWORK % _STAND_IN,
+        _NETWORK % "{kind: pypi, names: [a.example], packages: nowhere}",
+        _NETWORK % "{kind: python, names: [a.example], ports: [80], files: ., app: 'no.such:app'}",
+        "files: [{from: nowhere, to: /x}]\n",
+        "guard: {protect: [{name: n, file: nowhere}]}\n",
+        "resources: {memory: none}\n",
+    ],
+)
+@pytest.mark.parametrize("is_the_operators", [True, False])
+def test_nothing_is_started_that_policy_check_refuses(
+    task_file: str, tmp_path: Path, text: str, *, is_the_operators: bool
+) -> None:
+    """As `--policy`, also of parts that a task without a network would leave unused, and as the
+    task's own: no run, image, template or cell is made."""
+    policy = tmp_path / "p.yaml"
+    policy.write_text("belljar: 1\nrisk: low\n" + text)
+    assert belljar(["policy", "check", str(policy)]) == 4
+    if not is_the_operators:
+        Path(task_file).write_text(
+            TASK.replace('sandbox="docker"', 'sandbox=("belljar", "p.yaml")')
+        )
+    cells = RecordedCells()
+    with pytest.raises(PolicyError):
+        run(
+            [f"{task_file}@good", "--model", "mockllm/model"],
+            tmp_path,
+            cells,
+            policy=str(policy) if is_the_operators else "",
+        )
+    assert not (tmp_path / "home").exists()
+    assert not cells.opened

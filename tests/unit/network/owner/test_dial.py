@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
