@@ -19,6 +19,7 @@ from belljar.signals.decoders import (
     REVERSED_MARK,
     ROT13_MARK,
     SMALL,
+    WINDOW,
     Decoded,
     Missing,
     compressed,
@@ -318,7 +319,10 @@ class _Scan:
             yield from decode_run(run)
         yield from escapes(view.data, held)
         yield from uncut(view.data)
-        yield from turned(view.data, held)
+        # These multiply whatever else is undone: in a larger text once, below one encoding at most.
+        is_first = view.depth <= 1 and _TURNED.isdisjoint(view.names)
+        if is_first or len(view.data) <= WINDOW:
+            yield from turned(view.data, held)
         try:
             yield from compressed(view.data, lambda: self._left, held)
         except Missing as package:
