@@ -22,7 +22,8 @@ count."""
 # What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have
 # their own checks.
 _KEPT = ("runs", "locks", "keys")
-# Made by `belljar doctor`, when it tests the kill switch: only what is unfinished in it counts.
+# Made a minute after a cell's start, when the kill switch first tests itself: only what is
+# unfinished in it counts.
 _MADE_LATER = "self-tests"
 _UNFINISHED = re.compile(r"c-[0-9a-f]{12}|\d+-\d+-|/\.[^/]*$|/(tmp|cells|journal)/")
 
