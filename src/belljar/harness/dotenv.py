@@ -23,9 +23,9 @@ MAX_BYTES: Final = 1 << 20
 
 # Settings of Inspect that are numbers, words, or text for the model. Not among them: what names a
 # file or a module to load (SOLVER, SCANNER, MODEL_CONFIG, RUN_CONFIG, …), arguments of a model
-# (`trust_remote_code`), what opens a port or a socket (DEBUG, ACP_SERVER, CTL_SERVER), what
-# approves, reviews or notifies, and ENV, which sets any variable. The last line's, and LOG_DIR, are
-# judged by their values (`options.TAKEN`).
+# (`trust_remote_code`) or a task, what opens a port or a socket (DEBUG, ACP_SERVER, CTL_SERVER),
+# what approves, reviews or notifies, and ENV, which sets any variable. LOG_DIR and the last line's
+# are judged by their values (`options.TAKEN`).
 _SETTINGS: Final = """
     INSPECT_DISPLAY INSPECT_LOG_DIR INSPECT_LOG_FORMAT INSPECT_LOG_LEVEL
     INSPECT_LOG_LEVEL_TRANSCRIPT INSPECT_LOG_SHARED INSPECT_NO_ANSI
@@ -40,7 +40,7 @@ _OF_EVAL: Final = """
     NO_LOG_REALTIME NO_SCORE NUM_CHOICES PARALLEL_TOOL_CALLS PRESENCE_PENALTY PROMPT_LOGPROBS
     REASONING_EFFORT REASONING_HISTORY REASONING_MODE REASONING_SUMMARY REASONING_TOKENS
     RESPONSE_SCHEMA RETRY_ON_ERROR SAMPLE_ID SAMPLE_SHUFFLE SCORE_DISPLAY SCORE_ON_ERROR SEED
-    STOP_SEQS STREAM_IDLE_TIMEOUT SYSTEM_MESSAGE TAGS TASK_ARGS TEMPERATURE TIMEOUT TIME_LIMIT
+    STOP_SEQS STREAM_IDLE_TIMEOUT SYSTEM_MESSAGE TAGS TEMPERATURE TIMEOUT TIME_LIMIT
     TOKEN_LIMIT TOP_K TOP_LOGPROBS TOP_P TRACE TURN_LIMIT VERBOSITY WORKING_LIMIT
     DETACH JSON JSON_OUTPUT LOG_DIR LOG_FILE_PATTERN NO_LOG_SAMPLES NO_SANDBOX_CLEANUP SANDBOX
 """
@@ -49,14 +49,15 @@ SETTINGS: Final = {*_SETTINGS.split(), *(f"INSPECT_EVAL_{name}" for name in _OF_
 _PROVIDERS: Final = """
     ANTHROPIC_AUTH_TOKEN ANTHROPIC_VERTEX_PROJECT_ID ANTHROPIC_VERTEX_REGION AWS_ACCESS_KEY_ID
     AWS_BEARER_TOKEN_BEDROCK AWS_DEFAULT_REGION AWS_REGION AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN
-    AZUREAI_AUDIENCE AZUREAI_ENDPOINT_URL AZUREAI_OPENAI_API_VERSION AZURE_ENDPOINT_URL
-    AZURE_OPENAI_API_VERSION CLOUDFLARE_ACCOUNT_ID CLOUDFLARE_API_TOKEN GOOGLE_CLOUD_LOCATION
-    GOOGLE_CLOUD_PROJECT GOOGLE_CLOUD_QUOTA_PROJECT GOOGLE_CSE_ID GOOGLE_GENAI_USE_VERTEXAI
-    GOOGLE_USE_ADC HF_TOKEN LITELLM_PROXY_API_BASE OPENAI_API_VERSION OPENAI_ORG_ID
-    OPENAI_PROJECT_ID OPENAI_SAFETY_IDENTIFIER
+    AZUREAI_OPENAI_API_VERSION AZURE_OPENAI_API_VERSION CLOUDFLARE_ACCOUNT_ID CLOUDFLARE_API_TOKEN
+    GOOGLE_CLOUD_LOCATION GOOGLE_CLOUD_PROJECT GOOGLE_CLOUD_QUOTA_PROJECT GOOGLE_CSE_ID
+    GOOGLE_GENAI_USE_VERTEXAI GOOGLE_USE_ADC HF_TOKEN LITELLM_PROXY_API_BASE OPENAI_API_VERSION
+    OPENAI_ORG_ID OPENAI_PROJECT_ID OPENAI_SAFETY_IDENTIFIER
 """
 _OF_A_SERVICE: Final = re.compile(r"(?!INSPECT_|BELLJAR_)[A-Z][A-Z0-9_]*_(API_KEY|BASE_URL)")
-_ADDRESS: Final = re.compile(r".*_(BASE_URL|ENDPOINT_URL|API_BASE)")
+_ADDRESS: Final = re.compile(r".*_(BASE_URL|API_BASE)")
+# To these, credentials are sent that are in no variable: of a home directory or a machine.
+_OF_A_CLOUD: Final = re.compile(r".*(AWS|AZURE|BEDROCK|GOOGLE|VERTEX).*_BASE_URL")
 _KEY: Final = re.compile(r".*_API_KEY|ANTHROPIC_AUTH_TOKEN|.*_API_TOKEN|AWS_BEARER_TOKEN_BEDROCK")
 
 # What chooses this host's programs, their code, the store and its keys, trust roots and proxies.
@@ -105,7 +106,12 @@ def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
         raise PolicyError(f"it can't be read: {printable(why)}", where=where, hint=hint) from error
     names = sorted(name for name, value in values.items() if value is not None)
     allowed = {*SETTINGS, *_PROVIDERS.split()}
-    refused = [name for name in names if not (name in allowed or _OF_A_SERVICE.fullmatch(name))]
+    refused = [
+        name
+        for name in names
+        if name not in allowed
+        and (not _OF_A_SERVICE.fullmatch(name) or _OF_A_CLOUD.fullmatch(name))
+    ]
     if refused:
         raise PolicyError(
             f"a `.env` file can't set {printable(', '.join(refused), max_chars=600)}: only some"
