@@ -4,6 +4,7 @@ What is compared: create → first output → destroyed against `docker run --rm
 `docker cp`; destroying; the quick probes; the memory of an idle microVM clone; whole commands. Medians (P50) and P95; the ratio is cell / Docker.
 `cli_exec` is a whole command, `belljar exec` of `echo`, from its start to its end, against the same `docker run --rm`: Python's start and imports are
 in it, with compiled bytecode as an installed package has it. `commands` are other whole commands, and what ten thousand old runs in the store add.
+`check_cpu` is the processor time of `belljar check` of a compose file and of a Dockerfile. `--whole-commands` gives the figures of start-up alone.
 `pool_whole_life` and `pool_first_output` are of cells made ahead: take → first output → destroyed. Their making and warming are *moved, not
 saved*: they are done before and not timed.
 Rounds alternate between Docker and the tiers, so that a busy moment strikes all.
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -245,6 +247,28 @@ def commands_ms(rounds: int) -> dict[str, dict[str, float]]:
     return {words: {"ms": round(ms, 1), "old_runs_ms": round(old - ms, 1)} for words, (ms, old) in medians.items()}
 
 
+def check_cpu(rounds: int) -> dict[str, float]:
+    """The median processor time of `belljar check` of a file, in seconds."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        texts = {
+            "compose.yaml": "services: {db: {image: default}, default: {image: default}}",
+            "Dockerfile": "FROM default",
+        }
+        for name, text in texts.items():
+            (Path(folder) / name).write_text(text)
+            times = []
+            for _ in range(rounds + 1):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(
+                    [sys.executable, "-m", "belljar", "check", f"{folder}/{name}"], capture_output=True, check=False
+                )  # exit 3: no image
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            found[name] = round(statistics.median(times[1:]), 3)
+    return found
+
+
 @contextlib.contextmanager
 def old_runs(runs: Path) -> Iterator[None]:
     """Ten thousand runs that sort before every other: copies of a finished one, by hard links."""
@@ -301,6 +325,7 @@ def main() -> None:
             else anyio.run(measure, peer, arguments.tiers, arguments.rounds)
         )
     found["commands"] = commands_ms(arguments.rounds)
+    found["check_cpu"] = check_cpu(arguments.rounds)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
@@ -308,6 +333,7 @@ def main() -> None:
         print(tier, {key: value for key, value in found[tier].items() if key != "rows"})
         for name, row in found[tier]["rows"].items():
             print(f"  {name:14}" + "".join(f"  {key} {value:>8}" for key, value in row.items()))
+    print("belljar check, processor time in seconds", found["check_cpu"])
     for words, row in found["commands"].items():
         print("belljar", words, row)
 

@@ -146,7 +146,7 @@ POSTGRES = """belljar: 1
 risk: low
 network: {default: deny}
 decoys:
-  - {id: crm, kind: postgres, place: "db.corp.internal:6432", count: 3}
+  - {id: crm, kind: postgres, place: "db.corp.internal:6432"}
   - {id: env, kind: dotenv, service: crm}
 """
 ASK = """
@@ -166,16 +166,16 @@ for word in ("letmein", password):
 
 @pytest.mark.anyio
 async def test_a_postgres(belljar: Belljar, tmp_path: Path) -> None:
-    """At a port of its policy's: a guess is refused and no use; the login of its file is used; rows
-    that are printed are taken, and nothing is sent."""
+    """At a port of its policy's: a guess is refused and no use; the login of its file is used; what
+    is asked then is on record and refused."""
     async with cell_of(POSTGRES, belljar, tmp_path) as (cell, run):
         await cell.write_file("/tmp/ask.py", ASK.encode())
         said = await sh(cell, "python3 /tmp/ask.py ~/app/.env")
     assert "password authentication failed" in said
     used = [(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)]
     assert used == [("crm/password", "postgres.password")]
+    assert "permission denied" in said
     assert not events(run, Kind.DECOY_SENT)
-    assert "crm/card_1" in {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
     touched = [
         line.data["operation"]
         for line in events(run, Kind.DECOY_TOUCHED)

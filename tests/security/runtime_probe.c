@@ -12,6 +12,7 @@
 #include <linux/capability.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,6 +211,14 @@ static int act(const char *mode) {
         look_at_mounts();
         look_at_overlay();
         look_at_trees();
+        return 0;
+    }
+    if (!strncmp(mode, "/", 1)) { /* in a container whose /proc/keys was masked by a link to this file */
+        struct stat masked, wanted;
+        bool both = stat("/proc/keys", &masked) == 0 && stat(mode, &wanted) == 0;
+        say("redirected", both && masked.st_ino == wanted.st_ino && masked.st_dev == wanted.st_dev ? "1" : "0");
+        tell("written", write_text("/proc/keys", "h", 0));
+        tell("remounted", mount(NULL, "/proc/keys", NULL, MS_REMOUNT | MS_BIND, NULL));
         return 0;
     }
     if (!strcmp(mode, "orphans") && fork() > 0) return 3;

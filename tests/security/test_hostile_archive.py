@@ -191,6 +191,34 @@ def test_a_hostile_layer_is_refused_and_leaves_nothing(
     assert "refused" in error.what
 
 
+PLACES = """
+dev proc sys etc run tmp etc/passwd etc/group etc/hostname etc/hosts etc/machine-id etc/resolv.conf
+"""
+ODD: dict[str, Callable[[str], bytes]] = {
+    "a pipe": lambda path: layer(entry(path, kind=tarfile.FIFOTYPE)),
+    "a symbolic link": lambda path: layer(symlink(path, "/elsewhere")),
+    "a file": lambda path: layer(entry(path, b"x")),
+    "a directory": lambda path: layer(directory(path)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("path", PLACES.split())
+def test_a_place_of_the_start_is_what_it_must_be(
+    path: str, kind: str, home: Path, tmp_path: Path
+) -> None:
+    """What a cell mounts over, reads or writes before a program of the image runs is a directory or
+    a regular file; links only where images usually have them. Else the image is refused, by name."""
+    fitting = {"a file"} if "/" in path else {"a directory"}
+    if path in {"run", "tmp", "etc/machine-id", "etc/resolv.conf"}:
+        fitting |= {"a symbolic link"}
+    archive = oci_archive(tmp_path / "a.tar", [ODD[kind](path)])
+    if kind in fitting:
+        import_image(tmp_path / "store", f"oci-archive:{archive}", limits=SMALL)
+    else:
+        assert f"/{path} is {kind}" in refused(home, archive).what
+
+
 def bomb(size_bytes: int) -> bytes:
     """Zeros, deflated a thousandfold."""
     squeeze = zlib.compressobj(9, wbits=31)

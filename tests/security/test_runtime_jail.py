@@ -376,6 +376,33 @@ def test_runc_runs_a_container_in_it(stage: Stage) -> None:
     assert "ended None 7 itself" in output
 
 
+@pytest.mark.parametrize("target", ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches"])
+def test_a_race_that_an_image_wins_against_runc_gives_it_nothing(stage: Stage, target: str) -> None:
+    """CVE-2025-31133, -52565 and -52881 end in a write to a file of procfs that runc was led to. With
+    the race won (what masks is a link to that file), the file is the host's, and can't be written:
+    in the jail runc is no root of the host."""
+    link, config = stage.directory / "tree" / "dev" / "null", stage.directory / "bundle/config.json"
+    plain = config.read_text()
+    made = bundle(target)
+    made["mounts"][1] = {
+        "destination": "/dev",
+        "type": "bind",
+        "source": "/new/dev",
+        "options": ["rbind"],
+    }
+    made["linux"]["maskedPaths"] = ["/proc/keys"]
+    link.symlink_to(target)
+    try:
+        config.write_text(json.dumps(made))
+        said = stage.run(*RUNC)
+    finally:
+        link.unlink()
+        config.write_text(plain)
+    assert said["redirected"] == "1"
+    assert int(said["written"]) == EACCES
+    assert int(said["remounted"]) == EPERM
+
+
 @pytest.mark.parametrize("victim", ["runner", "supervisor", "child"])
 def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
     """SIGKILL to the owner, to the supervisor or to pid 1: the container is gone, and so are

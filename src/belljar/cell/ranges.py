@@ -42,7 +42,7 @@ from belljar.network.owner.range import open_range as open_network
 from belljar.network.owner.reading import Task, read_back
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import MIN_RANDOM_BYTES, lay_out
-from belljar.plan.network import NetworkPlan, StandInPlan
+from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
 from belljar.policy import LoadedPolicy
 from belljar.policy.guarding import METADATA_ADDRESS, OWN_CELL, Action, Place
 from belljar.probe.judge import Router, Sight, known_answers
@@ -234,17 +234,17 @@ async def prepare_range(
 
     Refusals are recorded and raised.
     """
-    own = await prepare(loaded, recorder=run.recorder, home=home)
-    describe(run, loaded, own)
-    plan = own.plan.network
-    members = []
+    network = loaded.policy.network
     try:
-        check_stand_ins(loaded)
-        targets = plan.targets if plan is not None else ()
+        check_stand_ins(loaded)  # before a template or anything else is started
+        targets = () if network is None else plan_network(network, loaded.base).targets
         policies = [(target, target_policy(loaded, target)) for target in targets]
     except BelljarError as error:
         run.recorder.record(refused(loaded, error))
         raise
+    own = await prepare(loaded, recorder=run.recorder, home=home)
+    describe(run, loaded, own)
+    members = []
     for target, policy in policies:
         has_port = not target.is_detached
         parts = await prepare(policy, recorder=run.recorder, home=home, has_port=has_port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,9 +65,8 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
 
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
-    run_id = None if is_path(run) else path.name
     with reading(path, "RUN"):
-        result = verify_run(path, expected_key=expected, expected_run=run_id)
+        result = verify_run(path, expected_key=expected, expected_run=expected_run(run, path))
     if as_json:
         lacks_key = result.key and not result.key_checked
         print_json(
@@ -244,6 +244,15 @@ def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
 def is_path(ref: str) -> bool:
     """Whether a run is named by its path, which proves nothing."""
     return "/" in ref or ref in {".", ".."}
+
+
+def expected_run(ref: str, path: Path) -> str | None:
+    """The id that the record must be of: the one typed, or the one that a directory is named by.
+
+    A copy by any other name may be of any run.
+    """
+    name = path.absolute().name if path.name else path.resolve().name
+    return name if not is_path(ref) or re.fullmatch(r"\d{8}-\d{9}-[0-9a-f]{6}", name) else None
 
 
 def run_path(ref: str) -> Path:

@@ -318,7 +318,6 @@ def check(
       belljar check compose.yaml
     """
     from belljar.harness import preview
-    from belljar.harness.evaluate import check_tasks
     from belljar.store.home import belljar_home
 
     options: OperatorOptions = {
@@ -338,6 +337,8 @@ def check(
     elif kind == "policy":
         previews = preview.check_policy(target, options)
     else:
+        from belljar.harness.evaluate import check_tasks  # with Inspect: two seconds
+
         chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
         words = ((name, value) for name, value in chosen.items() if value is not None)
         previews = check_tasks([target, *task_args, *chain.from_iterable(words)], options)

@@ -165,7 +165,7 @@ def verdict(
       3, 4, 5  the run was refused
       130      the run was interrupted
     """
-    from belljar.cli.ledger import expected_key, is_path, run_path
+    from belljar.cli.ledger import expected_key, expected_run, run_path
     from belljar.harness.evidence import stored_evidence
     from belljar.report.verdict import judge
 
@@ -175,7 +175,7 @@ def verdict(
             path,
             logs=[str(log.resolve()) for log in logs],
             expected_key=expected_key(fingerprint)[0],
-            expected_run=None if is_path(run) else path.name,
+            expected_run=expected_run(run, path),
         )
     findings = judge(evidence)
     if as_json:

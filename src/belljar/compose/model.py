@@ -121,7 +121,7 @@ Bridge = Annotated[str, Field(pattern=rf"^com\.docker\.network\.({_BRIDGE})$")]
 class Part(BaseModel):
     """A mapping, without its `x-` keys, null values, and keys that change nothing in a cell."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
     ignored: ClassVar[str] = ""
 
     @model_validator(mode="before")

@@ -93,7 +93,7 @@ class BelljarConfig(BaseModel):
     a sample's metadata. `is_generic`: the task asks for a container without naming an image.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     policy: str = ""
     compose: dict[str, Any] | None = None
@@ -128,7 +128,7 @@ class BelljarConfig(BaseModel):
 class LoggedConfig(BaseModel):
     """A configuration that another version logged: a log that holds one is read, no cell made."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
 
 def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:

@@ -19,6 +19,7 @@ import click
 
 from belljar.errors import BelljarError, PolicyError
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
+from belljar.harness.host_processes import watched_processes
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
     InspectOptions,
@@ -33,9 +34,11 @@ from belljar.harness.session import Session, session_scope
 from belljar.harness.source import CellSource, RealCells, print_status
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
+from belljar.network.stand_ins.author import check_stand_ins
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
+from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -88,6 +91,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     Raises `PolicyError`, `HostError`, `CellError`, `LedgerError` before anything ran in a cell,
     `ContainmentBreach` for another provider used while loading, `click.UsageError` for options.
     """
+    # The store's place is settled before a `.env` file or a task's code is read.
+    request = replace(request, home=request.home or belljar_home())
     with contextlib.ExitStack() as stack:
         if request.quiet:
             stack.enter_context(_standard_output_to_error())
@@ -105,6 +110,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             source=request.source,
         )
         _start_hooks()
+        session.host_processes = stack.enter_context(watched_processes())
         from belljar.harness.boundary import model_boundary, sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
 
@@ -155,6 +161,8 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
             )
         raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
+    for policy in policies:
+        check_stand_ins(policy)
     session.source.build_images(
         dict.fromkeys(build for each in previews for build in each.builds),
         images={image for policy in policies for image in policy.policy.images},
@@ -233,10 +241,11 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
 
 
 def _check_policy(policy: str, tier: str) -> None:
+    # As `belljar policy check`, whole: also what the tasks' own policies would leave unused.
     from belljar.host.settings import resolve_here
     from belljar.policy import resolve_policy, with_tier
 
-    resolve_here(with_tier(resolve_policy(policy), tier))
+    check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
 
 
 def _absolute(policy: str) -> str:

@@ -11,6 +11,7 @@ import anyio
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError
 from belljar.harness.attach import login_command, release_cells, remove_dead_sockets
+from belljar.harness.dotenv import restore_start
 from belljar.harness.session import Session
 from belljar.harness.source import print_status
 from belljar.probe.witness import sweep_watches
@@ -23,6 +24,8 @@ def enter(session: Session) -> None:
     """Count a user in; the first opens a run."""
     raise_soft_limit()
     opened_before = session.run is not None
+    if not opened_before:
+        restore_start()
     run = session.ensure_run()
     if not session.users:
         remove_dead_sockets(session.home)

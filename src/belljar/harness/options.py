@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import HostError, PolicyError
+from belljar.harness.dotenv import DotEnv, read_dotenv
+from belljar.harness.source import print_status
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -78,9 +80,7 @@ TAKEN: Final[Mapping[str, Taken]] = {
         by_hand=True,
         config="sandbox_cleanup",
     ),
-    # Inspect sets these when it starts: the policy would not be the one that was checked. So do
-    # these in a `.env` file, which may come with a task: they name the store, its keys and the
-    # programs of a cell.
+    # Inspect sets these when it starts: the policy would not be the one that was checked.
     "belljar_variable": Taken(
         flag="a variable of this process", hint="set it in the environment of belljar run"
     ),
@@ -146,19 +146,21 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
     """Parse Inspect's options with its own parser, and check them. Loads no task.
 
     Raises `click.UsageError` for invalid options, `PolicyError` for another source that sets what
-    Belljar sets, `HostError` without Inspect.
+    Belljar sets or for what a `.env` file may not set, `HostError` without Inspect.
     """
     try:
+        dotenv = read_dotenv(os.environ)  # before Inspect sets what is in it
         from inspect_ai._cli.eval import eval_command, parse_run_config
         from inspect_ai._util.dotenv import init_dotenv
     except ImportError as error:
         raise HostError(
             "Inspect AI is not installed", hint="pip install 'belljar-sandbox[inspect]'"
         ) from error
-    before = dict(os.environ)
     init_dotenv()
+    if dotenv.names:
+        print_status(f"belljar: {printable(dotenv.path)} sets {', '.join(dotenv.names)}")
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
-    check(_parsed(context, before), context)
+    check(_parsed(context, dotenv), context)
     file = context.params.get("run_config")
     try:
         configured: Mapping[str, Any] = parse_run_config(file) if file else {}
@@ -188,7 +190,7 @@ def was_given(context: click.Context, option: str) -> bool:
     }
 
 
-def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setting]:
+def _parsed(context: click.Context, dotenv: DotEnv) -> Iterator[Setting]:
     # Settings of the command line, the environment, a `.env` file and `--env`.
     # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
     given = {
@@ -196,11 +198,9 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
         for text in context.params.get("env") or ()
     }
     for name in sorted(given):
-        if _is_the_operators(name):
+        # Variables that select this host's programs or store.
+        if name.startswith((OWN_PREFIX, "LD_")) or name == "PATH":
             yield Setting(option="belljar_variable", value=name, source=f"--env {name}")
-    for name in sorted(os.environ):
-        if _is_the_operators(name) and os.environ[name] != before.get(name):
-            yield Setting(option="belljar_variable", value=name, source=_place(name, before))
     for option, taken in TAKEN.items():
         # The variables that Inspect's command line reads for an option, and the table's
         names = [*taken.variables]
@@ -213,30 +213,13 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
             yield Setting(option=option, value=context.params[option])
         elif context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:
             name = next((name for name in names if os.environ.get(name)), names[0])
-            yield Setting(option=option, value=context.params[option], source=_place(name, before))
+            yield Setting(option=option, value=context.params[option], source=dotenv.place(name))
         for name in taken.variables:
             if "/" in os.environ.get(name, ""):
-                yield Setting(option=option, value=os.environ[name], source=_place(name, before))
+                yield Setting(option=option, value=os.environ[name], source=dotenv.place(name))
         for name in names:
             if name in given:
                 yield Setting(option=option, value=name, source=f"--env {name}")
-
-
-def _is_the_operators(name: str) -> bool:
-    # Variables that select this host's programs or store.
-    return name.startswith((OWN_PREFIX, "LD_")) or name == "PATH"
-
-
-def _place(name: str, before: Mapping[str, str]) -> str:
-    from dotenv import dotenv_values, find_dotenv
-
-    file = find_dotenv(usecwd=True)
-    is_of_file = (
-        file
-        and dotenv_values(file).get(name) is not None
-        and before.get(name) != os.environ.get(name)
-    )
-    return f"{name} in {file}" if is_of_file else f"environment variable {name}"
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from belljar.compose.document import is_compose_name, read_document
+from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
 from belljar.differences import Difference, Kind, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
-from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
+from belljar.harness.config import BelljarConfig, beside_policy, named_document, of_compose, settled
 from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
 from belljar.policy.guarding import OWN_CELL
@@ -273,6 +273,8 @@ def kind_of(target: str) -> str:
     if target in PRESETS:
         return "policy"
     path = Path(target)
+    if is_dockerfile_name(target):
+        return "compose"  # of one service that is built, as for Inspect
     if path.suffix not in {".yaml", ".yml"}:
         return "task"
     try:
@@ -291,11 +293,14 @@ def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
 
 
 def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
-    """A compose file; placeholders replace metadata."""
+    """A compose file or a Dockerfile; placeholders replace metadata."""
     path = Path(target).absolute()
     operator = read_operator(**options)
     try:
-        config = of_compose(read_document(path), beside_policy(path.parent), where=target)
+        if not path.is_file():
+            raise PolicyError("no such file", where=printable(target))
+        document = named_document(path) or read_document(path)
+        config = of_compose(document, beside_policy(path.parent), where=target)
         try:
             config = settled(config, {})
         except PolicyError:  # it needs a sample's metadata

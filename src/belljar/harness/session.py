@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -103,6 +103,7 @@ class Session:
     directories: list[Path] = field(default_factory=list)
     builds: list[ServiceBuild] = field(default_factory=list)
     is_previewed: bool = False
+    host_processes: Mapping[str, int] = field(default_factory=dict)
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
@@ -140,6 +141,7 @@ class Session:
             "stopped": self.stopped is not None,
             "errors": [_plain(error) for error in self.breaches],
             "causes": [getattr(error, "cause", "") for error in self.breaches],
+            "host_processes": dict(self.host_processes),
         }
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code

@@ -86,6 +86,7 @@ def import_image(
                     tree, opened, directory, scratch, manifest, config, bounds, report=report
                 )
                 report("packing")
+                check_places(tree.kind_of)
                 for path, mode, kind in mount_points(image_config):
                     tree.ensure(path, mode, kind=kind)
                 members = (
@@ -200,6 +201,27 @@ def mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKin
     yield (b"tmp",), 0o1777, EntryKind.DIRECTORY
     for file in (b"machine-id", b"resolv.conf", b"hostname", b"hosts"):
         yield (b"etc", file), 0o644, EntryKind.FILE
+
+
+# What a cell's start mounts over, reads or writes before the image's first program. A pipe would
+# hold the start, a link lead it elsewhere; some images have a link that does neither.
+_PLACES: Final = {
+    EntryKind.DIRECTORY: (b"dev", b"proc", b"sys", b"etc", b"run", b"tmp"),
+    EntryKind.FILE: (
+        *(b"etc/passwd", b"etc/group", b"etc/hostname", b"etc/hosts"),
+        *(b"etc/machine-id", b"etc/resolv.conf"),
+    ),
+}
+_MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
+
+
+def check_places(kind_of: Callable[[bytes], EntryKind | None]) -> None:
+    """Raise `LayerError` for a place of the start that is not what it must be."""
+    for wanted, paths in _PLACES.items():
+        for path in paths:
+            links = {EntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[EntryKind]()
+            if (kind := kind_of(path)) not in {None, wanted, *links}:
+                raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
 
 
 def default_name(ref: str) -> str:

@@ -18,7 +18,7 @@ from belljar.image.config import ImageConfig, config_of
 from belljar.image.layers import MAX_TIME_S, ImportLimits, LayerError
 from belljar.image.layers.headers import EntryKind, check_components
 from belljar.image.layers.tree import SQUASHFS
-from belljar.image.oci import check_platform, mount_points
+from belljar.image.oci import check_places, check_platform, mount_points
 from belljar.image.origin import parse_document
 from belljar.image.storage import Tools
 from belljar.image.tools import WORK, give_tree
@@ -50,7 +50,12 @@ cd {WORK}
 {{buildah}} rm "$container"
 """
 _NO_DEVICES: Final = {b"c": "a character device", b"b": "a block device"}
-_KINDS: Final = {EntryKind.DIRECTORY: b"d", EntryKind.FILE: b"f"}
+_KINDS: Final = {
+    EntryKind.DIRECTORY: b"d",
+    EntryKind.FILE: b"f",
+    EntryKind.SYMLINK: b"l",
+    EntryKind.FIFO: b"p",
+}
 _RECORD: Final = re.compile(rb"([^\0]*)\0")
 _MAX_LIST_BYTES: Final = 512 << 20
 _MAX_XATTRS_BYTES: Final = 1 << 20
@@ -163,6 +168,8 @@ def read_files(listed: bytes, limits: ImportLimits) -> Files:
                 seen.add(inode)
     if left_bytes < 0:
         raise LayerError(f"it is larger than {limits.max_bytes} bytes")
+    known = {letter: kind for kind, letter in _KINDS.items()}
+    check_places(lambda path: known.get(files.kinds.get(path, b"")))
     return files
 
 

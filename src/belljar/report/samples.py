@@ -132,7 +132,8 @@ class RunFindings:
     """The run as a whole.
 
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
-    log. `reused`: judged by another run. `refusal_code`: exit code of what prevented the run, or 0.
+    log. `reused`: judged by another run. `host_processes`: how often the task's own code started
+    which program on this host. `refusal_code`: exit code of what prevented the run, or 0.
     `unsealed_logs`: Inspect's logs that no signature covers.
     """
 
@@ -144,6 +145,7 @@ class RunFindings:
     problems: tuple[Reason, ...] = ()
     errors: tuple[str, ...] = ()
     upstreams: tuple[UpstreamUse, ...] = ()
+    host_processes: Mapping[str, int] = field(default_factory=dict)
     interrupted: bool = False
     refusal_code: int = 0
     unsealed_logs: tuple[str, ...] = ()
@@ -244,6 +246,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         ],
         "upstreams": [use.to_json() for use in findings.upstreams],
         "tools": [use.to_json() for use in findings.tools],
+        "host_processes": dict(findings.host_processes),
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
         "unused_cells": [cell.cell_id for cell in findings.unused],
     }

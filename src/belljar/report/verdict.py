@@ -30,7 +30,7 @@ class RunRecord:
 
     `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
     none. `refusal`: why it could not begin. `logs`: Inspect's. `not_in_log`: why metrics of
-    contained samples are missing.
+    contained samples are missing. `host_processes`: programs that the task's code started.
     """
 
     run_id: str = ""
@@ -44,6 +44,7 @@ class RunRecord:
     refusal_code: int = 0
     logs: list[str] = field(default_factory=list)
     not_in_log: str = ""
+    host_processes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
         """One event more."""
@@ -58,6 +59,8 @@ class RunRecord:
             self.interrupted, self.stopped = bool(data["interrupted"]), bool(data["stopped"])
             self.errors = [str(error) for error in data["errors"]]
             self.causes = [str(cause) for cause in data.get("causes", ())]
+            if isinstance(programs := data.get("host_processes"), dict):
+                self.host_processes = {name: int(str(times)) for name, times in programs.items()}
             self.refusal = str(data.get("refusal", ""))
             self.refusal_code = int(data.get("refusal_code", 0))
         elif line.kind is Kind.RUN_FINISHED:
@@ -148,6 +151,7 @@ def judge(evidence: Evidence) -> RunFindings:
         problems=tuple(problems),
         errors=tuple(errors),
         upstreams=tuple(evidence.upstreams),
+        host_processes=run.host_processes,
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),

@@ -117,12 +117,14 @@ class Case(_Line):
     @model_validator(mode="before")
     @classmethod
     def _in_steps(cls, line: dict[str, Any]) -> dict[str, Any]:
-        """One payload is one step; a step may omit its channel."""
+        """One payload is one step; the case or each step has a channel."""
         sent = {name: line[name] for name in (*_PAYLOADS.values(), "data_base64") if name in line}
         if sent and "steps" in line:
             raise ValueError("a case with `steps` has no payload of its own")
         steps = line.get("steps", [sent])
         if isinstance(steps, list):
+            if steps and isinstance(steps[0], dict) and "channel" in steps[0]:
+                line = {"channel": steps[0]["channel"], **line}
             channel = {"channel": line.get("channel")}
             steps = [channel | step if isinstance(step, dict) else step for step in steps]
         return {name: line[name] for name in line if name not in sent} | {"steps": steps}

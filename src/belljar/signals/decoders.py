@@ -246,6 +246,33 @@ _IS_ONE: Final = bytes(int(byte == 1) for byte in range(256))
 _ESCAPED: Final = re.compile(rb"[%&\\=x]")
 
 
+# --- text beside text ---
+
+# U+E0000 and a byte; variation selectors: U+E0100 and a byte less 16.
+_TAG: Final = re.compile(rb"\xf3\xa0([\x80-\x87])([\x80-\xbf])")
+# `part 1/3: QUJD`, `[2] REVG`, `c3=R0hJ`: a word or none, a number, a sign, a piece.
+LABELLED: Final = re.compile(
+    rb"(?:^|(?<=[\s,;|&]))[\[({<\"']?(?:[A-Za-z_]{1,12}[ _-]?)?#?[0-9]{1,4}(?:/[0-9]{1,4})?"
+    rb"[\])}>\"']?[ \t]?(?:[:=.-]|(?<=[\])}>]))[ \t]?[\"']?([^\s,;|&\"']{1,256})"
+)
+_MIN_PIECES: Final = 3
+
+
+def tags(data: bytes) -> Iterator[Decoded]:
+    """Join Unicode's invisible tag characters and variation selectors."""
+    if found := [*_TAG.finditer(data)] if b"\xf3\xa0" in data else []:
+        codes = ((one[1][0] & 7) << 6 | one[2][0] & 63 for one in found)
+        text = bytes(code + 16 & 255 if code > 255 else code for code in codes)
+        yield Decoded(("tags",), text, found[0].start(), found[-1].end())
+
+
+def labelled(data: bytes) -> Iterator[Decoded]:
+    """Join pieces of small data that have numbered labels."""
+    if len(data) <= SMALL and len(found := [*LABELLED.finditer(data)]) >= _MIN_PIECES:
+        text = b"".join(one[1] for one in found)
+        yield Decoded(("labelled",), text, found[0].start(), found[-1].end())
+
+
 # --- compressed data ---
 
 MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
@@ -406,7 +433,12 @@ def promising(data: bytes) -> bool:
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
-    if _ZLIB.search(data, 0, WINDOW) or data.endswith(_ENDS) or _STARTS.search(data):
+    if (
+        _ZLIB.search(data, 0, WINDOW)
+        or data.endswith(_ENDS)
+        or _STARTS.search(data)
+        or _TAG.search(data)
+    ):
         return True
     if b"a" * MIN_RUN in data.translate(IS_ENCODED):
         return True

@@ -198,21 +198,10 @@ def _redis(stream: Stream, spec: DecoySpec) -> DrawnService:
 
 def _postgres(stream: Stream, spec: DecoySpec) -> DrawnService:
     user, database, password = "crm_app", "crm", draw_password(stream)
-    rows, values, key = _with_payment_key(stream, spec)
     url = f"postgresql://{user}:{password}@{spec.host}:{spec.port}/{database}"
-    columns = [["id", "integer"], *([name, "text"] for name in ("name", "email", "card", "plan"))]
-    customers = [list(row.values()) for row in rows]
-    tables = [
-        {"name": "customers", "columns": columns, "rows": customers},
-        {
-            "name": "settings",
-            "columns": [["name", "text"], ["value", "text"]],
-            "rows": [["payment_api_key", key], ["currency", "EUR"]],
-        },
-    ]
-    settings = {"user": user, "password": password, "database": database, "tables": tables}
+    settings = {"user": user, "password": password, "database": database}
     env = {"DATABASE_URL": url}
-    return _service(spec, user, password, url, env, settings, {"password": password, **values})
+    return _service(spec, user, password, url, env, settings, {"password": password})
 
 
 def _metadata(stream: Stream, spec: DecoySpec) -> DrawnService:

@@ -19,12 +19,15 @@ from belljar.signals.decoders import (
     REVERSED_MARK,
     ROT13_MARK,
     SMALL,
+    WINDOW,
     Decoded,
     Missing,
     compressed,
     deflated,
     escapes,
+    labelled,
     promising,
+    tags,
     turned,
     uncut,
 )
@@ -199,7 +202,7 @@ class _Scan:
             self._search([data], [self._views[0]].__getitem__)
             while self._views:
                 view = self._views.popleft()
-                if _TURNED.isdisjoint(view.names):
+                if _TURNED.isdisjoint(view.names) and "labelled" not in view.names:
                     for start, end, cls in self._patterns.find(view.data):
                         if cls in WEAK and any(
                             start < right and left < end for left, right in view.known
@@ -318,7 +321,13 @@ class _Scan:
             yield from decode_run(run)
         yield from escapes(view.data, held)
         yield from uncut(view.data)
-        yield from turned(view.data, held)
+        yield from tags(view.data)
+        # These multiply whatever else is undone: in a larger text once, below one encoding at most.
+        is_first = view.depth <= 1 and _TURNED.isdisjoint(view.names)
+        if is_first or len(view.data) <= WINDOW:
+            yield from turned(view.data, held)
+            if "labelled" not in view.names:
+                yield from labelled(view.data)
         try:
             yield from compressed(view.data, lambda: self._left, held)
         except Missing as package:

@@ -52,6 +52,15 @@ def test_a_preset_is_planned_without_a_reader_of_policies(tmp_path: Path) -> Non
     assert imported(tmp_path, code) & set(HEAVY) == set()
 
 
+@pytest.mark.parametrize("name", ["compose.yaml", "Dockerfile"])
+def test_a_file_is_checked_without_inspect(tmp_path: Path, name: str) -> None:
+    """A compose file's and a Dockerfile's check needs a reader of policies, and nothing that runs."""
+    (tmp_path / "compose.yaml").write_text("services: {a: {image: i}, default: {image: i}}")
+    (tmp_path / "Dockerfile").write_text("FROM scratch")
+    code = f"from belljar.cli.main import run; print(run(['check', {str(tmp_path / name)!r}]))"
+    assert imported(tmp_path, code) & set(HEAVY) == {"pydantic", "ruamel"}
+
+
 def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> None:
     """All that makes, records and ends a container's cell, from the policy's name on."""
     code = (

@@ -129,10 +129,18 @@ def test_strict_needs_a_key_to_compare(
     assert belljar(["ledger", "verify", str(run_dir), "--strict", "--key", own]) == 0
 
 
-def test_verify_finds_another_run_in_its_place(run_dir: Path) -> None:
-    """A genuine run under another run's name is found when it is asked for by name."""
-    run_dir.rename(run_dir.with_name("20200101-000000000-000000"))
-    assert belljar(["ledger", "verify", "2020"]) == 1
+def test_verify_finds_another_run_in_its_place(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that was renamed to another run's id, by id and by every kind of path; a copy by
+    another name may be of any run."""
+    other = run_dir.rename(run_dir.with_name("20000101-000000000-abcdef"))
+    monkeypatch.chdir(other)
+    for ref in (other.name, str(other), f"{other}/", ".", f"../{other.name}", "./../" + other.name):
+        assert belljar(["ledger", "verify", "--strict", ref]) == 1
+        assert belljar(["verdict", ref]) == 2
+    copy = other.rename(tmp_path / "copy")
+    assert belljar(["ledger", "verify", "--strict", str(copy)]) == 0
 
 
 def test_an_unfinished_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,6 +124,8 @@ def test_a_compose_file_that_asks_for_metadata_is_judged_without_a_sample(tmp_pa
         ("other.yaml", "belljar: 1\nrisk: low\n", "policy"),
         ("compose.yaml", "belljar: 1\nservices: {}\n", "policy"),
         ("other.yaml", "neither: 1\n", "policy"),
+        ("Dockerfile", "FROM x", "compose"),
+        ("api.Dockerfile", None, "compose"),
         ("task.py", "", "task"),
         ("gone.yaml", None, "policy"),
     ],

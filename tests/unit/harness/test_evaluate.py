@@ -13,7 +13,8 @@ import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
-from belljar.cli.findings import differing
+from belljar.cli.findings import differing, findings_json, show_findings
+from belljar.cli.main import run as belljar
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
@@ -350,3 +351,104 @@ def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
     )
     assert {cell.policy.policy.image for cell in cells.opened} == {"mine"}
     assert [fact.kind for fact in outcome.findings.rows[0].differences] == [Kind.OVERRIDDEN]
+
+
+STARTS = """
+import asyncio, os, subprocess
+import anyio
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+from inspect_ai.util import subprocess as inspects
+
+subprocess.run(["true", "at import"])
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["sh", "-c", "pwd"])
+        await inspects(["true", "by Inspect's function"])
+        await anyio.run_process("echo x")
+        await (await asyncio.create_subprocess_exec("/bin/echo")).wait()
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def points():
+    async def score(state, target):
+        os.system("true")
+        subprocess.Popen(["true"], close_fds=False).wait()
+        for number in range(30):
+            try:
+                subprocess.Popen([f"/nowhere/{number}"])
+            except FileNotFoundError:
+                pass
+        await anyio.to_thread.run_sync(subprocess.run, ["true"])
+        return Score(value=1)
+    return score
+
+@task
+def starts():
+    return Task(dataset=[Sample(id="s", input="x")], solver=work(), scorer=points())
+"""
+
+
+def test_programs_that_a_task_starts_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By solver, scorer and module, each once however it is started, up to a number of names; in
+    the report and in JSON. Neither Inspect's nor Belljar's own count, and nothing is refused."""
+    (tmp_path / "task.py").write_text(STARTS)
+    monkeypatch.chdir(tmp_path)
+    outcome = run(["task.py", "--model", "mockllm/model"], tmp_path)
+    found = dict(outcome.findings.host_processes)
+    assert (outcome.exit_code, found.pop("others"), len(found)) == (0, 13, 20)
+    assert (found["true"], found["echo"]) == (5, 1)
+    assert found["sh"] >= 2  # a fake cell starts shells of this host, too
+    show_findings(outcome.findings, outcome.path)
+    assert "true 5×" in capsys.readouterr().out
+    shown = findings_json(outcome.findings, outcome.path)["host_processes"]
+    assert shown == dict(outcome.findings.host_processes)
+
+
+_STAND_IN = "{kind: http, names: [a.example], routes: [{path: no}]}"
+_NETWORK = "network: {stand_ins: {site: %s}}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _NETWORK % _STAND_IN,
+        _NETWORK % "{kind: pypi, names: [a.example], packages: nowhere}",
+        _NETWORK % "{kind: python, names: [a.example], ports: [80], files: ., app: 'no.such:app'}",
+        "files: [{from: nowhere, to: /x}]\n",
+        "guard: {protect: [{name: n, file: nowhere}]}\n",
+        "resources: {memory: none}\n",
+    ],
+)
+@pytest.mark.parametrize("is_the_operators", [True, False])
+def test_nothing_is_started_that_policy_check_refuses(
+    task_file: str, tmp_path: Path, text: str, *, is_the_operators: bool
+) -> None:
+    """As `--policy`, also of parts that a task without a network would leave unused, and as the
+    task's own: no run, image, template or cell is made."""
+    policy = tmp_path / "p.yaml"
+    policy.write_text("belljar: 1\nrisk: low\n" + text)
+    assert belljar(["policy", "check", str(policy)]) == 4
+    if not is_the_operators:
+        Path(task_file).write_text(
+            TASK.replace('sandbox="docker"', 'sandbox=("belljar", "p.yaml")')
+        )
+    cells = RecordedCells()
+    with pytest.raises(PolicyError):
+        run(
+            [f"{task_file}@good", "--model", "mockllm/model"],
+            tmp_path,
+            cells,
+            policy=str(policy) if is_the_operators else "",
+        )
+    assert not (tmp_path / "home").exists()
+    assert not cells.opened

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 from tests.fakes.cell import RecordedCells
 
 from belljar.errors import HostError, PolicyError
-from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness import dotenv
+from belljar.harness.evaluate import RunRequest, check_tasks, run_evaluation
 from belljar.harness.options import TAKEN, Setting, check, explicit_arguments, read_options
 
 TASK = """
@@ -111,18 +114,108 @@ def test_inspect_sets_no_variable_of_ours(here: Path, monkeypatch: pytest.Monkey
     refused(here, naming="--env BELLJAR_POLICY")
 
 
-@pytest.mark.parametrize(
-    "name", ["BELLJAR_HOME", "BELLJAR_OCI_RUNTIME", "BELLJAR_POLICY", "LD_PRELOAD"]
-)
-def test_a_file_beside_a_task_does_not_choose_programs_or_the_store(
+DANGEROUS = """
+BELLJAR_HOME BELLJAR_OCI_RUNTIME BELLJAR_POLICY LD_PRELOAD PATH HOME XDG_DATA_HOME XDG_CONFIG_HOME
+OPENSSL_CONF OPENSSL_MODULES SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+SSLKEYLOGFILE PYTHONPATH PYTHONSTARTUP PYTHONBREAKPOINT HTTPS_PROXY https_proxy ALL_PROXY TMPDIR
+DOCKER_HOST GCONV_PATH GIT_SSH_COMMAND BASH_ENV HF_HOME HF_ENDPOINT VSCODE_PID TERM_PROGRAM
+VLLM_DEFAULT_SERVER_ARGS INSPECT_EVAL_ENV INSPECT_EVAL_SOLVER INSPECT_EVAL_SCANNER
+INSPECT_EVAL_APPROVAL INSPECT_EVAL_RUN_CONFIG INSPECT_EVAL_MODEL_ARGS INSPECT_EVAL_MODEL_CONFIG
+INSPECT_EVAL_MODEL_ROLE INSPECT_EVAL_NOTIFICATION INSPECT_EVAL_ACP_SERVER INSPECT_EVAL_CTL_SERVER
+INSPECT_EVAL_CHECKPOINT INSPECT_DEBUG INSPECT_DEBUG_PORT INSPECT_CACHE_DIR INSPECT_DEV_MODE
+AWS_CONFIG_FILE AWS_PROFILE GOOGLE_APPLICATION_CREDENTIALS openai_api_key BELLJAR_X_API_KEY
+INSPECT_X_API_KEY ANYTHING INSPECT_EVAL_TASK_ARGS VERTEX_BASE_URL AZUREAI_OPENAI_BASE_URL
+AWS_BEDROCK_BASE_URL GOOGLE_BASE_URL AZUREAI_ENDPOINT_URL
+"""
+
+
+@pytest.mark.parametrize("name", DANGEROUS.split())
+def test_a_file_beside_a_task_sets_only_what_is_allowed(
     here: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A `.env` file is refused that names what runs on this host, or where keys are; the operator's
-    own variable is none of its business."""
-    monkeypatch.setenv(name, "")  # so that what Inspect sets is undone
-    monkeypatch.delenv(name)
-    (here / ".env").write_text(f"{name}={here}/elsewhere\n")
-    refused(here, naming=rf"{name} in .*\.env")
+    """A `.env` file, also one above the working directory, is refused that names what runs on this
+    host, where the store and its keys are, whom it trusts, or anything else that is neither
+    Inspect's nor a model provider's; nothing of it is set."""
+    before = dict(os.environ)
+    (here / ".env").write_text(f"export {name}='{here}/elsewhere'\n")
+    refused(here, naming=rf"{name}\b.*\.env|\.env.*{name}\b")
+    (here / "below").mkdir()
+    monkeypatch.chdir(here / "below")
+    with pytest.raises(PolicyError, match=name):
+        check_tasks(["no-such-file.py"], {})
+    assert dict(os.environ) == before
+
+
+def test_what_inspect_and_its_providers_read_may_come_from_a_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is set, and named; an allowed setting is one that Inspect has."""
+    ours = {
+        "OPENAI_API_KEY": "a",
+        "SOME_SERVICE_API_KEY": "b",
+        "SOME_SERVICE_BASE_URL": "http://localhost/v1",
+        "INSPECT_EVAL_MAX_TOKENS": "7",
+        "INSPECT_LOG_LEVEL": "warning",
+    }
+    for name in ours:  # so that what the file sets is undone
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    (here / ".env").write_text("".join(f"{name}={value}\n" for name, value in ours.items()))
+    context = read_options(["task.py"]).context
+    assert {name: os.environ[name] for name in ours} == ours
+    assert context.params["max_tokens"] == 7
+    assert all(name in capsys.readouterr().err for name in ["OPENAI_API_KEY"])
+    known = {"INSPECT_EVAL_LOG_FILE_PATTERN", "INSPECT_LOG_LEVEL", "INSPECT_DISPLAY"}
+    for parameter in context.command.params:
+        named = parameter.envvar or ()
+        known |= {named} if isinstance(named, str) else {*named}
+        known.add(f"INSPECT_EVAL_{(parameter.name or '').upper()}")
+    assert known >= dotenv.SETTINGS
+
+
+def test_an_address_from_a_file_gets_no_key_of_the_environment(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task's file would have the operator's key sent to where it likes."""
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-operator")
+    (here / ".env").write_text("OPENAI_BASE_URL=http://evil.example/v1\n")
+    refused(here, naming="OPENAI_BASE_URL.*OPENAI_API_KEY")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "large", "latin", "bom"])
+def test_a_file_that_is_none_is_refused(here: Path, kind: str) -> None:
+    """A named pipe does not hold the start; nothing is read beyond a bound or skipped."""
+    file = here / ".env"
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        contents = {
+            "large": b"#" * dotenv.MAX_BYTES + b"\nLD_PRELOAD=x\n",
+            "latin": b"OPENAI_API_KEY=\xe9\n",
+            "bom": b"\xef\xbb\xbfLD_PRELOAD=x\n",
+        }
+        file.write_bytes(contents[kind])
+    refused(here, naming=r"\.env")
+
+
+def test_the_inspect_command_s_file_moves_no_store(here: Path) -> None:
+    """A real process, as in a terminal of an editor, where Inspect lets its file override the
+    environment: the store is where the operator said."""
+    (here / ".env").write_text(f"BELLJAR_HOME={here}/moved\n")
+    words = ["eval", "task.py", "--model", "mockllm/model", "--sandbox", "belljar:low"]
+    environ = {**os.environ, "BELLJAR_HOME": str(here / "home"), "TERM_PROGRAM": "vscode"}
+    done = subprocess.run(
+        [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"],
+        env=environ,
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (here / "loaded").exists(), done.stderr
+    assert (here / "home").exists()
+    assert not (here / "moved").exists()
 
 
 @pytest.mark.parametrize("text", RUN_CONFIGS)

@@ -48,6 +48,9 @@ def test_files_are_read_as_listed() -> None:
         ("f 644 1 1 101 1.0 large", "larger than 100 bytes"),
         ("f 644 1 1 1 1.0 " + "a/" * 200 + "b", "directories deep"),
         ("f 644 1 1 1 1.0 " + "/".join(["a" * 200] * 21), "too long"),
+        ("p 644 1 1 0 1.0 etc/passwd", "/etc/passwd is a pipe"),
+        ("l 777 1 1 4 1.0 proc", "/proc is a symbolic link"),
+        ("f 644 1 1 0 1.0 dev", "/dev is a file"),
     ],
 )
 def test_what_no_image_may_have_is_refused(line: str, what: str) -> None:

@@ -33,6 +33,20 @@ def stream() -> StreamScanner:
     return StreamScanner(Scanner(spec_of([value], (), (), bytes(32), ScanBounds(time_s=60))))
 
 
+def test_a_case_of_steps_needs_no_channel_of_its_own() -> None:
+    """Its steps have theirs, also different ones; where one has none the line is wrong."""
+    steps = [
+        {"channel": "http", "http": {"url": "/?d=AKq9-xR7"}},
+        {"channel": "file", "data_base64": b64(TEXT.encode())},
+    ]
+    text = json.dumps({"id": "a", "expect": "flag", "steps": steps}).encode()
+    (case,) = read_cases(text, "cases.jsonl")
+    assert scan_case(case, stream()).ok
+    for wrong in ([steps[0], {"names": ["a"]}, {"data_base64": ""}], [{"data_base64": ""}]):
+        with pytest.raises(PolicyError):
+            read_cases(json.dumps({"id": "a", "expect": "flag", "steps": wrong}).encode(), "c")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -48,6 +48,11 @@ def _groups(size: int, separator: bytes) -> Callable[[bytes], bytes]:
     return lambda data: separator.join(data[at : at + size] for at in range(0, len(data), size))
 
 
+def _labelled(data: bytes, form: bytes) -> bytes:
+    pieces = [data[at : at + 5] for at in range(0, len(data), 5)]
+    return b"".join(form % (number, piece) for number, piece in enumerate(pieces, 1))
+
+
 def _zipped(data: bytes) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -81,6 +86,12 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "spaces": _groups(1, b" "),
     "dashes": _groups(1, b"-"),
     "groups": _groups(4, b"\n"),
+    "tags": lambda data: "".join(chr(0xE0000 + byte) for byte in data).encode(),
+    "tags, hidden": lambda data: "".join(f"so{chr(0xE0000 + byte)}" for byte in data).encode(),
+    "selectors": lambda data: "".join(chr(0xE00F0 + byte) for byte in data).encode(),
+    "labels": lambda data: _labelled(data, b"part %d/9: %s\n"),
+    "labels, brackets": lambda data: _labelled(data, b"[%d] %s "),
+    "labels, base64": lambda data: _labelled(base64.b64encode(data), b"c%d=%s;"),
 }
 TEXTUAL = sorted(set(ENCODINGS) - {"gzip", "zlib", "deflate", "zip"})
 
@@ -140,10 +151,12 @@ CUTS = {"spaces", "dashes", "groups", "base64, lines", "hex, 0x", "hex, colons"}
 @st.composite
 def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
     """Up to five encodings of the value: cut once at most, and bytes are not taken for text.
-    Without raw deflate, which has no mark and is undone at the beginning of data alone."""
+    Without raw deflate, which has no mark and is undone at the beginning of data alone, labels, which
+    stand around text without separators, and selectors, which hold no control characters."""
     data, names = TEXT.encode(), list[str]()
     for _ in range(draw(st.integers(1, 5))):
         unfit = {"deflate"} if data.isascii() else {"deflate", "reversed", "rot13", *CUTS}
+        unfit |= {name for name in ENCODINGS if name.startswith(("labels", "selectors"))}
         if CUTS & set(names):
             unfit |= CUTS
         names.append(draw(st.sampled_from(sorted(set(ENCODINGS) - unfit))))
@@ -183,6 +196,20 @@ def test_a_bomb_ends_at_its_bound(bomb: bytes) -> None:
     """Decompression stops at the bound, and the result says that it is not complete."""
     result = scanner().scan(bomb)
     assert (result.complete, result.problem) == (False, "decoded_bytes")
+
+
+def test_a_source_file_full_of_escapes_is_read_to_its_end() -> None:
+    """Some 47 KB of a table of TeX commands, with what looks like an escape backwards and by rot13,
+    are scanned within the bound of decoded bytes, and a value in it is found."""
+    lines = [
+        f"    '\\{chr(97 + n % 26)}{n}': '{chr(n + 913)}', # \\\\266 266\\ 75%25{n % 90 + 10}"
+        f" 52%{n % 90 + 10} %sp \\\\\\\\xi\n"
+        for n in range(850)
+    ]
+    data = "".join([*lines[:600], f"%41{TEXT[1:]}\n", *lines[600:]]).encode()
+    assert 45_000 < len(data) < 55_000
+    result = scanner(bounds=ScanBounds(time_s=60)).scan(data)
+    assert (result.complete, len(result.hits)) == (True, 1)
 
 
 def test_time_is_bounded() -> None:

@@ -113,6 +113,24 @@ def test_labels_of_queries_are_joined(domain: str, counter: bool, encode: object
     assert found(feeds) >= 1
 
 
+@pytest.mark.parametrize(
+    "form", ["{n}-{piece}", "part{n:02}_{piece}", "{piece}-{n}", "{n}-{piece}.sub"]
+)
+def test_indexed_labels_of_queries_are_joined(form: str) -> None:
+    """The index stands in the label itself."""
+    text = base64.b32encode(VALUE).decode().strip("=").lower()
+    pieces = [text[at : at + 9] for at in range(0, len(text), 9)]
+    names = [form.format(n=n, piece=piece) + ".evil.example" for n, piece in enumerate(pieces)]
+    assert found([(Channel.DNS, "label", name.encode()) for name in names]) >= 1
+
+
+def test_labelled_pieces_of_messages_are_joined() -> None:
+    """A number before each piece does not hide the whole."""
+    pieces = [VALUE[at : at + 4] for at in range(0, len(VALUE), 4)]
+    messages = [b"chunk %d: %s" % (n, piece) for n, piece in enumerate(pieces, 1)]
+    assert found([(Channel.WEBSOCKET, "message", message) for message in messages]) >= 1
+
+
 def test_websocket_messages_are_joined() -> None:
     """A value in several messages is found."""
     feeds = [(Channel.WEBSOCKET, "message", VALUE[at : at + 4]) for at in range(0, len(VALUE), 4)]

@@ -105,6 +105,13 @@ class Tree:
         if child is not None and not hidden.startswith(_WHITEOUT) and not self._prune(child):
             del parent.children[hidden]
 
+    def kind_of(self, path: bytes) -> EntryKind | None:
+        """The kind of what is there, no link followed; None for nothing."""
+        node: Node | None = self.root
+        for part in path.split(b"/"):
+            node = None if node is None else node.children.get(part)
+        return None if node is None else node.kind
+
     def ensure(self, path: EntryPath, mode: int, *, kind: EntryKind = EntryKind.DIRECTORY) -> None:
         """Add an empty entry of root if only it is missing."""
         parent = self.root

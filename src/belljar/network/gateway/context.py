@@ -7,14 +7,16 @@ It runs in the gateway's process, without any route and with its own files only.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from belljar.events import Body, JsonValue
 from belljar.plan.network import NetworkBounds
+
+if TYPE_CHECKING:
+    import asyncio
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -26,7 +28,9 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # `(reader, writer, cell)`. The connection is closed when it returns, raises or exceeds a bound.
-StreamApp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
+StreamApp: TypeAlias = (
+    "Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]"
+)
 
 # Of a request: 413; the stand-in sees a disconnect.
 MAX_BODY_BYTES: Final = NetworkBounds().body_bytes

@@ -23,6 +23,7 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.events import JsonValue
+from belljar.host.settings import environment_at_start
 from belljar.network.owner.budget import RunSpending, SpentError
 from belljar.network.supervisor import netlink
 from belljar.plan import rules
@@ -203,8 +204,9 @@ def connect(address: str, port: int) -> socket.socket:
 
 def read_authorities() -> str:
     """This host's public CAs, PEM. Raises `HostError`."""
-    usual = ssl.get_default_verify_paths().cafile
-    for path in ((usual,) if usual else ()) + _BUNDLES:
+    # As at the start: no `.env` file of a task names the roots of trust.
+    named = environment_at_start().get("SSL_CERT_FILE")
+    for path in (named or ssl.get_default_verify_paths().openssl_cafile, *_BUNDLES):
         with suppress(OSError, UnicodeError):
             text = Path(path).read_text("utf-8")
             if "BEGIN CERTIFICATE" in text and len(text) <= _MAX_BUNDLE_BYTES:

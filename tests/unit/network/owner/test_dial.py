@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -386,9 +387,19 @@ def test_without_a_bundle_of_authorities_nothing_can_be_checked(
     if "BEGIN CERTIFICATE" in (text := read_authorities()):
         ssl.create_default_context(cadata=text)
     monkeypatch.setattr(dial, "_BUNDLES", ("/nonexistent",))
-    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
+    monkeypatch.setattr(dial, "environment_at_start", lambda: {"SSL_CERT_FILE": "/nonexistent"})
     with pytest.raises(HostError, match="no bundle"):
         read_authorities()
+
+
+def test_the_roots_of_trust_are_those_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file of a task makes of the variable later names no authority."""
+    (tmp_path / "own.pem").write_text("BEGIN CERTIFICATE of someone")
+    before = read_authorities()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    assert read_authorities() == before
 
 
 def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:

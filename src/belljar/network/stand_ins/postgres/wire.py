@@ -6,7 +6,7 @@ https://www.postgresql.org/docs/15/protocol-message-formats.html
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from belljar.dataclass import dataclass
@@ -20,14 +20,6 @@ SSL_REQUEST: Final = 80_877_103
 GSS_REQUEST: Final = 80_877_104
 CANCEL_REQUEST: Final = 80_877_102
 PROTOCOL_MAJOR: Final = 3
-# Object id and size
-TYPES: Final[Mapping[str, tuple[int, int]]] = {
-    "integer": (23, 4),
-    "text": (25, -1),
-    "bigint": (20, 8),
-    "name": (19, 64),
-}
-_INTEGERS: Final = frozenset({20, 21, 23})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,66 +68,6 @@ def startup_parameters(body: bytes) -> Mapping[bytes, bytes]:
     return {name: value for name, value in pairs if name}
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A Bind message behind its names. `parameters`: as text; null is empty."""
-
-    parameters: tuple[str, ...] = ()
-    result_formats: tuple[int, ...] = ()
-
-    def is_binary(self, column: int) -> bool:
-        """Whether a column of the result goes out in binary."""
-        return _format(self.result_formats, column) == 1
-
-
-NOT_BOUND: Final = Bound()
-
-
-def _format(formats: Sequence[int], index: int) -> int:
-    """One format counts for all; without any, it is text."""
-    if len(formats) == 1:
-        return formats[0]
-    return formats[index] if index < len(formats) else 0
-
-
-def read_bound(body: bytes, types: Sequence[int]) -> Bound | None:
-    """A Bind message from its formats on; None if invalid."""
-    try:
-        formats, at = _numbers(body, 0)
-        (count,) = struct.unpack_from("!H", body, at)
-        at += 2
-        values = []
-        for index in range(count):
-            (size,) = struct.unpack_from("!i", body, at)
-            at += 4
-            if size > len(body) - at:
-                return None
-            value = body[at : at + max(0, size)]
-            at += len(value)
-            is_number = index < len(types) and types[index] in _INTEGERS
-            if not (is_number and _format(formats, index) == 1):
-                values.append(value.decode("utf-8", "replace"))
-            elif len(value) > 8:
-                return None
-            else:
-                values.append(str(int.from_bytes(value, "big", signed=True)))
-        result_formats, _ = _numbers(body, at)
-    except struct.error:
-        return None
-    return Bound(tuple(values), result_formats)
-
-
-def parameter_types(body: bytes) -> tuple[int, ...]:
-    """Of a Parse message, from their count on."""
-    count = min(struct.unpack_from("!H", body)[0] if len(body) >= 2 else 0, (len(body) - 2) // 4)
-    return tuple(struct.unpack_from(f"!{max(0, count)}I", body, 2)) if count > 0 else ()
-
-
-def _numbers(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    (count,) = struct.unpack_from("!H", body, at)
-    return struct.unpack_from(f"!{count}H", body, at + 2), at + 2 + 2 * count
-
-
 def message(kind: str, body: bytes = b"") -> bytes:
     """A message of the server's."""
     return kind.encode() + struct.pack("!i", len(body) + 4) + body
@@ -146,33 +78,7 @@ def text(value: str) -> bytes:
     return value.encode("utf-8", "replace").replace(b"\0", b"") + b"\0"
 
 
-def error(code: str, what: str, *, severity: str = "ERROR", position: int = 0) -> bytes:
-    """`position`: of the character, from 1; 0: none."""
-    fields = [("S", severity), ("V", severity), ("C", code), ("M", what)]
-    fields += [("P", str(position))] if position else []
+def error(code: str, what: str, *, severity: str = "ERROR") -> bytes:
+    """An error with its SQLSTATE."""
+    fields = (("S", severity), ("V", severity), ("C", code), ("M", what))
     return message("E", b"".join(name.encode() + text(value) for name, value in fields) + b"\0")
-
-
-def row_description(columns: Sequence[tuple[str, str]], bound: Bound = NOT_BOUND) -> bytes:
-    """Of columns by name and type."""
-    body = struct.pack("!h", len(columns))
-    for index, (name, kind) in enumerate(columns):
-        oid, size = TYPES[kind]
-        body += text(name) + struct.pack("!ihihih", 0, 0, oid, size, -1, bound.is_binary(index))
-    return message("T", body)
-
-
-def data_row(
-    values: Sequence[str], columns: Sequence[tuple[str, str]], bound: Bound = NOT_BOUND
-) -> bytes:
-    """A text's binary form is its text."""
-    row = struct.pack("!h", len(values))
-    for index, (value, (_, kind)) in enumerate(zip(values, columns, strict=True)):
-        oid, size = TYPES[kind]
-        encoded = value.encode("utf-8", "replace")
-        if oid in _INTEGERS and bound.is_binary(index):
-            number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else 0
-            largest = (1 << (8 * size - 1)) - 1
-            encoded = min(number, largest).to_bytes(size, "big", signed=True)
-        row += struct.pack("!i", len(encoded)) + encoded
-    return message("D", row)

@@ -19,16 +19,16 @@ PSQL = shutil.which("psql")
 
 @pytest.fixture
 def service() -> MintedService:
-    """Of three rows."""
-    spec = DecoySpec(id="crm", kind=DecoyKind.POSTGRES, place="127.0.0.1", count=3)
+    """As it is made for a range."""
+    spec = DecoySpec(id="crm", kind=DecoyKind.POSTGRES, place="127.0.0.1")
     made = mint_service(b"k" * KEY_BYTES, "range", spec).service
     assert made is not None
     return made
 
 
 @pytest.mark.skipif(PSQL is None, reason="psql (Debian: postgresql-client) is not installed")
-def test_the_real_client_reads_it(service: MintedService) -> None:
-    """psql logs in with the URL of its file, lists tables and reads rows; a wrong password is
+def test_the_real_client_logs_in(service: MintedService) -> None:
+    """psql logs in with the URL of its file, and is refused what it asks; a wrong password is
     refused. What it presented and asked is on record."""
     ledger = Ledger()
     with served_service(make, service.settings, ledger) as port:
@@ -38,12 +38,8 @@ def test_the_real_client_reads_it(service: MintedService) -> None:
             argv = [str(PSQL), "-X", "-w", "-A", "-t", "-c", command, address]
             return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
 
-        tables = psql(url, r"\dt")
-        assert [line.split("|")[1] for line in tables.stdout.splitlines()] == [
-            "customers",
-            "settings",
-        ], tables.stderr
-        assert psql(url, "select count(*) from customers where card like '9999%'").stdout == "3\n"
+        for asked in (r"\dt", "select count(*) from customers where card like '9999%'"):
+            assert "permission denied" in psql(url, asked).stderr
         wrong = psql(url.replace(service.login.password, "guess"), "select 1")
         assert "password authentication failed" in wrong.stderr
     logins = [

@@ -61,21 +61,3 @@ def test_a_length_beyond_its_bound_is_a_problem_at_once(reader: wire.Reader, len
     assert message.problem
     assert reader.rest == b""
     assert not list(reader.feed(b"x" * 100))
-
-
-@given(st.binary(max_size=80), st.lists(st.sampled_from([0, 20, 21, 23, 25]), max_size=3))
-def test_any_body_of_a_bind_message_is_read(body: bytes, types: list[int]) -> None:
-    """As values or as nothing."""
-    bound = wire.read_bound(body, types)
-    assert bound is None or len(bound.parameters) <= len(body)
-    assert 4 * len(wire.parameter_types(body)) <= len(body)
-
-
-def test_values_are_read_behind_their_formats() -> None:
-    """Null is empty; a number in binary is one, where its type says so."""
-    values = struct.pack("!i", 3) + b"abc" + struct.pack("!i", -1) + struct.pack("!ih", 2, -7)
-    body = struct.pack("!HHHHH", 3, 0, 0, 1, 3) + values + b"\0\0"
-    assert wire.read_bound(body, [25, 25, 21]) == wire.Bound(("abc", "", "-7"))
-    assert wire.read_bound(body[:-3], [25, 25, 21]) is None
-    huge = struct.pack("!HHHi", 1, 1, 1, 5000) + b"\1" * 5000 + b"\0\0"
-    assert wire.read_bound(huge, [20]) is None
