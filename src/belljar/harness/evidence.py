@@ -79,6 +79,7 @@ def read_log(location: str, run_id: str) -> LogRecord:
     return LogRecord(
         location=location,
         task=printable(header.eval.task),
+        eval_id=header.eval.eval_id,
         status=status,
         error=printable(header.error.message, max_chars=400) if header.error else "",
         transcripts=tuple(transcripts),

@@ -98,6 +98,7 @@ class CellFindings:
     sample: str = ""
     epoch: int = 1
     uuid: str = ""
+    eval_id: str = ""
     preparing: bool = False
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
@@ -275,6 +276,7 @@ def _add_end(cell: CellFindings, line: Line) -> None:
 def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
     cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
     cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
+    cell.eval_id = str(data.get("eval_id", ""))
     cell.preparing = data.get("preparing") is True
     if isinstance(allowed := data.get("host_tools"), list):
         cell.host_tools = tuple(str(name) for name in allowed)

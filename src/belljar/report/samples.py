@@ -53,6 +53,7 @@ class Row:
     reasons: tuple[Reason, ...]
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
+    is_logged: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -209,8 +210,7 @@ def headline(findings: RunFindings) -> str:
     degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
     unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
     begun = len(findings.rows) + len(unprepared)
-    unlogged = ReasonCode.SAMPLE_NOT_IN_LOG
-    logged = sum(unlogged not in {each.code for each in row.reasons} for row in findings.rows)
+    logged = sum(row.is_logged for row in findings.rows)
     log = f"; {logged} of {begun} samples in the log" if logged < begun else ""
     # A run may be void though each of its samples is contained.
     codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)

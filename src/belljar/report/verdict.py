@@ -79,6 +79,7 @@ class LogRecord:
 
     location: str = ""
     task: str = ""
+    eval_id: str = ""
     status: LogStatus = LogStatus.SUCCESS
     error: str = ""
     transcripts: tuple[Transcript, ...] = ()
@@ -177,11 +178,15 @@ def _rows(
             rows.append(_row(each, by_uuid.get(each.uuid, []), evidence, everywhere))
     broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
     for cells in _unlogged(evidence.cells.values(), logged, broken_off=broken_off):
-        first, why = cells[0], "Inspect's log doesn't have it"
+        first, reasons, why = cells[0], [*everywhere], "Inspect's log doesn't have it"
+        if _was_cancelled(cells, evidence.logs):
+            why = f"cancelled, as the evaluation ended early; {why}"
+        else:
+            reasons.insert(0, Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=first.sample))
         absent = Transcript(
             task=first.task, sample=first.sample, epoch=first.epoch, uuid=first.uuid, error=why
         )
-        rows.append(_row(absent, cells, evidence, everywhere, is_logged=False))
+        rows.append(_row(absent, cells, evidence, reasons, is_logged=False))
     return rows, reused
 
 
@@ -202,8 +207,6 @@ def _row(
     reasons = [reason for cell in cells for reason in cell.reasons]
     reasons += [reason for each in ranges for reason in each.reasons]
     reasons += _carried(signals)
-    if not is_logged:
-        reasons.append(Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample))
     reasons += [*_sample_reasons(transcript, cells, gap), *everywhere]
     return Row(
         transcript=transcript,
@@ -212,6 +215,7 @@ def _row(
         reasons=tuple(reasons),
         ranges=ranges,
         signals=signals,
+        is_logged=is_logged,
     )
 
 
@@ -283,3 +287,20 @@ def _unlogged(
         if cell.sample and cell.uuid not in logged and not (broken_off and never_ran):
             found.setdefault(cell.uuid or cell.cell_id, []).append(cell)
     return found.values()
+
+
+def _was_cancelled(cells: Sequence[CellFindings], logs: Iterable[LogRecord]) -> bool:
+    """Whether a sample that no log has ended as its evaluation did: by another's error, or Ctrl-C.
+
+    Inspect drops a sample whose own end meets its cancellation. Only a readable log of that very
+    evaluation says that there was one, and only a sample that ended on record, its cells destroyed
+    with proof, can have met it: any other is evidence that is missing.
+    """
+    cut_short = {LogStatus.ERROR, LogStatus.CANCELLED}
+    ended_early = any(
+        log.eval_id and log.eval_id == cells[0].eval_id and log.status in cut_short
+        for log in logs
+        if not log.problem and not log.missing and log.samples_logged
+    )
+    destroyed = all(cell.destroyed and cell.clean for cell in cells)
+    return ended_early and destroyed and any(cell.outcome for cell in cells)
