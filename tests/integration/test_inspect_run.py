@@ -117,6 +117,16 @@ def asks() -> Task:
 def naps() -> Task:
     return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 3"))
 
+@solver
+def fail() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        raise IndexError("its own bug")
+    return solve
+
+@task
+def fails() -> Task:
+    return Task(dataset=[Sample(id="fails", input="x")], solver=fail())
+
 boxes = {}
 
 @solver
@@ -256,6 +266,22 @@ def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(
             for reason in row.reasons
         }
         assert ReasonCode.SAMPLE_NOT_IN_LOG in reasons
+
+
+@pytest.mark.parametrize("options", [[], ["--traceback"]])
+def test_a_traceback_is_shown_when_asked_for(home: Path, tasks: Path, options: list[str]) -> None:
+    """Otherwise the error is one of the last lines, and the traceback is in Inspect's log alone."""
+    words = ("run", "tasks.py@fails", "--model", "mockllm/model", *options)
+    done = subprocess.run(
+        quick_command(*words), cwd=tasks, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert ("Traceback" in done.stdout) == bool(options)
+    assert any("its own bug" in line for line in done.stdout.splitlines()[-5:])
+    log = max(home.glob("runs/*/inspect/*_fails_*.eval"))
+    error = read_eval_log(str(log)).error
+    assert error is not None
+    assert "Traceback" in error.traceback
 
 
 def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:

@@ -29,12 +29,16 @@ _VERDICT_STYLES: Final[dict[str, dict[str, Any]]] = {
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
 
+all_option = click.option(
+    "--all", "every", is_flag=True, help="A line for each sample; else many equal ones are one."
+)
+
 
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--warm N] [--all] [--traceback] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -69,6 +73,8 @@ MAX_WHAT_CHARS: Final = 60
     metavar="N",
     help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
 )
+@all_option
+@click.option("--traceback", is_flag=True, help="Show an error's traceback; Inspect's log has it.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
@@ -79,6 +85,8 @@ def run(
     tier: str | None,
     require_contained: bool,
     warm: int,
+    every: bool,
+    traceback: bool,
     as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -117,6 +125,7 @@ def run(
         require_contained=require_contained,
         warm=warm,
         quiet=as_json,
+        traceback=traceback,
     )
     try:
         outcome = run_evaluation(request)
@@ -130,7 +139,7 @@ def run(
         found = findings_json(outcome.findings, outcome.path)
         print_json({**found, "not_in_metrics": list(outcome.dropped)})
     else:
-        show_findings(outcome.findings, outcome.path, dropped(outcome))
+        show_findings(outcome.findings, outcome.path, dropped(outcome), every=every)
     return outcome.exit_code
 
 
@@ -145,12 +154,19 @@ def run(
     "was written.",
 )
 @key_option
+@all_option
 @click.option(
     "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
 )
 @json_option()
 def verdict(
-    run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
+    run: str,
+    logs: tuple[Path, ...],
+    fingerprint: str | None,
+    *,
+    every: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> int:
     """Judge RUN offline, by its ledger and Inspect's log. Both are verified first.
 
@@ -181,7 +197,7 @@ def verdict(
     if as_json:
         print_json(findings_json(findings, path))
     else:
-        show_findings(findings, path, verbose=verbose)
+        show_findings(findings, path, verbose=verbose, every=every)
     return findings.exit_code
 
 

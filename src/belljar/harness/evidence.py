@@ -38,7 +38,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai.event import Event, ModelEvent
-    from inspect_ai.log import EvalLog, EvalSample
+    from inspect_ai.log import EvalError, EvalLog, EvalSample
     from inspect_ai.scorer import Score
 
     from belljar.ledger import RunDirectory
@@ -111,7 +111,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         epoch=sample.epoch,
         uuid=sample.uuid or "",
         scores={name: _shown(score) for name, score in scores.items() if not is_own_score(score)},
-        error=_error(sample.error.message) if sample.error else "",
+        error=_error(sample.error) if sample.error else "",
         calls=tuple(
             Call(
                 action=Action(event.action),
@@ -141,8 +141,12 @@ def is_own_score(score: Score) -> bool:
     return OWN_SCORE in (score.metadata or {})
 
 
-def _error(message: str) -> str:
-    return "cancelled" if message.startswith(("CancelledError", "Cancelled")) else message
+def _error(error: EvalError) -> str:
+    if error.message.startswith(("CancelledError", "Cancelled")):
+        return "cancelled"
+    # Inspect counts tokens where a model reports no usage, also for mockllm
+    offline = "; offline, tiktoken needs TIKTOKEN_CACHE_DIR, or a model that reports its `usage`"
+    return f"{error.message}{offline if '/tiktoken/' in error.traceback else ''}"
 
 
 def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:

@@ -134,6 +134,7 @@ class RunFindings:
 
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
     log. `reused`: judged by another run. `refusal_code`: exit code of what prevented the run, or 0.
+    `failure_code`: of what ended the evaluation, or 0.
     `unsealed_logs`: Inspect's logs that no signature covers.
     """
 
@@ -147,6 +148,7 @@ class RunFindings:
     upstreams: tuple[UpstreamUse, ...] = ()
     interrupted: bool = False
     refusal_code: int = 0
+    failure_code: int = 0
     unsealed_logs: tuple[str, ...] = ()
 
     @property
@@ -173,7 +175,7 @@ class RunFindings:
     def exit_code(self) -> int:
         """0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted.
 
-        Or a refusal's; the worst wins.
+        Or a refusal's, or what ended the evaluation; the worst wins.
         """
         # A sample that failed before anything ran is an error: nothing could have got out.
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
@@ -184,8 +186,14 @@ class RunFindings:
         if self.interrupted:
             return INTERRUPTED_CODE
         if self.failed:
-            return 1
+            return self.failure_code or 1
         return 0 if self.rows else 2
+
+    @property
+    def never_began(self) -> bool:
+        """Whether no sample and no cell is on record, and nothing is wrong with the record."""
+        codes = {reason.code for reason in self.problems}
+        return not (self.rows or self.reused or self.strays or codes - _NOTHING_RAN)
 
     @property
     def outcome(self) -> str:
@@ -195,6 +203,8 @@ class RunFindings:
 
 def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
+    if findings.never_began:
+        return f"{findings.outcome}: no sample ran"
     counts = [
         f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
         for verdict in Verdict

@@ -29,8 +29,8 @@ class RunRecord:
     """What the ledger records of the run as a whole.
 
     `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
-    none. `refusal`: why it could not begin. `logs`: Inspect's. `not_in_log`: why metrics of
-    contained samples are missing.
+    none. `refusal`: why it could not begin. `failure`: what ended the evaluation. `logs`:
+    Inspect's. `not_in_log`: why metrics of contained samples are missing.
     """
 
     run_id: str = ""
@@ -42,6 +42,8 @@ class RunRecord:
     causes: list[str] = field(default_factory=list)
     refusal: str = ""
     refusal_code: int = 0
+    failure: str = ""
+    failure_code: int = 0
     logs: list[str] = field(default_factory=list)
     not_in_log: str = ""
 
@@ -60,6 +62,8 @@ class RunRecord:
             self.causes = [str(cause) for cause in data.get("causes", ())]
             self.refusal = str(data.get("refusal", ""))
             self.refusal_code = int(data.get("refusal_code", 0))
+            self.failure = str(data.get("failure", ""))
+            self.failure_code = int(data.get("failure_code", 0))
         elif line.kind is Kind.RUN_FINISHED:
             self.not_in_log = str(data.get("verdicts_not_in_log", ""))
 
@@ -136,7 +140,9 @@ def judge(evidence: Evidence) -> RunFindings:
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
     problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES, detail=why)]
-    errors = ["the evaluation did not run"] if is_evaluation and not logs else []
+    errors = [run.failure] if run.failure else []
+    if is_evaluation and not logs and not errors:
+        errors = ["the evaluation did not run"]
     for log in logs:
         if not log.problem and not log.missing and log.status is not LogStatus.SUCCESS:
             errors.append(f"{log.task}: {log.status}: {log.error or 'it did not finish'}")
@@ -151,6 +157,7 @@ def judge(evidence: Evidence) -> RunFindings:
         upstreams=tuple(evidence.upstreams),
         interrupted=interrupted,
         refusal_code=run.refusal_code,
+        failure_code=run.failure_code,
         unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),
     )
 
