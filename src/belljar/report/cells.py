@@ -36,7 +36,9 @@ class Action(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation; `outcome`: its last event's kind, None when cut off. `own`: Belljar's."""
+    """One operation; `outcome`: its last event's kind, None when cut off. `own`: of a preparation
+    or probe.
+    """
 
     op: int
     action: Action
@@ -169,7 +171,7 @@ class CellFindings:
         if not self.destroyed:
             # Nothing ever ran in an unused cell that could not be made
             ran = bool(self.operations or self.probings or not self.failures)
-            if not self.never_was and (ran or not self.is_unused):
+            if ran or not self.is_unused:
                 found.append(self._reason(ReasonCode.CELL_NOT_DESTROYED))
         elif self.clean:
             pass
@@ -251,7 +253,7 @@ def _add(cell: CellFindings, line: Line) -> None:
 
 def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time: datetime) -> None:
     what = shlex.join(data["argv"]) if action is Action.EXEC else str(data["path"])
-    # Until the probes of the start have ended, Belljar prepares the cell; and those of the end
+    # Until the probes of the start have ended, Belljar prepares the cell, then Inspect the sample
     is_probed = cell.probings and cell.probings[-1].problem != CUT_OFF
     operation = Operation(
         op=data["op"],
@@ -260,7 +262,7 @@ def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time
         started=time,
         user=str(data.get("user", "")),
         pty=bool(data.get("pty")),
-        own=not is_probed,
+        own=not is_probed or (cell.preparing and action is Action.EXEC),
     )
     cell.operations[operation.op] = operation
     if action in (Action.WRITE, Action.UPLOAD) and is_probed:

@@ -128,7 +128,8 @@ def judge(evidence: Evidence) -> RunFindings:
     rows, reused = _rows(evidence, everywhere, interrupted=interrupted)
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
     taken_ranges = {found.range_id for row in rows for found in row.ranges}
-    strays = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    left = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    strays = [cell for cell in left if not cell.never_was]
     stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken_ranges]
     signals = evidence.signals.of(
         [cell.cell_id for cell in strays], [each.range_id for each in stray_ranges]
