@@ -76,6 +76,8 @@ def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> in
     while at < len(args):
         word = args[at]
         if word.startswith("-") and len(word) > 1:
+            if word.partition("=")[0] not in takes_value:
+                return None  # the parser refuses it
             at += 2 if takes_value.get(word) else 1
         else:
             is_policy = word in PRESETS or word.endswith(_POLICY_ENDS)

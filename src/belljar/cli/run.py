@@ -112,10 +112,16 @@ def run(
       belljar run examples/escape_artist/task.py
       belljar run task.py@ctf --policy policy.yaml --model openai/gpt-4o --limit 10
     """
-    from belljar.harness.evaluate import RunRequest, run_evaluation
+    from belljar.harness.arguments import check_early, check_policy
 
+    context = click.get_current_context()
     if override and not policy:
         raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
+    check_early(inspect_args, context)
+    if policy:
+        check_policy(policy, tier or "")
+    from belljar.harness.evaluate import RunRequest, run_evaluation
+
     request = RunRequest(
         inspect_args=inspect_args,
         policy=policy,
@@ -131,7 +137,6 @@ def run(
         outcome = run_evaluation(request)
     except click.NoSuchOption as error:
         # Inspect's parser refused it: suggest the nearest of Belljar's and of Inspect's options.
-        context = click.get_current_context()
         commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
         known = [name for command in commands for param in command.params for name in param.opts]
         raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error

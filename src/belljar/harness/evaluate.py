@@ -6,7 +6,6 @@ sandboxes first, and compares log and ledger at the end.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
@@ -94,7 +94,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if request.quiet:
             stack.enter_context(_standard_output_to_error())
         if request.policy:
-            _check_policy(request.policy, request.tier)
+            check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
         session = Session(
             operator_options={
@@ -135,7 +135,7 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     from belljar.harness.host_tools import tool_checks
 
     if run_policy := operator.get("run_policy", ""):
-        _check_policy(run_policy, operator.get("tier", ""))
+        check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
     with _standard_output_to_error():
@@ -242,38 +242,10 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
         return evidence, []
 
 
-def _check_policy(policy: str, tier: str) -> None:
-    from belljar.host.settings import resolve_here
-    from belljar.policy import resolve_policy, with_tier
-
-    resolve_here(with_tier(resolve_policy(policy), tier))
-
-
 def _absolute(policy: str) -> str:
     # Inspect changes directory for a task: a file must be found from anywhere.
     path = Path(policy)
     return str(path.absolute()) if policy and os.path.lexists(path) else policy
-
-
-def _check_files(specs: Sequence[str]) -> None:
-    for spec in specs:
-        file = spec.partition("@")[0]
-        if not file.endswith((".py", ".ipynb")) or any(sign in file for sign in "*?["):
-            continue
-        if not Path(file).exists():
-            hint = "name a file, file@task or package/task"
-            raise PolicyError("no such file", where=printable(file), hint=hint)
-        try:
-            if file.endswith(".py"):
-                ast.parse(Path(file).read_bytes(), filename=file)
-        except SyntaxError as error:
-            raise PolicyError(
-                f"the task can't be loaded: {type(error).__name__}: {printable(error.msg)}",
-                where=printable(f"{file}:{error.lineno}" if error.lineno else file),
-                hint="try: python -m py_compile FILE",
-            ) from error
-        except (OSError, ValueError, RecursionError, MemoryError):
-            continue  # loading it says why
 
 
 def load_tasks(
@@ -301,7 +273,7 @@ def load_tasks(
         raise click.UsageError(
             "which task? Name a file, file@task or package/task", options.context
         )
-    _check_files(specs)
+    check_files(specs)
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
     with _explained(", ".join(specs)):
