@@ -193,11 +193,11 @@ def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> l
 
 
 def rich_console() -> Any:  # noqa: ANN401 - rich is imported late
-    """Rich's console, without wrapping when it is no terminal."""
+    """Rich's console; a table's lines are not wrapped when it is no terminal."""
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 160)
+    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 500)
 
 
 @contextmanager

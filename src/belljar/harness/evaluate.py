@@ -185,6 +185,7 @@ def _run_tasks(
     session: Session,
 ) -> RunOutcome:
     from belljar.harness.host_tools import known_tools
+    from belljar.harness.provider import BelljarSandboxEnvironment
 
     what = ", ".join(task.name for task in tasks)
     argv = [*sys.argv[:1], "run", *request.inspect_args]
@@ -195,6 +196,12 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
+        samples, cells = (
+            options.context.params.get(f"max_{each}") for each in ("samples", "sandboxes")
+        )
+        cells = cells or BelljarSandboxEnvironment.default_concurrency()
+        if samples and cells and samples > cells:
+            session.show_once([f"{cells} cells at a time, not {samples}: see --max-sandboxes"])
         tools = {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
         run.write_json(TOOLS, tools)
         with (
