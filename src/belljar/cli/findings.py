@@ -246,22 +246,13 @@ def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
     return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
 
 
+_FAILED: Final = {"exec": "commands", "read_file": "file reads", "write_file": "file writes"}
+
+
 def _failed(operation: Operation) -> str:
     """A kind of operation that failed without a transcript event."""
-    from belljar.report.cells import Action
-
-    match operation.action, operation.errno:
-        case Action.READ, errno.ENOENT:
-            return "file reads of missing files (by the harness)"
-        case Action.READ, _:
-            return "file reads that failed (by the harness)"
-        case Action.WRITE, _:
-            return "file writes that failed (by the harness)"
-        case Action.STAT | Action.LIST, _:
-            return "looks at missing files (by the harness)"
-        case Action.UPLOAD | Action.DOWNLOAD | Action.REMOVE, _:
-            return "copies and removals of files that failed (by the harness)"
-    return "commands that timed out, were cut off or could not be started"
+    missing = " of missing files" if operation.errno == errno.ENOENT else ""
+    return f"{_FAILED.get(operation.action.value, 'other operations')}{missing} that failed"
 
 
 def remarks(findings: RunFindings) -> list[str]:

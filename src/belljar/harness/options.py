@@ -271,7 +271,7 @@ def short_errors() -> Iterator[None]:
     from inspect_ai._display.core import results
     from rich.text import Text
 
-    def in_one_line(kind: type[BaseException], error: BaseException, *_: Any) -> Text:  # noqa: ANN401
+    def in_one_line(kind: type[BaseException], error: BaseException, *_: object) -> Text:
         return Text(f"{kind.__name__}: {printable(str(error), max_chars=600)}")
 
     shown = results.__dict__
