@@ -24,18 +24,17 @@ def check_early(arguments: Sequence[str], context: click.Context) -> None:
     `PolicyError`, `click.NoSuchOption`.
     """
     words = list(_free_words(arguments))
-    check_files([word for word in words if not word.startswith("-")])
     typed = [word.partition("=")[0] for word in words if word.startswith("--")]
     spec = find_spec("inspect_ai") if typed else None
-    if spec is None or spec.origin is None:
-        return
-    # An option that Inspect's command line accepts is written in its source
-    sources = [path.read_text() for path in (Path(spec.origin).parent / "_cli").glob("*.py")]
-    known = {name for text in sources for name in _QUOTED_OPTION.findall(text)}
-    for name in typed:
-        if known and name not in known:
-            known |= {each for param in context.command.params for each in param.opts}
-            raise click.NoSuchOption(name, possibilities=sorted(known), ctx=context)
+    if spec is not None and spec.origin is not None:
+        # An option that Inspect's command line accepts is written in its source
+        sources = [path.read_text() for path in (Path(spec.origin).parent / "_cli").glob("*.py")]
+        known = {name for text in sources for name in _QUOTED_OPTION.findall(text)}
+        for name in typed if known else ():
+            if name not in known:
+                known |= {each for param in context.command.params for each in param.opts}
+                raise click.NoSuchOption(name, possibilities=sorted(known), ctx=context)
+    check_files([word for word in words if not word.startswith("-")])
 
 
 def _free_words(arguments: Sequence[str]) -> Iterator[str]:
