@@ -288,7 +288,7 @@ def reasons(findings: RunFindings) -> list[str]:
     for row in findings.rows:
         deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
         for error in filter(None, (*deaths, row.transcript.error)):
-            samples.setdefault(printable(error, max_chars=600), {})[row.transcript.sample] = None
+            samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
     explained = findings.never_began and bool(findings.errors)
     return [
         *(
@@ -297,9 +297,9 @@ def reasons(findings: RunFindings) -> list[str]:
             if not (explained and problem.code is ReasonCode.NO_SAMPLES)
         ),
         *(
-            f"error: {printable(error)}"
+            f"error: {printable(error, max_chars=300)}"
             for error in findings.errors
-            if not any(printable(error).endswith(of_sample) for of_sample in samples)
+            if not any(printable(error).rpartition("error: ")[2][:100] in each for each in samples)
         ),
         *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
     ]

@@ -145,8 +145,8 @@ def _error(error: EvalError) -> str:
     if error.message.startswith(("CancelledError", "Cancelled")):
         return "cancelled"
     # Inspect counts tokens where a model reports no usage, also for mockllm
-    offline = "; offline, tiktoken needs TIKTOKEN_CACHE_DIR, or a model that reports its `usage`"
-    return f"{error.message}{offline if '/tiktoken/' in error.traceback else ''}"
+    why = "tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): "
+    return f"{why if '/tiktoken/' in error.traceback else ''}{error.message}"
 
 
 def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
