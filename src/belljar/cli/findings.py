@@ -130,10 +130,11 @@ def _show(
         else findings.verdict.value
     ]
     console.print(f"\n{headline(findings)}", markup=False, style=colour)
-    console.print(f"run {printable(findings.run_id)}: {printable(str(path))}", markup=False)
+    where = [f"run {printable(findings.run_id)}: {printable(str(path))}"]
     if findings.rows and (path / INSPECT_LOGS).is_dir():
         view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
-        console.print(f"Inspect's log, with tracebacks: {printable(view)}", markup=False)
+        where.append(f"Inspect's log, with tracebacks: {printable(view)}")
+    console.print("\n".join(where), markup=False, soft_wrap=True)  # in lines that can be copied
 
 
 # --- samples
