@@ -59,7 +59,9 @@ def try_outside(attack: Attack, marker: str) -> Outside:
         return Outside(None, f"can't be tried outside here: {refused}")
     return Outside(
         bool(found),
-        f"outside a cell: {found[0]}" if found else "outside a cell nothing was seen either",
+        f"the same attack worked outside a cell: {found[0]}"
+        if found
+        else "the same attack did nothing outside a cell either",
     )
 
 

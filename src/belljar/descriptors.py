@@ -6,7 +6,7 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
 """Errors that say nothing about the file that was to be opened: after one of them nothing counts as
 absent.
 """
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HINT: Final = (
     "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit "
     "nofile= of a container), "
@@ -81,14 +82,21 @@ def require_free(count: int) -> None:
 
 def exhaustion(error: BaseException) -> HostError | None:
     """The `HostError` for too many open files, here or in the system; None: another error."""
+    if (cause := os_error_below(error, EXHAUSTED)) is None:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if cause.errno == errno.ENFILE:
+        return HostError("the system has no more open files to give", hint=_SYSTEM_HINT)
+    what = f"this process has no open files left (limit {soft}, at most {hard})"
+    return HostError(what, hint=_HINT)
+
+
+def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
+    """The first `OSError` with one of these numbers among an error and its causes."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in EXHAUSTED:
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if cause.errno == errno.ENFILE:
-                return HostError("the system has no more open files to give", hint=_SYSTEM_HINT)
-            what = f"this process has no open files left (limit {soft}, at most {hard})"
-            return HostError(what, hint=_HINT)
+        if isinstance(cause, OSError) and cause.errno in numbers:
+            return cause
         cause = cause.__cause__
     return None
 

@@ -29,7 +29,7 @@ from belljar.cell.range import Range
 from belljar.channel import FileTooLarge
 from belljar.compose.data import ServiceBuild
 from belljar.differences import Difference
-from belljar.errors import CellError
+from belljar.errors import CellError, HostError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
 from belljar.plan.make import granted
@@ -343,7 +343,12 @@ class FakeCells:
 
 
 class RecordedCells(FakeCells):
-    """Fake cells that write into real run directories, event by event as a real cell does."""
+    """Fake cells that write into real run directories, event by event as a real cell does.
+
+    `full_after`: so many cells can be made, then the disk is full.
+    """
+
+    full_after = 1 << 20
 
     @contextmanager
     def start_run(
@@ -370,6 +375,12 @@ class RecordedCells(FakeCells):
                 "layers": [],
             }
             run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data=planned))
+            self.full_after -= 1
+            if self.full_after < 0:
+                failed = {"error": "HostError", "reason": "no room"}
+                run.recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell.id, data=failed))
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise HostError(f"it could not be made: {full.strerror}") from full
             yield Range(cell=cast("Any", _Recorded(cell, run)))
 
 

@@ -76,7 +76,7 @@ def test_all_attacks_are_contained(home: Path) -> None:
     assert said["verdict"] == "contained"
     assert len(said["samples"]) >= 12
     assert all(
-        sample["destroyed"] and sample["notes"] and sample["commands"] >= 2
+        sample["destroyed"] and sample["notes"] and sample["commands"] >= 1
         for sample in said["samples"]
     )
     assert not said["stray_cells"]

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ from inspect_ai.log import read_eval_log
 from tests.integration.processes import quick_command, wait_for
 
 from belljar.events import Kind
+from belljar.harness.evidence import stored_evidence
 from belljar.ledger import read_events, verify
 from belljar.report.cells import CellFindings, gather_cells
+from belljar.report.reasons import ReasonCode
+from belljar.report.verdict import judge
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 TASKS = """
 import os, signal, subprocess
+import anyio
 from contextlib import suppress
 from pathlib import Path
 from inspect_ai import Task, task
@@ -111,6 +116,32 @@ def asks() -> Task:
 @task
 def naps() -> Task:
     return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 3"))
+
+@solver
+def fail() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        raise IndexError("its own bug")
+    return solve
+
+@task
+def fails() -> Task:
+    return Task(dataset=[Sample(id="fails", input="x")], solver=fail())
+
+boxes = {}
+
+@solver
+def both_fail() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        boxes[state.sample_id] = sandbox()._sandbox
+        await sandbox().exec(["true"])
+        while len(boxes) < 2 or state.sample_id == "second" and not boxes["first"].containment.clean:
+            await anyio.sleep(0.001)
+        raise IndexError("the model's script is over")
+    return solve
+
+@task
+def crashes() -> Task:
+    return Task(dataset=[Sample(id=name, input="x") for name in ("first", "second")], solver=both_fail())
 
 @task
 def quick() -> Task:
@@ -213,6 +244,46 @@ def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     assert cell.clean
 
 
+def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(
+    home: Path, tasks: Path
+) -> None:
+    """It fails while the first one's error cancels it, so no log has it: an error of the
+    evaluation. Once its destruction is not on record, the same run is void."""
+    code, said, _ = belljar_run(tasks, "tasks.py@crashes")
+    samples = {each["sample"]: each for each in said["samples"]}
+    (log,) = (Path(said["run_dir"]) / "inspect").glob("*.eval")
+    logged = [str(sample.id) for sample in read_eval_log(str(log)).samples or []]
+    assert (logged, code, said["verdict"], said["problems"]) == (["first"], 1, "contained", [])
+    assert (samples["second"]["reasons"], samples["second"]["destroyed"]) == ([], True)
+    assert samples["second"]["error"].startswith("cancelled")
+    lines = list(read_events(Path(said["run_dir"])))
+    evidence = stored_evidence(Path(said["run_dir"]))
+    for kind in (Kind.SAMPLE_FINISHED, Kind.CELL_DESTROYED):
+        cells = gather_cells(line for line in lines if line.kind is not kind)
+        reasons = {
+            reason.code
+            for row in judge(replace(evidence, cells=cells)).rows
+            for reason in row.reasons
+        }
+        assert ReasonCode.SAMPLE_NOT_IN_LOG in reasons
+
+
+@pytest.mark.parametrize("options", [[], ["--traceback"]])
+def test_a_traceback_is_shown_when_asked_for(home: Path, tasks: Path, options: list[str]) -> None:
+    """Otherwise the error is one of the last lines, and the traceback is in Inspect's log alone."""
+    words = ("run", "tasks.py@fails", "--model", "mockllm/model", *options)
+    done = subprocess.run(
+        quick_command(*words), cwd=tasks, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert ("Traceback" in done.stdout) == bool(options)
+    assert any("its own bug" in line for line in done.stdout.splitlines()[-5:])
+    log = max(home.glob("runs/*/inspect/*_fails_*.eval"))
+    error = read_eval_log(str(log)).error
+    assert error is not None
+    assert "Traceback" in error.traceback
+
+
 def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
     summary, JSON, record and score."""
@@ -243,7 +314,7 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
         check=False,
     )
     assert shown.returncode == 1
-    assert "1 degraded: shell_missing" in shown.stdout.splitlines()[-2]
+    assert "1 degraded: shell_missing" in shown.stdout
 
 
 def test_a_samples_own_sandbox_is_used_or_refused(

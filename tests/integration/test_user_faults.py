@@ -105,11 +105,11 @@ def test_a_user_without_control_groups(user: UsersBelljar) -> None:
 
 def as_told(user: UsersBelljar, said: str) -> None:
     """What is said fixes it: done by root and by the user word for word, a cell runs."""
-    by_root, _, by_user = said.partition("as root: ")[2].partition("; then in your shell: ")
+    by_root, _, by_user = said.partition("as root: ")[2].partition("\n  hint: then in your shell: ")
     groups = [Path("/sys/fs/cgroup", name, str(user.uid)) for name in ("cpu", "memory", "pids")]
     try:
         subprocess.run(["sh", "-ec", by_root], check=True)
-        command = f'{by_user.partition("; or run as root")[0]}; exec "$@"'
+        command = f'{by_user.partition(chr(10))[0]}; exec "$@"'
         ran = user.run(
             [
                 "sh",

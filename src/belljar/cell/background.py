@@ -15,7 +15,7 @@ from anyio.lowlevel import current_token
 
 from belljar.capture import Capture
 from belljar.cell.exec import ExecOperations
-from belljar.cell.output import ExecOutput
+from belljar.cell.output import ExecOutput, OutputTexts
 from belljar.channel import Stream
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
@@ -30,7 +30,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputSoFar:
+class OutputSoFar(OutputTexts):
     """What a command has written until now: its beginning, and how much of it was not kept.
 
     What the policy's `output` made the cell drop is counted once the command has ended.

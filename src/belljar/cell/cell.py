@@ -99,9 +99,14 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         )
 
     async def read_file(
-        self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None
+        self,
+        path: str,
+        *,
+        max_bytes: int = 16 << 20,
+        user: str | None = None,
+        timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file of the cell.
+        """Read a regular file of the cell, of at most `max_bytes`.
 
         Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond
         `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.

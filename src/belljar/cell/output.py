@@ -18,8 +18,26 @@ MAX_SHOWN_CHARS: Final = 500
 _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
+class OutputTexts:
+    """The two streams of a command as text."""
+
+    __slots__ = ()
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def stdout_text(self) -> str:
+        """`stdout` as UTF-8; what isn't is replaced by U+FFFD. The guest's word."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """`stderr`, likewise."""
+        return self.stderr.decode("utf-8", "replace")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecOutput:
+class ExecOutput(OutputTexts):
     """The result of one command. A command that fails is a result, not an error.
 
     Attributes:
@@ -59,16 +77,6 @@ class ExecOutput:
     def success(self) -> bool:
         """Ran, and ended with status 0."""
         return self.returncode == 0 and not self.timed_out
-
-    @property
-    def stdout_text(self) -> str:
-        """`stdout` as UTF-8; what isn't is replaced by U+FFFD. The guest's word."""
-        return self.stdout.decode("utf-8", "replace")
-
-    @property
-    def stderr_text(self) -> str:
-        """`stderr`, likewise."""
-        return self.stderr.decode("utf-8", "replace")
 
     def check(self) -> ExecOutput:
         """This output, if the command succeeded. Raises `CommandError` otherwise."""

@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
 
 import click
@@ -192,11 +193,11 @@ def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> l
 
 
 def rich_console() -> Any:  # noqa: ANN401 - rich is imported late
-    """Rich's console, without wrapping when it is no terminal."""
+    """Rich's console; a table's lines are not wrapped when it is no terminal."""
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 160)
+    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 500)
 
 
 @contextmanager
@@ -253,9 +254,10 @@ class Misuse(click.UsageError):
 class CommandGroup(click.Group):
     """A group that answers an unknown command with a hint."""
 
-    def hint_at_commands(self, names: Sequence[str]) -> str:
-        """The hint where no command has a similar name."""
-        return f"use one of {', '.join(f'`{name}`' for name in names)}"
+    others = ""
+    """The hint where no command has a similar name; "": all names."""
+    foreign: Mapping[str, str] = MappingProxyType({})
+    """Words of other tools, and what does that here."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -267,7 +269,9 @@ class CommandGroup(click.Group):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], names, 1)
-            hint = f"did you mean `{near[0]}`?" if near else self.hint_at_commands(names)
+            hint = self.others or f"use one of {', '.join(f'`{name}`' for name in names)}"
+            hint = f"did you mean `{near[0]}`?" if near else hint
+            hint = self.foreign.get(args[0], hint)
             raise Misuse(f"there is no command `{args[0]}`", hint=hint, ctx=ctx)
         return super().resolve_command(ctx, args)
 

@@ -66,11 +66,16 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
       3  they can't
     """
     from belljar.cli.policy import host_facts
+    from belljar.policy import Tier
     from belljar.store.home import belljar_home
 
     home = belljar_home()
     facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
-    found = [*host_checks(facts), *store_checks(home), *switch_checks(home, prove=not no_prove)]
+    of_store = store_checks(home)
+    found = [*host_checks(facts), *of_store, *switch_checks(home, prove=not no_prove)]
+    if any((check.what, check.state) == ("guest kernel", "no") for check in of_store):
+        later = Check(f"tier {Tier.MICROVM}", "note", "can run after `belljar setup`")
+        found = [later if (each.what, each.state) == (later.what, "ok") else each for each in found]
     ready = all(check.state != "no" for check in found)
     if as_json:
         checks = [asdict(check) for check in found]
@@ -190,7 +195,9 @@ def _mib(amount_mib: int) -> str:
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     from belljar.host import KvmState
-    from belljar.plan.explain import KVM_HINTS
+    from belljar.plan import tier_obstacles
+    from belljar.plan.explain import KVM_HINTS, obstacle_text
+    from belljar.policy import Tier
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
@@ -213,11 +220,14 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     usable = ", ".join(group.controllers) or "none"
     detail = f"version {group.version.value}; usable controllers: {usable}"
     if group.reason:
-        hint = (
-            "run as root, or with `systemd-run --user --scope -p Delegate=yes`; until then only "
-            "the microvm tier works, limited by rlimits and the size of the VM"
-        )
-        yield Check("control groups", "note", f"{detail} ({group.reason})", hint)
+        without = "without them only the microvm tier works, limited by rlimits and the VM's size"
+        cures = [
+            obstacle_text(each)[1]
+            for each in tier_obstacles(Tier.CONTAINER, facts)
+            if each.code.value.startswith("cgroups_")
+        ]
+        hint = cures[0] if cures else "run as root"
+        yield Check("control groups", "note", f"{detail} ({group.reason}); {without}", hint)
     else:
         yield Check("control groups", "ok", detail)
 
@@ -324,12 +334,17 @@ def _show(found: list[Check], conclusion: str) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in ("what", "state", "detail"):
         table.add_column(column, overflow="fold", no_wrap=column != "detail")
+    hints: dict[str, list[str]] = {}
     for check in found:
-        detail = Text(printable(check.detail))
-        if check.hint:
-            detail.append(f"\nhint: {printable(check.hint)}", style="bold")
         state = Text(check.state, style=colours[check.state])
-        table.add_row(Text(printable(check.what)), state, detail)
+        table.add_row(Text(printable(check.what)), state, Text(printable(check.detail)))
+        if check.hint:
+            hints.setdefault(check.hint, []).append(check.what)
     console = Console(highlight=False)
     console.print(table)
+    # Each once and in lines of its own, unwrapped: many are commands to copy
+    for hint, named in hints.items():
+        console.print(Text(f"\n{printable(', '.join(dict.fromkeys(named)))}:", style="bold"))
+        for line in hint.splitlines():
+            console.print(Text(f"hint: {printable(line)}"), soft_wrap=True)
     console.print(Text(f"\n{conclusion}", style="bold"))

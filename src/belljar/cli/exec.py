@@ -11,6 +11,7 @@ import shlex
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from belljar.cli.console import (
     tier_option,
 )
 from belljar.units import parse_duration, printable
+from belljar.waiting import FIRST_CELL, reported_if_slow
 
 if TYPE_CHECKING:
     from belljar.cell import Cell, ExecOutput
@@ -74,6 +76,8 @@ def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> in
     while at < len(args):
         word = args[at]
         if word.startswith("-") and len(word) > 1:
+            if word.partition("=")[0] not in takes_value:
+                return None  # the parser refuses it
             at += 2 if takes_value.get(word) else 1
         else:
             is_policy = word in PRESETS or word.endswith(_POLICY_ENDS)
@@ -101,6 +105,7 @@ def _time_limit(text: str | None) -> float | None:
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
 @policy_argument("[POLICY|PRESET] -- CMD…")
 @tier_option()
+@click.option("--image", default="", help="The cell's image, instead of the policy's.")
 @json_option("Print one JSON object instead of passing the streams through.")
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
@@ -124,6 +129,7 @@ def exec_command(
     policy: str | None,
     tier: str | None,
     *,
+    image: str,
     as_json: bool,
     user: str | None,
     workdir: str,
@@ -137,7 +143,7 @@ def exec_command(
     code is the command's (124 when it timed out). Everything is recorded:
     `belljar ledger show last`.
 
-    Without a command, the entrypoint and command of the policy's image are run.
+    Without a command, the entrypoint and command of the image are run.
 
     \b
     Examples:
@@ -145,9 +151,10 @@ def exec_command(
       belljar exec policy.yaml --json -- python3 -c 'print(6*7)'
       echo hello | belljar exec critical -- cat
       belljar exec low --tier gvisor -- dmesg
+      belljar exec low --image python:3.12 -- python3 -V
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
-    if not argv and (policy is None or COMMAND_KEY in ctx.meta):
+    if not argv and ((policy is None and not image) or COMMAND_KEY in ctx.meta):
         raise Misuse(
             "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
         )
@@ -155,8 +162,12 @@ def exec_command(
     from belljar.errors import PolicyError
 
     async def in_cell() -> int:
-        with start_run("exec", None, argv) as run:
-            async with open_cell(typed_policy(policy, tier), run=run) as cell:
+        typed = [*sys.argv[:1], "exec", *([policy] if policy else []), "--", *argv]
+        with start_run("exec", " ".join(argv[:3]) or image, typed) as run:
+            loaded = typed_policy(policy, tier, image=image)
+            async with AsyncExitStack() as stack:
+                with reported_if_slow(FIRST_CELL):
+                    cell = await stack.enter_async_context(open_cell(loaded, run=run))
                 if not as_json:
                     report_skipped_tiers(cell.plan)
                 command = argv or list(cell.image_command)
@@ -178,6 +189,8 @@ def exec_command(
                 timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
             if not as_json:
                 _explain(output)
+                if loaded.policy.decoys:
+                    _report_decoys(run.path)
             code = TIMED_OUT_CODE if output.timed_out else output.returncode
             run.finish("completed", exit_code=code)
         if as_json:  # when the record is sealed: what fails until then is the one object
@@ -188,13 +201,15 @@ def exec_command(
     return run_async(in_cell)
 
 
-def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True) -> LoadedPolicy:
+def typed_policy(
+    policy: str | None, tier: str | None, *, image: str = "", announces: bool = True
+) -> LoadedPolicy:
     """The policy that was typed, under this host's settings. Raises as `resolve_here`.
 
     A raised risk, and with `announces` what leaves this host, goes to standard error.
     """
     from belljar.host.settings import read_settings, within_settings
-    from belljar.policy.loaded import known_preset, with_tier
+    from belljar.policy.loaded import known_preset, with_image, with_tier
 
     settings = read_settings()
     found = known_preset(policy, settings.least_risk)
@@ -202,7 +217,7 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
         from belljar.policy import resolve_policy
 
         found = resolve_policy(policy)
-    asked = with_tier(found, tier)
+    asked = with_image(with_tier(found, tier), image)
     loaded = within_settings(asked, settings)
     if loaded != asked:
         risks = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`"
@@ -291,6 +306,20 @@ def _explain(output: ExecOutput) -> None:
             notice(
                 f"{dropped} bytes of standard {name} were dropped: more than the policy's `output`"
             )
+
+
+def _report_decoys(path: Path) -> None:
+    """Say what became of the decoys, which the command's output need not show."""
+    from collections import Counter
+
+    from belljar.events import Kind
+    from belljar.ledger import read_events
+
+    bad = (Kind.DECOY_TOUCHED, Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT)
+    counts = Counter(line.kind for line in read_events(path) if line.kind in bad)
+    if counts:
+        found = ", ".join(f"{kind.value} ×{count}" for kind, count in counts.items())
+        notice(f"{found}; see `belljar ledger show {path.name} --kind decoy`")
 
 
 def _stdin() -> AsyncIterator[bytes] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from belljar.cli.console import COLOURS, rich_console, table_lines
+from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 MAX_NETWORK_LINES: Final = 400
 # Of all samples, for a person; `findings.json` in the run directory has the rest.
 MAX_SIGNAL_LINES: Final = 200
+MAX_ROWS: Final = 20
+"""Of a table with more, equal rows are one."""
 MAX_EVENT_NUMBERS: Final = 10
 """Event numbers that a line names."""
 MAX_NAME_CHARS: Final = 40
@@ -72,14 +76,20 @@ def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
 
 
 def show_findings(
-    findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
+    findings: RunFindings,
+    path: Path,
+    more: Sequence[str] = (),
+    *,
+    verbose: bool = False,
+    every: bool = False,
 ) -> None:
-    """Print samples, differences, remarks and where the evidence is.
+    """Print samples, differences, remarks, reasons, and where the evidence is.
 
-    A defect here must not change the exit code: it is shown, and the verdict stands.
+    `every`: equal rows, too. A defect here must not change the exit code: it is shown, and the
+    verdict stands.
     """
     try:
-        _show(findings, path, more, verbose=verbose)
+        _show(findings, path, more, verbose=verbose, every=every)
     except OSError:
         raise
     except Exception:  # noqa: BLE001 - whatever is wrong with the report
@@ -91,15 +101,18 @@ def show_findings(
         click.echo(f"belljar: {what}: {verdict}", err=True)
 
 
-def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool) -> None:
+def _show(
+    findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool, every: bool
+) -> None:
     from belljar.report.samples import headline
     from belljar.report.tools import tool_lines
 
     console = rich_console()
     console.print()
-    console.print(table(findings))
+    if findings.rows:
+        console.print(table(findings, every=every))
     lines = (
-        *network_lines(findings, findings.run_id),
+        *network_lines(findings, findings.run_id, verbose=verbose),
         *signal_lines(findings, verbose=verbose),
         *remarks(findings),
         *tool_lines(findings.tools),
@@ -109,13 +122,19 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
         console.print(line, markup=False)
     for use in findings.upstreams:
         console.print(use.sentence(), markup=False, style="bold red")
+    for line in reasons(findings):
+        console.print(line, markup=False)
     colour = COLOURS[
         "void"
         if findings.exit_code and findings.verdict.value == "contained"
         else findings.verdict.value
     ]
     console.print(f"\n{headline(findings)}", markup=False, style=colour)
-    console.print(f"run {printable(findings.run_id)}: {printable(str(path))}", markup=False)
+    where = [f"run {printable(findings.run_id)}: {printable(str(path))}"]
+    if findings.rows and (path / INSPECT_LOGS).is_dir():
+        view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
+        where.append(f"Inspect's log, with tracebacks: {printable(view)}")
+    console.print("\n".join(where), markup=False, soft_wrap=True)  # in lines that can be copied
 
 
 # --- samples
@@ -136,8 +155,8 @@ def dropped(outcome: RunOutcome) -> list[str]:
     ]
 
 
-def table(findings: RunFindings) -> Table:
-    """One line per sample."""
+def table(findings: RunFindings, *, every: bool = False) -> Table:
+    """One line per sample; one for equal contained ones of more than `MAX_ROWS`, unless `every`."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -145,8 +164,15 @@ def table(findings: RunFindings) -> Table:
     for name in _SAMPLE_COLUMNS:
         right = name in {"commands", "in", "out", "time"}
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
+    alike: dict[object, list[Row]] = {}
     for row in findings.rows:
-        cells = zip(_SAMPLE_COLUMNS, _cells(row), strict=True)
+        is_plain = row.verdict.value == "contained" and not row.transcript.error
+        of_row = dict(zip(_SAMPLE_COLUMNS, _cells(row), strict=True))
+        key: object = (of_row["score"], of_row["destroyed"], of_row["note"])
+        fits = is_plain and not every and len(findings.rows) > MAX_ROWS
+        alike.setdefault(key if fits else id(row), []).append(row)
+    for rows in alike.values():
+        cells = zip(_SAMPLE_COLUMNS, _cells(*rows), strict=True)
         shown.add_row(
             *(
                 cell if name == "verdict" else escape(printable(cell, max_chars=200))
@@ -156,7 +182,8 @@ def table(findings: RunFindings) -> Table:
     return shown
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, *more: Row) -> list[str]:
+    rows = (row, *more)
     transcript, verdict = row.transcript, row.verdict.value
     degraded = [f"cell {cell}: {each}" for cell, each in row.degraded]
     not_run = [
@@ -165,15 +192,15 @@ def _cells(row: Row) -> list[str]:
     ]
     epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
-        f"{transcript.sample}{epoch}",
+        f"{len(rows):,} samples" if more else f"{transcript.sample}{epoch}",
         " ".join(transcript.scores.values()) or ("error" if transcript.error else "-"),
         f"[{COLOURS[verdict]}]{verdict}[/]",
         row.probed,
-        " ".join(cell.cell_id for cell in row.cells) or "none",
-        str(row.commands),
-        format_size(row.bytes_in),
-        format_size(row.bytes_out),
-        format_duration(row.lasted_s),
+        "--all lists them" if more else " ".join(cell.cell_id for cell in row.cells) or "none",
+        str(sum(each.commands for each in rows)),
+        format_size(sum(each.bytes_in for each in rows)),
+        format_size(sum(each.bytes_out for each in rows)),
+        format_duration(sum(each.lasted_s for each in rows)),
         "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
         "; ".join((*map(str, row.reasons), *degraded, *not_run, *transcript.notes)),
     ]
@@ -220,26 +247,17 @@ def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
     return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
 
 
+_FAILED: Final = {"exec": "commands", "read_file": "file reads", "write_file": "file writes"}
+
+
 def _failed(operation: Operation) -> str:
     """A kind of operation that failed without a transcript event."""
-    from belljar.report.cells import Action
-
-    match operation.action, operation.errno:
-        case Action.READ, errno.ENOENT:
-            return "file reads of missing files (by the harness)"
-        case Action.READ, _:
-            return "file reads that failed (by the harness)"
-        case Action.WRITE, _:
-            return "file writes that failed (by the harness)"
-        case Action.STAT | Action.LIST, _:
-            return "looks at missing files (by the harness)"
-        case Action.UPLOAD | Action.DOWNLOAD | Action.REMOVE, _:
-            return "copies and removals of files that failed (by the harness)"
-    return "commands that timed out, were cut off or could not be started"
+    missing = " of missing files" if operation.errno == errno.ENOENT else ""
+    return f"{_FAILED.get(operation.action.value, 'other operations')}{missing} that failed"
 
 
 def remarks(findings: RunFindings) -> list[str]:
-    """Remarks that no transcript has."""
+    """Remarks that no transcript has, none of them a reason."""
     lines = [*_not_in_transcript(findings.rows), *differing(findings)]
     lines += [
         f"cell {cell.cell_id} was created, but the run ended before its sample began"
@@ -263,28 +281,39 @@ def remarks(findings: RunFindings) -> list[str]:
         f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
         for log in findings.unsealed_logs
     ]
-    lines += [f"problem: {printable(str(problem))}" for problem in findings.problems]
-    lines += [f"error: {printable(error)}" for error in findings.errors]
-    lines += [
-        f"error: sample {printable(row.transcript.sample)}: cell {cell.cell_id} died: "
-        f"{printable(cell.death)}"
-        for row in findings.rows
-        for cell in row.cells
-        if cell.death
-    ]
-    lines += [
-        f"error: sample {printable(row.transcript.sample)}: "
-        f"{printable(row.transcript.error, max_chars=300)}"
-        for row in findings.rows
-        if row.transcript.error
-    ]
     return lines
+
+
+def reasons(findings: RunFindings) -> list[str]:
+    """Problems and errors, each once: an evaluation ends with the error of one of its samples."""
+    from belljar.differences import samples_named
+    from belljar.report.reasons import ReasonCode
+
+    samples: dict[str, dict[str, None]] = {}
+    for row in findings.rows:
+        deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
+        for error in filter(None, (*deaths, row.transcript.error)):
+            samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
+    explained = findings.never_began and bool(findings.errors)
+    return [
+        *(
+            f"problem: {printable(str(problem))}"
+            for problem in findings.problems
+            if not (explained and problem.code is ReasonCode.NO_SAMPLES)
+        ),
+        *(
+            f"error: {printable(error, max_chars=300)}"
+            for error in findings.errors
+            if not any(printable(error).rpartition("error: ")[2][:100] in each for each in samples)
+        ),
+        *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
+    ]
 
 
 # --- networks
 
 
-def network_lines(findings: RunFindings, run_id: str) -> list[str]:
+def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) -> list[str]:
     """An escaped block for each range. Empty without networks."""
     lines: list[str] = []
     ranges = [(row.transcript, each) for row in findings.rows for each in row.ranges]
@@ -300,11 +329,11 @@ def network_lines(findings: RunFindings, run_id: str) -> list[str]:
         packets = f"; packets: {found.packets}" if found.packets else ""
         about = f"range {found.range_id}, cells {', '.join(map(printable, names))}{packets}"
         lines.append(f"\nNetwork of {sample}{epoch}: {about}")
-        lines += (f"  {line}" for line in _block(found, run_id))
+        lines += (f"  {line}" for line in _block(found, run_id, verbose=verbose))
     return lines
 
 
-def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
+def _block(found: RangeFindings, run_id: str, *, verbose: bool) -> Iterator[str]:
     from belljar.report.ranges import ORDINARY
 
     if not found.requests.count and not found.between_cells.count:
@@ -346,7 +375,7 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
             f"bytes outside of requests, messages and streams, in the events network.connection: "
             f"{', '.join(unusual)}"
         )
-    yield from _flows(found)
+    yield from _flows(found, verbose=verbose)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
         yield (
             f"{thrown} packet(s) of the packet record were dropped: it reached the policy's "
@@ -391,7 +420,7 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
     yield from lines[len(requests.first) :]
 
 
-def _flows(found: RangeFindings) -> Iterator[str]:
+def _flows(found: RangeFindings, *, verbose: bool) -> Iterator[str]:
     flows = found.flows.values()
     for flow in (flow for flow in flows if flow.to):
         kind = "connections" if flow.reason == "connection" else "packets"
@@ -407,11 +436,13 @@ def _flows(found: RangeFindings) -> Iterator[str]:
                 *((f.packets, f.to.times, f.probed, f.again) for f in stopped), strict=True
             )
         )
-        yield (
-            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most likely "
-            f"of Belljar's own probes; {again} only counted (repeated or beyond a hundred "
-            f"destinations)"
-        )
+        # Of Belljar's own probes alone there is nothing to report: each tries the same places again
+        if listed or verbose or again > probed:
+            yield (
+                f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most "
+                f"likely of Belljar's own probes; {again} only counted (repeated or beyond a "
+                f"hundred destinations)"
+            )
 
 
 # --- signals
@@ -429,7 +460,7 @@ def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
         for name, row in zip(names, findings.rows, strict=True)
         for line in _sample(name.ljust(width), row, verbose=verbose)
     ]
-    blind = sum(bool(row.signals.blind) for row in findings.rows)
+    blind, run = sum(bool(row.signals.blind) for row in findings.rows), printable(findings.run_id)
     if not (lines or blind):
         return []
     more = [f"  … {len(lines) - MAX_SIGNAL_LINES} more line(s): findings.json in the run directory"]
@@ -437,7 +468,11 @@ def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
         "\nSignals:",
         *(lines[:MAX_SIGNAL_LINES] or ["  none"]),
         *(more if len(lines) > MAX_SIGNAL_LINES else ()),
-        *([] if verbose or not blind else [f"  not everything was seen in {blind} sample(s): -v"]),
+        *(
+            [f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v"]
+            if blind and not verbose
+            else ()
+        ),
     ]
 
 

@@ -164,21 +164,7 @@ def ls(*, as_json: bool) -> None:
         names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
         cells = (names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source)
         rows.append(tuple(printable(cell, max_chars=100_000) for cell in cells))
-    if not sys.stdout.isatty():
-        click.echo("\n".join(table_lines([_COLUMNS, *rows])))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS:  # nothing is cut but a long source
-        table.add_column(
-            column, overflow="ellipsis" if column == "SOURCE" else "fold", no_wrap=column != "NAME"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(highlight=False).print(table)
+    click.echo("\n".join(table_lines([_COLUMNS, *rows])))
 
 
 @image.command()

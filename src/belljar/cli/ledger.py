@@ -125,6 +125,9 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many events.")
 @click.option(
+    "--no-probes", is_flag=True, help="Leave out packets and names that Belljar's probes tried."
+)
+@click.option(
     "--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped."
 )
 @json_option("One JSON object per line, beyond ASCII escaped.")
@@ -136,6 +139,7 @@ def show(
     grep: str | None,
     limit: int | None,
     *,
+    no_probes: bool,
     with_output: bool,
     as_json: bool,
 ) -> None:
@@ -158,8 +162,12 @@ def show(
 
     path, after = run_path(run), _since(since)
     lines = _readable(path, read_lines(path))
+    if no_probes:
+        lines = _without_probes(lines)
     wanted = (line for line in lines if _is_wanted(line[1], kinds, cell, after, grep))
+    is_empty = True
     for number, event in islice(wanted, limit):
+        is_empty = False
         if isinstance(event, ValueError):
             click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
             continue
@@ -178,6 +186,31 @@ def show(
                     click.echo(f"        {name} | {printable(line)}")
                 if problem:
                     click.echo(f"        {name}: {printable(problem)}")
+    if is_empty and sys.stdout.isatty():
+        click.echo("no event matches", err=True)
+
+
+def _without_probes(
+    lines: Iterator[tuple[int, Line | ValueError]],
+) -> Iterator[tuple[int, Line | ValueError]]:
+    """Leave out what a range refused or looked up while one of its cells was probed."""
+    from belljar.events import Kind
+
+    ranges: dict[str | None, object] = {}
+    probed = set[object]()
+    for number, event in lines:
+        if isinstance(event, ValueError):
+            yield number, event
+            continue
+        if event.kind is Kind.CELL_PLANNED:
+            ranges[event.cell] = event.data.get("range")
+        elif event.kind is Kind.PROBE_STARTED:
+            probed.add(ranges.get(event.cell))
+        elif event.kind is Kind.PROBE_COMPLETED:
+            probed.discard(ranges.get(event.cell))
+        is_tried = event.kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
+        if not (is_tried and event.data.get("range") in probed):
+            yield number, event
 
 
 # Of one body; a longer one is cut, and its whole is a file of the run directory.

@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -66,6 +65,19 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 """Module, attribute and summary, printed without an import."""
 
 
+FOREIGN: Final = {
+    **dict.fromkeys(("log", "logs", "events", "history"), "use `belljar ledger show RUN`"),
+    **dict.fromkeys(("stats", "top"), "use `belljar ps`"),
+    **dict.fromkeys(("replay", "report", "results"), "use `belljar verdict RUN`"),
+    **dict.fromkeys(("images", "pull", "build"), "use `belljar image ls`, `import` or `build`"),
+    **dict.fromkeys(("rm", "stop", "clean"), "use `belljar kill CELL`, `reap` or `prune`"),
+    "view": "use `inspect view --log-dir RUN_DIRECTORY/inspect`",
+    "init": "use `belljar setup`; `belljar policy show high` prints a policy to begin with",
+    "config": "use a policy file: `belljar policy schema`",
+    "eval": "use `belljar run TASK`",
+}
+"""Words of other tools."""
+
 # An event loop's idle threads take less than a millisecond.
 THREADS_END_WITHIN_S: Final = 0.05
 
@@ -80,6 +92,9 @@ class _BrokenPipeInCommandError(Exception):
 
 class _LazyGroup(console.CommandGroup):
     """Commands are imported when run, not when listed."""
+
+    others = "`belljar --help` lists the commands"
+    foreign = FOREIGN
 
     def invoke(self, ctx: click.Context) -> object:
         """A broken pipe comes out as it is."""
@@ -124,10 +139,6 @@ class _LazyGroup(console.CommandGroup):
                 ctx.exit()
             args = [*args[1:], "--help"]
         return super().resolve_command(ctx, args)
-
-    def hint_at_commands(self, names: Sequence[str]) -> str:  # noqa: ARG002 - too many to name
-        """See `CommandGroup`."""
-        return "`belljar --help` lists the commands"
 
     def format_commands(
         self,

@@ -16,6 +16,7 @@ from belljar.cli.console import (
     CommandGroup,
     Misuse,
     json_option,
+    notice,
     policy_argument,
     print_json,
     task_args_option,
@@ -91,6 +92,11 @@ def check_file(file: Path, *, as_json: bool) -> int:
         f"  name {policy.name}, risk {policy.risk}, tier {tier}{stronger}, image {policy.image}\n"
         f"  network: {_network(policy)}"
     )
+    kinds = {each.kind for each in policy.network.stand_ins.values()} if policy.network else set()
+    if "pypi" in kinds and policy.image == "default":
+        notice(
+            "image `default` has no pip; `belljar setup --dev-image` makes `debian-dev`, which has"
+        )
     return 0
 
 

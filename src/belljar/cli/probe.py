@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from belljar.cli.console import (
     COLOURS,
-    TIERS,
     Misuse,
     json_option,
     policy_argument,
@@ -26,10 +24,27 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
-    from belljar.probe.model import Finding, ProbeReport
-    from belljar.report.containment import TierResult
+    from belljar.probe.model import Finding, ProbeReport, Verdict
 
 _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """One tier's results, as each user."""
+
+    tier: str
+    emulated: bool
+    layers: tuple[str, ...]
+    user: str
+    reports: tuple[ProbeReport, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its runs."""
+        from belljar.probe.model import worst
+
+        return worst(report.verdict for report in self.reports)
 
 
 @click.command("probe", options_metavar="[OPTIONS]")
@@ -57,12 +72,6 @@ _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
     is_flag=True,
     help="Print the catalogue (what is tried, why, what a breach looks like); no cell.",
 )
-@click.option(
-    "--table",
-    "page",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Probe every tier this host has and write the results there, as Markdown.",
-)
 @json_option()
 def probe(
     policy: str | None,
@@ -72,7 +81,6 @@ def probe(
     groups: tuple[str, ...],
     user: str | None,
     listing: bool,
-    page: Path | None,
     as_json: bool,
 ) -> int:
     """Try to get out of a fresh cell, from inside, and let the host judge what came of it.
@@ -99,8 +107,7 @@ def probe(
     from belljar.probe.catalogue import PROBES
     from belljar.probe.run import ALL, QUICK, chosen
 
-    everything = every or page is not None
-    wanted: str | list[str] = list(groups) if groups else ALL if everything else QUICK
+    wanted: str | list[str] = list(groups) if groups else ALL if every else QUICK
     try:
         chosen(PROBES, wanted)
     except ValueError as error:
@@ -108,8 +115,6 @@ def probe(
         raise Misuse(str(error), param="--group", hint=hint) from None
     if listing:
         return _list(groups, as_json=as_json)
-    if page is not None:
-        return run_async(_write_page, page, policy or "low")
     return run_async(_probe, policy, tier, wanted, user, as_json=as_json)
 
 
@@ -146,7 +151,7 @@ async def _probe(
 
 async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
-) -> TierResult:
+) -> _Tried:
     """As `user` or the policy's, then as root in another cell."""
     from belljar.probe.run import ALL
 
@@ -159,11 +164,10 @@ async def _tried(
 
 async def _tried_once(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
-) -> TierResult:
+) -> _Tried:
     from belljar.cell import open_range
     from belljar.events import Actor
     from belljar.probe.run import probe_cell
-    from belljar.report.containment import TierResult
 
     async with open_range(loaded, run=run) as opened:
         cell = opened.cell
@@ -175,7 +179,7 @@ async def _tried_once(
             user=user,
             actor=Actor.OPERATOR,
         )
-        return TierResult(
+        return _Tried(
             tier=cell.tier,
             emulated=cell.emulated,
             layers=tuple(layer.name for layer in cell.plan.layers),
@@ -184,7 +188,7 @@ async def _tried_once(
         )
 
 
-def _show(result: TierResult) -> None:
+def _show(result: _Tried) -> None:
     console = rich_console()
     for report in result.reports:
         name = printable(report.user or result.user) or "root"
@@ -261,40 +265,3 @@ def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
             click.echo(f"  known   {tier}: {why}")
     click.echo(f"\n{len(found)} probes, {sum(each.quick for each in found)} of them quick")
     return 0
-
-
-async def _write_page(page: Path, policy: str) -> int:
-    """All probes in every tier, or why it is missing."""
-    import os
-    import platform
-
-    import anyio
-
-    from belljar.cell import start_run
-    from belljar.errors import HostError
-    from belljar.probe.catalogue import PROBES
-    from belljar.probe.model import Verdict, worst
-    from belljar.probe.run import ALL
-    from belljar.report.containment import TierResult, containment_page
-
-    with start_run("probe", policy, sys.argv[1:]) as run:
-        results = []
-        for tier in TIERS:
-            try:
-                results.append(await _tried(typed_policy(policy, tier), run, ALL, None))
-            except HostError as error:
-                results.append(TierResult(tier=tier, refused=error.what))
-        unified = anyio.Path("/sys/fs/cgroup/cgroup.controllers")
-        delegated = await unified.exists() and bool((await unified.read_text()).split())
-        host = {  # what bears on the results, and doesn't name the host
-            "kernel": f"Linux {'.'.join(platform.release().split('.')[:2])}, {platform.machine()}",
-            "control groups": "version 2" if delegated else "version 1",
-            "as": "root" if os.geteuid() == 0 else "an ordinary user",
-        }
-        text = containment_page(results, PROBES, host)
-        await anyio.Path(page).write_text(text, encoding="utf-8")
-        verdict = worst(report.verdict for result in results for report in result.reports)
-        code = _EXIT_CODES[verdict.value]
-        run.finish("completed" if verdict is Verdict.CONTAINED else "failed", exit_code=code)
-    click.echo(f"{verdict.value}: {printable(str(page))}", err=True)
-    return code

@@ -29,12 +29,16 @@ _VERDICT_STYLES: Final[dict[str, dict[str, Any]]] = {
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
 
+all_option = click.option(
+    "--all", "every", is_flag=True, help="A line for each sample; else many equal ones are one."
+)
+
 
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--warm N] [--all] [--traceback] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -69,6 +73,8 @@ MAX_WHAT_CHARS: Final = 60
     metavar="N",
     help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
 )
+@all_option
+@click.option("--traceback", is_flag=True, help="Show an error's traceback; Inspect's log has it.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
@@ -79,6 +85,8 @@ def run(
     tier: str | None,
     require_contained: bool,
     warm: int,
+    every: bool,
+    traceback: bool,
     as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -104,10 +112,16 @@ def run(
       belljar run examples/escape_artist/task.py
       belljar run task.py@ctf --policy policy.yaml --model openai/gpt-4o --limit 10
     """
-    from belljar.harness.evaluate import RunRequest, run_evaluation
+    from belljar.harness.arguments import check_early, check_policy
 
+    context = click.get_current_context()
     if override and not policy:
         raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
+    check_early(inspect_args, context)
+    if policy:
+        check_policy(policy, tier or "")
+    from belljar.harness.evaluate import RunRequest, run_evaluation
+
     request = RunRequest(
         inspect_args=inspect_args,
         policy=policy,
@@ -117,12 +131,12 @@ def run(
         require_contained=require_contained,
         warm=warm,
         quiet=as_json,
+        traceback=traceback,
     )
     try:
         outcome = run_evaluation(request)
     except click.NoSuchOption as error:
         # Inspect's parser refused it: suggest the nearest of Belljar's and of Inspect's options.
-        context = click.get_current_context()
         commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
         known = [name for command in commands for param in command.params for name in param.opts]
         raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error
@@ -130,7 +144,7 @@ def run(
         found = findings_json(outcome.findings, outcome.path)
         print_json({**found, "not_in_metrics": list(outcome.dropped)})
     else:
-        show_findings(outcome.findings, outcome.path, dropped(outcome))
+        show_findings(outcome.findings, outcome.path, dropped(outcome), every=every)
     return outcome.exit_code
 
 
@@ -145,12 +159,19 @@ def run(
     "was written.",
 )
 @key_option
+@all_option
 @click.option(
     "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
 )
 @json_option()
 def verdict(
-    run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
+    run: str,
+    logs: tuple[Path, ...],
+    fingerprint: str | None,
+    *,
+    every: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> int:
     """Judge RUN offline, by its ledger and Inspect's log. Both are verified first.
 
@@ -181,7 +202,7 @@ def verdict(
     if as_json:
         print_json(findings_json(findings, path))
     else:
-        show_findings(findings, path, verbose=verbose)
+        show_findings(findings, path, verbose=verbose, every=every)
     return findings.exit_code
 
 

@@ -13,7 +13,7 @@ import sys
 import termios
 import tty
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -30,6 +30,7 @@ from belljar.cli.console import (
 from belljar.cli.exec import read_descriptor, report_skipped_tiers, typed_policy
 from belljar.errors import HostError
 from belljar.units import printable
+from belljar.waiting import FIRST_CELL, reported_if_slow
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream
@@ -68,7 +69,10 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
     from belljar.cell import PtySize, open_cell, start_run
 
     with start_run("shell", policy or "high", LOGIN_SHELL) as run:
-        async with open_cell(typed_policy(policy, tier), run=run) as cell:
+        async with AsyncExitStack() as stack:
+            with reported_if_slow(FIRST_CELL):
+                opening = open_cell(typed_policy(policy, tier), run=run)
+                cell = await stack.enter_async_context(opening)
             report_skipped_tiers(cell.plan)
             about = f"{cell.tier}, emulated" if cell.emulated else cell.tier
             click.echo(f"cell {cell.id} ({about}); leave with exit or Ctrl-D", err=True)

@@ -72,6 +72,8 @@ def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
                 click.echo(f"{name}: not scanned to the end: {one['problem']}", err=True)
     if any(one["hits"] for one in found):
         return 1
+    if not as_json and sys.stdout.isatty():
+        click.echo("nothing found", err=True)
     return 0 if all(one["complete"] for one in found) else INCOMPLETE_CODE
 
 

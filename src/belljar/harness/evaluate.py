@@ -6,18 +6,18 @@ sandboxes first, and compares log and ledger at the end.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from belljar.errors import BelljarError, PolicyError
+from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_processes
 from belljar.harness.operator import read_operator
@@ -27,6 +27,7 @@ from belljar.harness.options import (
     explicit_arguments,
     read_options,
     read_selection,
+    short_errors,
     was_given,
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
@@ -59,7 +60,7 @@ class RunRequest:
 
     `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
     `require_contained`: metrics count contained samples only. `warm`: cells kept ready per plan.
-    `quiet`: standard output stays free for the caller.
+    `quiet`: standard output stays free for the caller. `traceback`: Inspect shows an error's.
     """
 
     inspect_args: Sequence[str]
@@ -70,6 +71,7 @@ class RunRequest:
     require_contained: bool = False
     warm: int = 0
     quiet: bool = False
+    traceback: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
 
@@ -97,7 +99,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if request.quiet:
             stack.enter_context(_standard_output_to_error())
         if request.policy:
-            _check_policy(request.policy, request.tier)
+            check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
         session = Session(
             operator_options={
@@ -117,9 +119,17 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         for check in (sole_provider, tool_checks, model_boundary):
             stack.enter_context(check(session))
         operator = read_operator(**session.operator_options)
-        tasks, previews = load_tasks(options, operator, read_selection(options))
+        tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
         if session.stopped is not None:
             raise session.stopped
+        if not previews:
+            raise PolicyError(
+                "no sample is selected",
+                where=printable(", ".join(task.name for task in tasks)),
+                hint="see --limit and --sample-id",
+            )
+        if all(each.error is None for each in previews):
+            _check_model(options, tasks)
         _show_preview(previews, session)
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
         return _run_tasks(request, options, tasks, session)
@@ -131,7 +141,7 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     from belljar.harness.host_tools import tool_checks
 
     if run_policy := operator.get("run_policy", ""):
-        _check_policy(run_policy, operator.get("tier", ""))
+        check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
     with _standard_output_to_error():
@@ -183,9 +193,10 @@ def _run_tasks(
     session: Session,
 ) -> RunOutcome:
     from belljar.harness.host_tools import known_tools
+    from belljar.harness.provider import BelljarSandboxEnvironment
 
     what = ", ".join(task.name for task in tasks)
-    argv = [*sys.argv[:1], *request.inspect_args]
+    argv = [*sys.argv[:1], "run", *request.inspect_args]
     epochs = options.context.params.get("epochs")
     expected = expected_samples(tasks, epochs=epochs, selection=read_selection(options))
     with (
@@ -193,6 +204,12 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
+        samples, cells = (
+            options.context.params.get(f"max_{each}") for each in ("samples", "sandboxes")
+        )
+        cells = cells or BelljarSandboxEnvironment.default_concurrency()
+        if samples and cells and samples > cells:
+            session.show_once([f"{cells} cells at a time, not {samples}: see --max-sandboxes"])
         tools = {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
         run.write_json(TOOLS, tools)
         with (
@@ -202,7 +219,7 @@ def _run_tasks(
             # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its
             # log, the cells are destroyed.
             session.termination_signals, session.stop = termination.received, termination.interrupt
-            interrupted = invoke(options, tasks, session, run, quiet=request.quiet)
+            interrupted = invoke(request, options, tasks, session, run)
             session.stop = None
         session.record_end(interrupted=interrupted)
         evidence, dropped = _evidence_in_log(run, require_contained=request.require_contained)
@@ -240,47 +257,19 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
         return evidence, []
 
 
-def _check_policy(policy: str, tier: str) -> None:
-    # As `belljar policy check`, whole: also what the tasks' own policies would leave unused.
-    from belljar.host.settings import resolve_here
-    from belljar.policy import resolve_policy, with_tier
-
-    check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
-
-
 def _absolute(policy: str) -> str:
     # Inspect changes directory for a task: a file must be found from anywhere.
     path = Path(policy)
     return str(path.absolute()) if policy and os.path.lexists(path) else policy
 
 
-def _check_files(specs: Sequence[str]) -> None:
-    for spec in specs:
-        file = spec.partition("@")[0]
-        if not file.endswith((".py", ".ipynb")) or any(sign in file for sign in "*?["):
-            continue
-        if not Path(file).exists():
-            hint = "name a file, file@task or package/task"
-            raise PolicyError("no such file", where=printable(file), hint=hint)
-        try:
-            if file.endswith(".py"):
-                ast.parse(Path(file).read_bytes(), filename=file)
-        except SyntaxError as error:
-            raise PolicyError(
-                f"the task can't be loaded: {type(error).__name__}: {printable(error.msg)}",
-                where=printable(f"{file}:{error.lineno}" if error.lineno else file),
-                hint="try: python -m py_compile FILE",
-            ) from error
-        except (OSError, ValueError, RecursionError, MemoryError):
-            continue  # loading it says why
-
-
 def load_tasks(
-    options: InspectOptions, operator: Operator, selection: Selection
+    options: InspectOptions, operator: Operator, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for an invalid task. A refused sandbox is an error of its samples.
+    Raises `PolicyError` for an invalid task, `HostError` when `runs` and the model can't be used.
+    A refused sandbox is an error of its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
@@ -299,9 +288,9 @@ def load_tasks(
         raise click.UsageError(
             "which task? Name a file, file@task or package/task", options.context
         )
-    _check_files(specs)
+    check_files(specs)
     given = parse_cli_config(params["t"], params["task_config"])
-    _set_active_model(options)
+    _set_active_model(options, is_needed=runs)
     with _explained(", ".join(specs)):
         tasks = inspect_load_tasks(specs, {**configured.get("task_args", {}), **given})
     if not tasks:
@@ -323,12 +312,14 @@ def load_tasks(
     return tasks, previews
 
 
-def _set_active_model(options: InspectOptions) -> None:
+def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
     """Set the model and its roles, as Inspect does before it loads a task, which may ask for them.
 
-    None of several models is set: their evaluations share one loading.
+    None of several models is set: their evaluations share one loading. With `is_needed`, raises
+    `HostError` when the provider's package or key is missing.
     """
     from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
+    from inspect_ai._util.error import PrerequisiteError
     from inspect_ai._util.generate_config_args import config_from_locals
     from inspect_ai.model import GenerateConfig
     from inspect_ai.model._model import init_active_model, init_model_roles, resolve_models
@@ -343,6 +334,15 @@ def _set_active_model(options: InspectOptions) -> None:
         args = parse_cli_config(params.get("m"), params.get("model_config"))
         models = resolve_models(name, params.get("model_base_url"), args, config)
         roles = resolve_model_roles(parse_model_role_cli_args(params.get("model_role")))
+    except PrerequisiteError as error:
+        if not is_needed:
+            return
+        raise HostError(
+            f"the model can't be used: {_unmarked(error)}",
+            where=printable(f"--model {name}"),
+            hint="install the provider's package beside belljar, and set its key in the "
+            "environment; `--model mockllm/model` needs neither",
+        ) from error
     except Exception:  # noqa: BLE001 - what is wrong with it, the evaluation says
         return
     if len(models) == 1:
@@ -379,14 +379,53 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _unmarked(error: PrerequisiteError) -> str:
-    """Inspect's message without its markup."""
+    """Inspect's message in one line, without its markup."""
     from rich.text import Text
 
-    return Text.from_markup(str(error.message)).plain
+    text = Text.from_markup(str(error.message)).plain.strip().removeprefix("ERROR: ")
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    sentences = [line if line[-1] in ".:;," else f"{line}." for line in lines]
+    return printable(" ".join(sentences).removesuffix("."), max_chars=2000)
+
+
+# Inspect's own solvers that call the evaluated model, unless they are given one
+_CALL_MODEL: Final = frozenset(
+    {"generate", "multiple_choice", "self_critique", "basic_agent", "react"}
+)
+
+
+def _check_model(options: InspectOptions, tasks: Iterable[Task]) -> None:
+    """Refuse a task whose solver calls a model when none is named: Inspect would do so in a cell.
+
+    What a solver of the task's own calls is not foreseen.
+    """
+    from inspect_ai._util.registry import is_registry_object, registry_info, registry_params
+    from inspect_ai.solver import Solver
+
+    if options.model or options.context.params.get("solver"):
+        return
+    for task in tasks:
+        waiting: list[Solver] = [] if task.model else [task.solver]
+        while waiting:
+            solver = waiting.pop()
+            name = registry_info(solver).name if is_registry_object(solver) else ""
+            if name.removeprefix("inspect_ai/") in _CALL_MODEL:
+                if not registry_params(solver).get("model"):
+                    raise PolicyError(
+                        f"its solver `{name.removeprefix('inspect_ai/')}` needs a model",
+                        where=f"task {printable(task.name)}",
+                        hint="add --model PROVIDER/NAME, such as mockllm/model",
+                    )
+            elif isinstance(solver, Sequence):  # a chain
+                waiting += solver
 
 
 def invoke(
-    options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool
+    request: RunRequest,
+    options: InspectOptions,
+    tasks: list[Task],
+    session: Session,
+    run: RunDirectory,
 ) -> bool:
     """Run Inspect's own `eval`; whether a person interrupted it."""
     context = options.context
@@ -397,23 +436,22 @@ def invoke(
         "task_config": None,
     }
     if not was_given(context, "display"):
-        context.params["display"] = "none" if quiet else "rich" if sys.stdout.isatty() else "plain"
+        display = "rich" if sys.stdout.isatty() else "plain"
+        context.params["display"] = "none" if request.quiet else display
     from inspect_ai._util.error import PrerequisiteError
 
     try:
-        with explicit_arguments(options.explicit(run.inspect_log_dir)):
+        short = contextlib.nullcontext() if request.traceback else short_errors()
+        with explicit_arguments(options.explicit(run.inspect_log_dir)), short:
             context.command.invoke(context)
     except PrerequisiteError as error:
-        if session.refusal is None:  # else `run_evaluation` raises that
-            print_status(f"belljar: inspect: {printable(_unmarked(error), max_chars=2000)}")
+        session.failure = session.failure or f"the evaluation did not run: {_unmarked(error)}"
     except (KeyboardInterrupt, click.Abort):
         return True
     except Exception as error:  # noqa: BLE001
         # Whatever ends the evaluation, its record is closed and judged.
-        print_status(
-            f"belljar: the evaluation ended with {type(error).__name__}: "
-            f"{printable(str(error), max_chars=2000)}"
-        )
+        message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
+        session.failure = session.failure or f"the evaluation ended with {message}"
     return False
 
 

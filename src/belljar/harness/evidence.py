@@ -38,7 +38,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai.event import Event, ModelEvent
-    from inspect_ai.log import EvalLog, EvalSample
+    from inspect_ai.log import EvalError, EvalLog, EvalSample
     from inspect_ai.scorer import Score
 
     from belljar.ledger import RunDirectory
@@ -79,6 +79,7 @@ def read_log(location: str, run_id: str) -> LogRecord:
     return LogRecord(
         location=location,
         task=printable(header.eval.task),
+        eval_id=header.eval.eval_id,
         status=status,
         error=printable(header.error.message, max_chars=400) if header.error else "",
         transcripts=tuple(transcripts),
@@ -110,7 +111,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         epoch=sample.epoch,
         uuid=sample.uuid or "",
         scores={name: _shown(score) for name, score in scores.items() if not is_own_score(score)},
-        error=_error(sample.error.message) if sample.error else "",
+        error=_error(sample.error) if sample.error else "",
         calls=tuple(
             Call(
                 action=Action(event.action),
@@ -140,8 +141,12 @@ def is_own_score(score: Score) -> bool:
     return OWN_SCORE in (score.metadata or {})
 
 
-def _error(message: str) -> str:
-    return "cancelled" if message.startswith(("CancelledError", "Cancelled")) else message
+def _error(error: EvalError) -> str:
+    if error.message.startswith(("CancelledError", "Cancelled")):
+        return "cancelled"
+    # Inspect counts tokens where a model reports no usage, also for mockllm
+    why = "tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): "
+    return f"{why if '/tiktoken/' in error.traceback else ''}{error.message}"
 
 
 def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:

@@ -245,6 +245,30 @@ def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
         command.__dict__["eval"] = original
 
 
+@contextlib.contextmanager
+def short_errors() -> Iterator[None]:
+    """Have Inspect's display show an evaluation's error in one line, without its traceback.
+
+    Its log has the traceback. An Inspect that displays errors in another way goes on doing so.
+    """
+    from inspect_ai._display.core import results
+    from rich.text import Text
+
+    def in_one_line(kind: type[BaseException], error: BaseException, *_: object) -> Text:
+        return Text(f"{kind.__name__}: {printable(str(error), max_chars=600)}")
+
+    shown = results.__dict__
+    original = shown.get("rich_traceback")
+    if original is None:
+        yield
+        return
+    shown["rich_traceback"] = in_one_line
+    try:
+        yield
+    finally:
+        shown["rich_traceback"] = original
+
+
 def unknown_inspect(what: str) -> HostError:
     """The installed Inspect is not a tested one."""
     from importlib.metadata import version

@@ -303,6 +303,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 await stack.aclose()
             if isinstance(error, ContainmentBreach):
                 session.breached(error)
+            session.note_no_room(error)
             raise
         session.live[opened.cell.id] = environment
         return environment

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 import anyio
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
+from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import AttachSocket
@@ -73,6 +74,7 @@ class Session:
         live: the running cells of samples, by id.
         warm_range: takes cells made ahead, under `--warm`.
         refusal: the first error that refused a task.
+        failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
         breaches: errors of destruction and probes; any voids the run.
         stopped: the breach after which no cell takes work, at monotonic `stopped_at_s`.
         stop: ends the evaluation at once, if its owner can.
@@ -94,6 +96,8 @@ class Session:
         Callable[[BaseModel | str | None, LoadedPolicy], AbstractAsyncContextManager[Range]] | None
     ) = None
     refusal: BelljarError | None = None
+    failure: str = ""
+    failure_code: int = 0
     breaches: list[BelljarError] = field(default_factory=list)
     stopped: BelljarError | None = None
     stopped_at_s: float = 0.0
@@ -109,6 +113,7 @@ class Session:
         """The run directory, opened if needed. Raises `HostError`."""
         if self.run is None:
             self.own, self.breaches, self.refusal = ExitStack(), [], None
+            self.failure, self.failure_code = "", 0
             self.run = self.own.enter_context(
                 self.source.start_run("inspect", sys.argv, home=self.home)
             )
@@ -145,6 +150,8 @@ class Session:
         }
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
+        if self.failure:
+            data["failure"], data["failure_code"] = self.failure, self.failure_code
         self.record(Event(kind=Kind.RUN_EVALUATED, data=data, actor=Actor.HARNESS))
 
     def close_own_run(self) -> None:
@@ -154,6 +161,11 @@ class Session:
         own, self.own, self.run = self.own, None, None
         self.directories.clear()
         own.close()
+
+    def note_no_room(self, error: BaseException) -> None:
+        """If a cell could not be made for want of disk space: what ends the evaluation."""
+        if os_error_below(error, NO_ROOM) is not None and isinstance(error, BelljarError):
+            self.failure, self.failure_code = _plain(error), CellError.exit_code
 
     def breached(self, error: BelljarError) -> None:
         """Refuse further work, and end the evaluation."""

@@ -7,7 +7,12 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +28,7 @@ from belljar.policy.limits import demanded_tier
 from belljar.policy.stand_ins import CellStandIn
 from belljar.store.home import belljar_home
 from belljar.units import printable
+from belljar.waiting import FIRST_CELL, reported_if_slow
 
 if TYPE_CHECKING:
     from belljar.cell import Cell, Range
@@ -81,6 +87,7 @@ class RealCells:
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path | None, str], str] = {}
+        self._has_opened = False
 
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
@@ -114,7 +121,8 @@ class RealCells:
         from belljar.cell import prepare
 
         self.check_unchanged(policy, home=home)
-        parts = await prepare(policy, recorder=run.recorder, home=home)
+        with reported_if_slow(FIRST_CELL):
+            parts = await prepare(policy, recorder=run.recorder, home=home)
         for sentence in parts.plan.skipped_tiers:
             print_status(f"belljar: {sentence}")
 
@@ -133,9 +141,13 @@ class RealCells:
             if breach is not None:
                 raise breach
 
-        async with open_range(
-            policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
-        ) as opened:
+        async with AsyncExitStack() as stack:
+            opening = open_range(
+                policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
+            )
+            is_first, self._has_opened = not self._has_opened, True
+            with reported_if_slow(FIRST_CELL) if is_first else contextlib.nullcontext():
+                opened = await stack.enter_async_context(opening)
             for cell in opened.cells.values():
                 if cell.plan.image is not None:
                     self._check(home, cell.plan.policy.image, cell.plan.image.digest)

@@ -41,8 +41,9 @@ _NO_GROUPS: Final = (
 )
 _OWN_GROUPS: Final = (
     "as root: for c in {each}; do mkdir /sys/fs/cgroup/$c/{uid}; chown {uid} "
-    "/sys/fs/cgroup/$c/{uid} /sys/fs/cgroup/$c/{uid}/cgroup.procs; done; then in your shell: "
-    "for c in {each}; do echo $$ >/sys/fs/cgroup/$c/{uid}/cgroup.procs; done; or run as root"
+    "/sys/fs/cgroup/$c/{uid} /sys/fs/cgroup/$c/{uid}/cgroup.procs; done\n"
+    "then in your shell: for c in {each}; do echo $$ >/sys/fs/cgroup/$c/{uid}/cgroup.procs; done\n"
+    "or run as root"
 )
 _NOT_GRANTED: Final = "a {tier} cell does not grant {refused}: {why_not}"
 _NOT_GRANTED_BY: Final = {
@@ -232,15 +233,18 @@ def refusal(refused: Mapping[Tier, Obstacle]) -> ObstacleError:
 
 
 def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ...]:
-    """A sentence for each skipped tier; a hint is given once."""
-    sentences, hints = [], set[str]()
+    """A sentence for the skipped tiers of each kind of obstacle; `belljar doctor` has the hints."""
+    tiers: dict[ObstacleCode, list[str]] = {}
     for weaker, obstacle in refused.items():
-        what, hint = obstacle_text(obstacle)
-        advice = "" if hint in hints else f"; hint: {hint}"
-        hints.add(hint)
-        why = f"tier {weaker} can't be used here: {what}{advice}"
-        sentences.append(printable(f"using tier {tier}: {why}"))
-    return tuple(sentences)
+        tiers.setdefault(obstacle.code, []).append(weaker.value)
+    what = {obstacle.code: obstacle_text(obstacle)[0] for obstacle in refused.values()}
+    return tuple(
+        printable(
+            f"using tier {tier}: {', '.join(named)} can't be used here (see `belljar doctor`): "
+            f"{what[code]}"
+        )
+        for code, named in tiers.items()
+    )
 
 
 # ---- warnings

@@ -175,6 +175,16 @@ def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | Non
     return LoadedPolicy(policy=cast("Policy", policy), text=text, source=f"preset:{name}")
 
 
+def with_image(loaded: LoadedPolicy, image: str) -> LoadedPolicy:
+    """The policy with this image in its cell; "": unchanged."""
+    if not image:
+        return loaded
+    known: object = loaded.policy
+    if isinstance(known, PresetPolicy):
+        return replace(loaded, policy=cast("Policy", replace(known, image=image)))
+    return replace(loaded, policy=loaded.policy.model_copy(update={"image": image}))
+
+
 def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
     """The policy with exactly this tier, as a command or a task asks for.
 

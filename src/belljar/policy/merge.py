@@ -331,7 +331,11 @@ def _network(
         return _Chosen({"network": None}, run_policy.base, facts)
     if services is None:
         is_changed = task is not None and task != operator
-        changed = _changed("network", "the policy's network instead of the task's own")
+        names = ", ".join(task.stand_ins) if task is not None else ""
+        instead = (
+            "the policy's network" if operator is not None else "no network, as --policy says,"
+        )
+        changed = _changed("network", f"{instead} instead of the task's own ({names})")
         return _Chosen({}, run_policy.base, (changed,) if is_changed else ())
     names = ", ".join(services.stand_ins)
     unused = f"the task's services ({names}) are its network: the policy's is not there"
@@ -401,8 +405,8 @@ def _other_isolation(operator: Policy, task: Policy) -> Iterator[Difference]:
     for name in ("risk", "tier", "resources", "host_tools"):
         asks, holds = getattr(task, name), getattr(operator, name)
         if name in task.model_fields_set and asks != holds:
-            what = f"{holds}, not {asks}" if name == "risk" else "the policy's own"
-            yield _changed(name, f"the policy of --policy holds: {what}")
+            instead = f"{holds} instead of {asks}" if name == "risk" else "not the task's own"
+            yield _changed(name, f"as --policy says, {instead}")
 
 
 def _overridden(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:

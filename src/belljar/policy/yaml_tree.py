@@ -153,6 +153,12 @@ def read_tree(
     except MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         what = printable(exc.problem or exc.context or "can't be read", max_chars=200)
+        if (
+            mark is not None
+            and mark.buffer
+            and mark.buffer[mark.pointer : mark.pointer + 1] == "\t"
+        ):
+            what = "a tab can't indent; use spaces"
         builder.problem(_mark(mark) if mark else Mark(line=1, column=1), (), f"not YAML: {what}")
     except ReaderError as exc:
         before = text[: exc.position]

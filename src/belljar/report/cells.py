@@ -36,7 +36,9 @@ class Action(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation; `outcome`: its last event's kind, None when cut off."""
+    """One operation; `outcome`: its last event's kind, None when cut off. `own`: of a preparation
+    or probe.
+    """
 
     op: int
     action: Action
@@ -44,6 +46,7 @@ class Operation:
     started: datetime | None = None
     user: str = ""
     pty: bool = False
+    own: bool = False
     outcome: Kind | None = None
     status: str = ""
     code: int | None = None
@@ -85,19 +88,22 @@ class Degraded:
 class CellFindings:
     """One cell.
 
-    `bytes_in`: files and standard input; `bytes_out`: output and files. `host_tools`: allowed
+    `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
+    own. `host_tools`: allowed
     outside of it, `*` for all. `death`: why it died in use. `preparing`: the sample never began.
     """
 
     cell_id: str
     tier: str = ""
     emulated: bool = False
+    begun: bool = False
     ahead: bool = False
     taken: bool = False
     task: str = ""
     sample: str = ""
     epoch: int = 1
     uuid: str = ""
+    eval_id: str = ""
     preparing: bool = False
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
@@ -124,9 +130,14 @@ class CellFindings:
         return self.ahead and not self.taken and not self.sample
 
     @property
+    def never_was(self) -> bool:
+        """It failed before anything of it was made: each start is on record before it acts."""
+        return bool(self.failures) and not (self.begun or self.operations or self.probings)
+
+    @property
     def commands(self) -> int:
-        """Count of commands."""
-        return sum(operation.action is Action.EXEC for operation in self.operations.values())
+        """Count of commands, without Belljar's own."""
+        return sum(each.action is Action.EXEC and not each.own for each in self.operations.values())
 
     def probed(self, phase: str) -> Verdict:
         """The worst probe verdict of one phase; void without any."""
@@ -158,7 +169,7 @@ class CellFindings:
             for breach in probing.breaches or ["the event names no probe"]
         ]
         if not self.destroyed:
-            # An unused cell that could not be made: nothing ever ran in it.
+            # Nothing ever ran in an unused cell that could not be made
             ran = bool(self.operations or self.probings or not self.failures)
             if ran or not self.is_unused:
                 found.append(self._reason(ReasonCode.CELL_NOT_DESTROYED))
@@ -232,7 +243,8 @@ def _add(cell: CellFindings, line: Line) -> None:
     elif kind in _ENDS:
         _add_end(cell, line)
     elif kind is Kind.EXEC_INPUT:
-        cell.bytes_in += _count(data.get("bytes"))
+        operation = cell.operations.get(_count(data.get("op")))
+        cell.bytes_in += 0 if operation and operation.own else _count(data.get("bytes"))
     elif kind is Kind.SAMPLE_STARTED:
         _add_sample(cell, data)
     else:
@@ -241,6 +253,8 @@ def _add(cell: CellFindings, line: Line) -> None:
 
 def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time: datetime) -> None:
     what = shlex.join(data["argv"]) if action is Action.EXEC else str(data["path"])
+    # Until the probes of the start have ended, Belljar prepares the cell, then Inspect the sample
+    is_probed = cell.probings and cell.probings[-1].problem != CUT_OFF
     operation = Operation(
         op=data["op"],
         action=action,
@@ -248,9 +262,10 @@ def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time
         started=time,
         user=str(data.get("user", "")),
         pty=bool(data.get("pty")),
+        own=not is_probed or (cell.preparing and action is Action.EXEC),
     )
     cell.operations[operation.op] = operation
-    if action in (Action.WRITE, Action.UPLOAD):
+    if action in (Action.WRITE, Action.UPLOAD) and is_probed:
         cell.bytes_in += _count(data.get("bytes"))
 
 
@@ -268,13 +283,15 @@ def _add_end(cell: CellFindings, line: Line) -> None:
     operation.dropped_bytes = sum(_count(data.get(f"{each}_dropped_bytes")) for each in both)
     if line.kind is Kind.FILE_READ_COMPLETED or operation.action is Action.DOWNLOAD:
         operation.output_bytes = _count(data.get("bytes"))
-    cell.bytes_out += operation.output_bytes
-    cell.bytes_in += sum(body.total_bytes for body in line.bodies if body.name == "stdin")
+    if not operation.own:
+        cell.bytes_out += operation.output_bytes
+        cell.bytes_in += sum(body.total_bytes for body in line.bodies if body.name == "stdin")
 
 
 def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
     cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
     cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
+    cell.eval_id = str(data.get("eval_id", ""))
     cell.preparing = data.get("preparing") is True
     if isinstance(allowed := data.get("host_tools"), list):
         cell.host_tools = tuple(str(name) for name in allowed)
@@ -289,6 +306,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.tier, cell.emulated = str(data["tier"]), bool(data["emulated"])
             cell.ahead = data.get("ahead") is True
             cell.range_id = str(data.get("range", ""))
+        case Kind.CELL_STARTING | Kind.CELL_CLONING:
+            cell.begun = True
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:
@@ -351,8 +370,9 @@ class Call:
 class TranscriptGap:
     """What the transcript of one sample does not show.
 
-    `raised`: failed, timed out or cut off. `terminal`: a person's. `silent`: returned. `shortened`:
-    shown without `missing_bytes` of output. `unfounded`: only in the transcript.
+    `raised`: failed, timed out or cut off. `terminal`: a person's. `silent`: returned, and not
+    Belljar's own. `shortened`: shown without `missing_bytes` of output. `unfounded`: only in the
+    transcript.
     """
 
     raised: tuple[Operation, ...] = ()
@@ -395,7 +415,7 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
     return TranscriptGap(
         raised=tuple(o for o in hidden if not o.pty and o.outcome not in _RETURNED),
         terminal=tuple(o for o in hidden if o.pty),
-        silent=tuple(o for o in hidden if not o.pty and o.outcome in _RETURNED),
+        silent=tuple(o for o in hidden if not (o.pty or o.own) and o.outcome in _RETURNED),
         shortened=shortened,
         missing_bytes=missing_bytes,
         unfounded=tuple(call for left in open_calls.values() for call in left),

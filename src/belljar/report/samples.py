@@ -53,6 +53,7 @@ class Row:
     reasons: tuple[Reason, ...]
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
+    is_logged: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -134,6 +135,7 @@ class RunFindings:
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
     log. `reused`: judged by another run. `host_processes`: how often the task's own code started
     which program on this host. `refusal_code`: exit code of what prevented the run, or 0.
+    `failure_code`: of what ended the evaluation, or 0.
     `unsealed_logs`: Inspect's logs that no signature covers.
     """
 
@@ -148,6 +150,7 @@ class RunFindings:
     host_processes: Mapping[str, int] = field(default_factory=dict)
     interrupted: bool = False
     refusal_code: int = 0
+    failure_code: int = 0
     unsealed_logs: tuple[str, ...] = ()
 
     @property
@@ -174,7 +177,7 @@ class RunFindings:
     def exit_code(self) -> int:
         """0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted.
 
-        Or a refusal's; the worst wins.
+        Or a refusal's, or what ended the evaluation; the worst wins.
         """
         # A sample that failed before anything ran is an error: nothing could have got out.
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
@@ -185,8 +188,14 @@ class RunFindings:
         if self.interrupted:
             return INTERRUPTED_CODE
         if self.failed:
-            return 1
+            return self.failure_code or 1
         return 0 if self.rows else 2
+
+    @property
+    def never_began(self) -> bool:
+        """Whether no sample and no cell is on record, and nothing is wrong with the record."""
+        codes = {reason.code for reason in self.problems}
+        return not (self.rows or self.reused or self.strays or codes - _NOTHING_RAN)
 
     @property
     def outcome(self) -> str:
@@ -196,6 +205,8 @@ class RunFindings:
 
 def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
+    if findings.never_began:
+        return f"{findings.outcome}: no sample ran"
     counts = [
         f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
         for verdict in Verdict
@@ -211,8 +222,7 @@ def headline(findings: RunFindings) -> str:
     degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
     unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
     begun = len(findings.rows) + len(unprepared)
-    unlogged = ReasonCode.SAMPLE_NOT_IN_LOG
-    logged = sum(unlogged not in {each.code for each in row.reasons} for row in findings.rows)
+    logged = sum(row.is_logged for row in findings.rows)
     log = f"; {logged} of {begun} samples in the log" if logged < begun else ""
     # A run may be void though each of its samples is contained.
     codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)

@@ -29,8 +29,9 @@ class RunRecord:
     """What the ledger records of the run as a whole.
 
     `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
-    none. `refusal`: why it could not begin. `logs`: Inspect's. `not_in_log`: why metrics of
-    contained samples are missing. `host_processes`: programs that the task's code started.
+    none. `refusal`: why it could not begin. `failure`: what ended the evaluation. `logs`:
+    Inspect's. `not_in_log`: why metrics of contained samples are missing. `host_processes`:
+    programs that the task's code started.
     """
 
     run_id: str = ""
@@ -42,6 +43,8 @@ class RunRecord:
     causes: list[str] = field(default_factory=list)
     refusal: str = ""
     refusal_code: int = 0
+    failure: str = ""
+    failure_code: int = 0
     logs: list[str] = field(default_factory=list)
     not_in_log: str = ""
     host_processes: Mapping[str, int] = field(default_factory=dict)
@@ -63,6 +66,8 @@ class RunRecord:
                 self.host_processes = {name: int(str(times)) for name, times in programs.items()}
             self.refusal = str(data.get("refusal", ""))
             self.refusal_code = int(data.get("refusal_code", 0))
+            self.failure = str(data.get("failure", ""))
+            self.failure_code = int(data.get("failure_code", 0))
         elif line.kind is Kind.RUN_FINISHED:
             self.not_in_log = str(data.get("verdicts_not_in_log", ""))
 
@@ -82,6 +87,7 @@ class LogRecord:
 
     location: str = ""
     task: str = ""
+    eval_id: str = ""
     status: LogStatus = LogStatus.SUCCESS
     error: str = ""
     transcripts: tuple[Transcript, ...] = ()
@@ -126,7 +132,8 @@ def judge(evidence: Evidence) -> RunFindings:
     rows, reused = _rows(evidence, everywhere, interrupted=interrupted)
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
     taken_ranges = {found.range_id for row in rows for found in row.ranges}
-    strays = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    left = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    strays = [cell for cell in left if not cell.never_was]
     stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken_ranges]
     signals = evidence.signals.of(
         [cell.cell_id for cell in strays], [each.range_id for each in stray_ranges]
@@ -138,7 +145,9 @@ def judge(evidence: Evidence) -> RunFindings:
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
     problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES, detail=why)]
-    errors = ["the evaluation did not run"] if is_evaluation and not logs else []
+    errors = [run.failure] if run.failure else []
+    if is_evaluation and not logs and not errors:
+        errors = ["the evaluation did not run"]
     for log in logs:
         if not log.problem and not log.missing and log.status is not LogStatus.SUCCESS:
             errors.append(f"{log.task}: {log.status}: {log.error or 'it did not finish'}")
@@ -154,6 +163,7 @@ def judge(evidence: Evidence) -> RunFindings:
         host_processes=run.host_processes,
         interrupted=interrupted,
         refusal_code=run.refusal_code,
+        failure_code=run.failure_code,
         unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),
     )
 
@@ -181,11 +191,15 @@ def _rows(
             rows.append(_row(each, by_uuid.get(each.uuid, []), evidence, everywhere))
     broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
     for cells in _unlogged(evidence.cells.values(), logged, broken_off=broken_off):
-        first, why = cells[0], "Inspect's log doesn't have it"
+        first, reasons, why = cells[0], [*everywhere], "Inspect's log doesn't have it"
+        if _was_cancelled(cells, evidence.logs):
+            why = f"cancelled, as the evaluation ended early; {why}"
+        else:
+            reasons.insert(0, Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=first.sample))
         absent = Transcript(
             task=first.task, sample=first.sample, epoch=first.epoch, uuid=first.uuid, error=why
         )
-        rows.append(_row(absent, cells, evidence, everywhere, is_logged=False))
+        rows.append(_row(absent, cells, evidence, reasons, is_logged=False))
     return rows, reused
 
 
@@ -206,8 +220,6 @@ def _row(
     reasons = [reason for cell in cells for reason in cell.reasons]
     reasons += [reason for each in ranges for reason in each.reasons]
     reasons += _carried(signals)
-    if not is_logged:
-        reasons.append(Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample))
     reasons += [*_sample_reasons(transcript, cells, gap), *everywhere]
     return Row(
         transcript=transcript,
@@ -216,6 +228,7 @@ def _row(
         reasons=tuple(reasons),
         ranges=ranges,
         signals=signals,
+        is_logged=is_logged,
     )
 
 
@@ -287,3 +300,20 @@ def _unlogged(
         if cell.sample and cell.uuid not in logged and not (broken_off and never_ran):
             found.setdefault(cell.uuid or cell.cell_id, []).append(cell)
     return found.values()
+
+
+def _was_cancelled(cells: Sequence[CellFindings], logs: Iterable[LogRecord]) -> bool:
+    """Whether a sample that no log has ended as its evaluation did: by another's error, or Ctrl-C.
+
+    Inspect drops a sample whose own end meets its cancellation. Only a readable log of that very
+    evaluation says that there was one, and only a sample that ended on record, its cells destroyed
+    with proof, can have met it: any other is evidence that is missing.
+    """
+    cut_short = {LogStatus.ERROR, LogStatus.CANCELLED}
+    ended_early = any(
+        log.eval_id and log.eval_id == cells[0].eval_id and log.status in cut_short
+        for log in logs
+        if not log.problem and not log.missing and log.samples_logged
+    )
+    destroyed = all(cell.destroyed and cell.clean for cell in cells)
+    return ended_early and destroyed and any(cell.outcome for cell in cells)

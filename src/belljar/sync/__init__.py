@@ -48,14 +48,5 @@ __all__ = [
 
 __getattr__ = lazy_names(
     __name__,
-    {
-        **dict.fromkeys(
-            ("BackgroundCommand", "Cell", "CellStream", "RunningCommand"), "belljar.sync.cells"
-        ),
-        **dict.fromkeys(
-            ("Pool", "Range", "kill", "open_cell", "open_pool", "open_range"),
-            "belljar.sync.cells",
-        ),
-        "release": "belljar.isolation.hold",
-    },
+    {**dict.fromkeys(__all__, "belljar.sync.cells"), "release": "belljar.isolation.hold"},
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -10,27 +9,24 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import anyio
 
 from belljar.cell import open as cell_open
 from belljar.cell.background import BackgroundCommand as AsyncBackgroundCommand
-from belljar.cell.background import OutputSoFar
 from belljar.cell.cell import Cell as AsyncCell
-from belljar.cell.connection import CONNECT_TIMEOUT_S
 from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
-from belljar.cell.lease import DEFAULT_SIZE
 from belljar.cell.output import ExecOutput
 from belljar.cell.pool import Counts
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
-from belljar.channel import PtySize, Stream
-from belljar.events import Actor, JsonValue, Kind
+from belljar.channel import Stream
+from belljar.events import Actor
 from belljar.host.settings import PolicyLike
 from belljar.isolation.kill import KillReport, kill_now
 from belljar.isolation.survivors import Destruction
@@ -41,14 +37,16 @@ from belljar.sync.loop import Loop, own_loop
 
 Input: TypeAlias = bytes | str | Iterable[bytes] | None
 _A = TypeVar("_A")
+_Inner_co = TypeVar("_Inner_co", covariant=True)
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 _T = TypeVar("_T")
 
 
-class _Facade(Generic[_A]):
+class _Facade(Generic[_Inner_co]):
     """Something of the async library, and the event loop in which it lives."""
 
-    def __init__(self, inner: _A, loop: Loop) -> None:
+    def __init__(self, inner: _Inner_co, loop: Loop) -> None:
         self._inner = inner
         self._loop = loop
 
@@ -56,17 +54,37 @@ class _Facade(Generic[_A]):
         return repr(self._inner)
 
 
+def _mirrored(
+    method: Callable[Concatenate[_A, _P], _R], act: Callable[[Callable[[], _R], Loop], _T]
+) -> Callable[Concatenate[_Facade[_A], _P], _T]:
+    """The same method on the facade: `act` is given the call to make and the facade's loop."""
+
+    @wraps(method)
+    def call(self: _Facade[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        bound: Callable[..., _R] = getattr(self._inner, method.__name__)
+        return act(partial(bound, *args, **kwargs), self._loop)
+
+    return call
+
+
 def _waiting(
     method: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
     """The same method, which runs in the facade's loop and is waited for."""
+    return _mirrored(method, lambda call, loop: loop.call(call))
 
-    @wraps(method)
-    def call(self: _Facade[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        bound: Callable[_P, Coroutine[Any, Any, _T]] = getattr(self._inner, method.__name__)
-        return self._loop.call(bound, *args, **kwargs)
 
-    return call
+def _at_once(
+    method: Callable[Concatenate[_A, _P], _T],
+) -> Callable[Concatenate[_Facade[_A], _P], _T]:
+    """The same method, which waits for nothing."""
+    return _mirrored(method, lambda call, _loop: call())
+
+
+def _fact(getter: Callable[[Any], _T]) -> _T:
+    """The same property. Its type is that of its value: mypy takes `getter` for a function."""
+    read = cast("property", getter).__get__
+    return cast("_T", property(lambda facade: read(facade._inner), doc=getter.__doc__))
 
 
 @contextmanager
@@ -77,6 +95,18 @@ def _entered(
     opening = own_loop() if loop is None else nullcontext(loop)
     with opening as own, own.entered(manager) as inner:
         yield facade(inner, own)
+
+
+def _opening(
+    function: Callable[_P, AbstractAsyncContextManager[_A]], facade: Callable[[_A, Loop], _T]
+) -> Callable[_P, AbstractContextManager[_T]]:
+    """The same function; Ctrl-C ends what it opened before it is raised."""
+
+    @wraps(function)
+    def opened(*args: _P.args, **kwargs: _P.kwargs) -> AbstractContextManager[_T]:
+        return _entered(function(*args, **kwargs), facade, None)
+
+    return opened
 
 
 class RunningCommand(_Facade[AsyncRunningCommand]):
@@ -98,15 +128,11 @@ class RunningCommand(_Facade[AsyncRunningCommand]):
         return await anext(self._inner, None)
 
     @property
-    def id(self) -> int:
-        """See `belljar.RunningCommand.id`."""
-        return self._inner.id
-
-    @property
     def output(self) -> ExecOutput | None:
         """Its outcome, once it was waited for."""
         return self._inner.output
 
+    id: Final = _fact(AsyncRunningCommand.id)
     send_stdin = _waiting(AsyncRunningCommand.send_stdin)
     close_stdin = _waiting(AsyncRunningCommand.close_stdin)
     signal = _waiting(AsyncRunningCommand.signal)
@@ -117,20 +143,9 @@ class RunningCommand(_Facade[AsyncRunningCommand]):
 class BackgroundCommand(_Facade[AsyncBackgroundCommand]):
     """A command of `Cell.start`."""
 
-    @property
-    def running(self) -> bool:
-        """See `belljar.BackgroundCommand.running`."""
-        return self._inner.running
-
-    @property
-    def returncode(self) -> int | None:
-        """See `belljar.BackgroundCommand.returncode`."""
-        return self._inner.returncode
-
-    def output(self) -> OutputSoFar:
-        """See `belljar.BackgroundCommand.output`."""
-        return self._inner.output()
-
+    running: Final = _fact(AsyncBackgroundCommand.running)
+    returncode: Final = _fact(AsyncBackgroundCommand.returncode)
+    output = _at_once(AsyncBackgroundCommand.output)
     wait = _waiting(AsyncBackgroundCommand.wait)
     signal = _waiting(AsyncBackgroundCommand.signal)
     kill = _waiting(AsyncBackgroundCommand.kill)
@@ -164,47 +179,25 @@ class Cell(_Facade[AsyncCell]):
 
     @property
     def plan(self) -> Plan:
-        """What it was made by."""
+        """The plan by which it was made."""
         return self._inner.plan
 
     @property
-    def tier(self) -> str:
-        """How the cell is isolated."""
-        return self._inner.tier
-
-    @property
-    def emulated(self) -> bool:
-        """True when no hardware virtualisation stands between guest and VMM."""
-        return self._inner.emulated
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """See `belljar.Cell.env`."""
-        return self._inner.env
-
-    @property
     def image_command(self) -> tuple[str, ...]:
-        """What the image says is to be run: its entrypoint and command, often nothing."""
+        """The image's entrypoint and command, often nothing."""
         return self._inner.image_command
 
     @property
-    def timings_ms(self) -> Mapping[str, float]:
-        """Milliseconds by phase of making this cell."""
-        return self._inner.timings_ms
-
-    @property
-    def host_pid(self) -> int | None:
-        """The pid on this host of the cell's outermost process, while it lives."""
-        return self._inner.host_pid
-
-    @property
     def destruction(self) -> Destruction | None:
-        """What its end found, once it has ended."""
+        """The proof of its end, once it has ended."""
         return self._inner.destruction
 
-    def console(self) -> bytes:
-        """See `belljar.Cell.console`."""
-        return self._inner.console()
+    tier: Final = _fact(AsyncCell.tier)
+    emulated: Final = _fact(AsyncCell.emulated)
+    env: Final = _fact(AsyncCell.env)
+    timings_ms: Final = _fact(AsyncCell.timings_ms)
+    host_pid: Final = _fact(AsyncCell.host_pid)
+    console = _at_once(AsyncCell.console)
 
     def exec(
         self,
@@ -237,99 +230,24 @@ class Cell(_Facade[AsyncCell]):
             on_output=on_output,
         )
 
-    def open_exec(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        user: str | None = None,
-        timeout_s: float | None = None,
-        pty: PtySize | None = None,
-        service: bool = False,
-    ) -> AbstractContextManager[RunningCommand]:
-        """See `belljar.Cell.open_exec`."""
-        opened = self._inner.open_exec(
-            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, pty=pty, service=service
-        )
-        return _entered(opened, RunningCommand, self._loop)
-
+    open_exec = _mirrored(
+        AsyncCell.open_exec, lambda call, loop: _entered(call(), RunningCommand, loop)
+    )
+    start = _mirrored(AsyncCell.start, lambda call, loop: BackgroundCommand(loop.call(call), loop))
+    connect = _mirrored(AsyncCell.connect, lambda call, loop: _entered(call(), CellStream, loop))
     write_file = _waiting(AsyncCell.write_file)
     read_file = _waiting(AsyncCell.read_file)
-
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        user: str | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int | None = None,
-        service: bool = False,
-    ) -> BackgroundCommand:
-        """See `belljar.Cell.start`."""
-        command = self._loop.call(
-            self._inner.start,
-            argv,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            service=service,
-        )
-        return BackgroundCommand(command, self._loop)
-
-    def connect(
-        self,
-        target: int | str | os.PathLike[str],
-        *,
-        user: str | None = None,
-        timeout_s: float = CONNECT_TIMEOUT_S,
-    ) -> AbstractContextManager[CellStream]:
-        """See `belljar.Cell.connect`."""
-        connected = self._inner.connect(target, user=user, timeout_s=timeout_s)
-        return _entered(connected, CellStream, self._loop)
-
     upload = _waiting(AsyncCell.upload)
     download = _waiting(AsyncCell.download)
     list_dir = _waiting(AsyncCell.list_dir)
     stat = _waiting(AsyncCell.stat)
     remove = _waiting(AsyncCell.remove)
     metrics = _waiting(AsyncCell.metrics)
-
-    def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
-        """See `belljar.Cell.note`."""
-        self._inner.note(kind, data)
-
+    note = _at_once(AsyncCell.note)
     check_health = _waiting(AsyncCell.check_health)
     ping = _waiting(AsyncCell.ping)
     wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
-
-
-class Pool(_Facade[AsyncPool]):
-    """Cells made ahead. Made only by `belljar.sync.open_pool`."""
-
-    @property
-    def counts(self) -> Counts:
-        """What became of its cells."""
-        return self._inner.counts
-
-    def cell(self) -> AbstractContextManager[Cell]:
-        """See `belljar.Pool.cell`."""
-        return _entered(self._inner.cell(), Cell, self._loop)
-
-    def range(self) -> AbstractContextManager[Range]:
-        """See `belljar.Pool.range`."""
-        return _entered(self._inner.range(), Range, self._loop)
-
-    def refill(self, *, after_s: float = 0.0) -> None:
-        """See `belljar.Pool.refill`."""
-        self._inner.refill(after_s=after_s)
-
-    filled = _waiting(AsyncPool.filled)
 
 
 class Range:
@@ -350,15 +268,22 @@ class Range:
         return {OWN_CELL: self.cell, **self.targets}
 
 
-def open_cell(
-    policy: PolicyLike = None,
-    *,
-    run: RunDirectory | None = None,
-    home: Path | None = None,
-    actor: Actor = Actor.OPERATOR,
-) -> AbstractContextManager[Cell]:
-    """See `belljar.open_cell`. Ctrl-C destroys the cell before it is raised."""
-    return _entered(cell_open.open_cell(policy, run=run, home=home, actor=actor), Cell, None)
+class Pool(_Facade[AsyncPool]):
+    """Cells made ahead. Made only by `belljar.sync.open_pool`."""
+
+    @property
+    def counts(self) -> Counts:
+        """Counts of its cells, by what became of them."""
+        return self._inner.counts
+
+    cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
+    range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
+    refill = _at_once(AsyncPool.refill)
+    filled = _waiting(AsyncPool.filled)
+
+
+open_cell = _opening(cell_open.open_cell, Cell)
+open_pool = _opening(open_async_pool, Pool)
 
 
 def open_range(
@@ -370,19 +295,6 @@ def open_range(
 ) -> AbstractContextManager[Range]:
     """See `belljar.open_range`. Ctrl-C destroys the range before it is raised."""
     return _entered(cell_open.open_range(policy, run=run, home=home, actor=actor), Range, None)
-
-
-def open_pool(
-    policy: PolicyLike = None,
-    *,
-    size: int = DEFAULT_SIZE,
-    run: RunDirectory | None = None,
-    home: Path | None = None,
-    actor: Actor = Actor.OPERATOR,
-) -> AbstractContextManager[Pool]:
-    """See `belljar.open_pool`. Ctrl-C destroys its cells before it is raised."""
-    opening = open_async_pool(policy, size=size, run=run, home=home, actor=actor)
-    return _entered(opening, Pool, None)
 
 
 def kill(

@@ -107,7 +107,7 @@ def test_with_json_a_failure_is_one_object_on_standard_output(
 
 
 def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its log handler prints on standard output, whether it is Python's or the descriptor."""
 
@@ -116,8 +116,9 @@ def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
         os.write(1, b"a warning of a program\n")
         raise PolicyError("no such file", where="here")
 
-    monkeypatch.setattr("belljar.harness.evaluate._check_files", noisy)
-    assert run(["run", "no-such-file.py", "--json"]) == 4
+    monkeypatch.setattr("belljar.harness.evaluate.check_files", noisy)
+    (tmp_path / "task.py").touch()
+    assert run(["run", str(tmp_path / "task.py"), "--json"]) == 4
     written = capfd.readouterr()
     assert json.loads(written.out)["error"]["message"] == "no such file"
     assert "a warning of Inspect" in written.err

@@ -40,6 +40,17 @@ def test_commands_that_only_look_import_nothing_heavy(tmp_path: Path, command: l
     assert modules & set(HEAVY) == set()
 
 
+@pytest.mark.parametrize(
+    "words", [["nosuch.py"], ["task.py", "--modle", "x"], ["task.py", "--policy", "nosuch"]]
+)
+def test_wrong_usage_of_run_is_reported_without_inspect(tmp_path: Path, words: list[str]) -> None:
+    """Whose import takes seconds."""
+    (tmp_path / "task.py").touch()
+    code = f"import os; os.chdir({str(tmp_path)!r})\nfrom belljar.cli.main import run"
+    modules = imported(tmp_path, f"{code}; assert run({['run', *words]}) in (2, 4)")
+    assert "inspect_ai" not in modules
+
+
 def test_the_list_of_runs_imports_no_keys_and_no_event_loop(tmp_path: Path) -> None:
     """It reads lines of a ledger, unverified; a policy's reader isn't needed either."""
     modules = imported(tmp_path, "from belljar.cli.main import run; run(['runs'])")

@@ -128,11 +128,3 @@ def test_an_unknown_name_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """A group that does not exist would try nothing: refused."""
     assert run(["probe", "--group", "nonsense"]) == 2
     assert "nonsense" in capsys.readouterr().err
-
-
-def test_the_page_has_every_tier(cell: Opened, tmp_path: Path) -> None:
-    """`--table` writes a page with a column for each tier and no path of this machine."""
-    assert run(["probe", "--table", str(tmp_path / "page.md")]) == 2
-    page = (tmp_path / "page.md").read_text()
-    assert "| container | gvisor | microvm |" in page
-    assert str(tmp_path) not in page

@@ -18,14 +18,16 @@ from belljar.cli.main import run as belljar
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
-from belljar.ledger import verify
+from belljar.harness.evidence import stored_evidence
+from belljar.ledger import local_fingerprint, verify
 from belljar.probe.model import Outcome, Verdict
+from belljar.report.verdict import judge
 
 TASK = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, system_message
 from inspect_ai.util import sandbox
 
 @solver
@@ -82,6 +84,10 @@ def flaky() -> Task:
 def differs() -> Task:
     samples = [Sample(id=n, input="x", sandbox=("docker", "own-compose.yaml") if n == 3 else None) for n in (1, 2, 3)]
     return Task(dataset=samples, solver=work(), scorer=points(), sandbox=("docker", "compose.yaml"))
+
+@task
+def asks() -> Task:
+    return Task(dataset=[Sample(id="a", input="x")], solver=[system_message("x"), generate()])
 
 @task
 def refused() -> Task:
@@ -194,6 +200,10 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
         run([f"{task_file}@refused"], tmp_path, cells)
     assert "1 more" in refused.value.hint
     assert "`belljar check`" in refused.value.hint
+    with pytest.raises(PolicyError, match="`generate` needs a model"):
+        run([f"{task_file}@asks"], tmp_path, cells)
+    with pytest.raises(PolicyError, match="no sample is selected"):
+        run([f"{task_file}@good", "--limit", "0"], tmp_path, cells)
     with pytest.raises(PolicyError, match="can't be loaded"):
         run([f"{task_file}@missing"], tmp_path, cells)
     with pytest.raises(PolicyError):
@@ -205,6 +215,46 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
     with pytest.raises(click.UsageError, match="no-such-option"):
         run([f"{task_file}@good", "--no-such-option"], tmp_path, cells)
     assert not cells.opened
+
+
+def test_a_model_that_can_not_be_used_is_a_refusal_in_one_line(
+    task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its provider's package or key nothing begins."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    cells = RecordedCells()
+    with pytest.raises(HostError) as refused:
+        run([f"{task_file}@asks", "--model", "openai/gpt-5"], tmp_path, cells)
+    assert "\n" not in refused.value.what
+    assert "\\n" not in refused.value.what
+    assert not cells.opened
+
+
+def test_an_evaluation_that_never_began_has_no_table_and_says_why(
+    task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither is it void: there is nothing of which evidence could be missing."""
+    outcome = run([f"{task_file}@asks", "--model", "no-such/model"], tmp_path)
+    show_findings(outcome.findings, outcome.path)
+    shown = capsys.readouterr().out
+    assert outcome.exit_code == 1
+    assert "no-such" in shown
+    assert "void" not in shown
+    assert "destroyed" not in shown
+
+
+def test_a_disk_that_fills_in_mid_run_is_no_missing_evidence(
+    task_file: str, tmp_path: Path
+) -> None:
+    """The second sample's cell can't be made: exit code 5, now and when it is judged again."""
+    cells = RecordedCells()
+    cells.full_after = 1
+    arguments = [f"{task_file}@good", "-T", "n=2", "--max-samples", "1"]
+    outcome = run([*arguments, "--model", "mockllm/model"], tmp_path, cells)
+    assert outcome.exit_code == 5
+    assert "No space" in outcome.findings.errors[0]
+    key = local_fingerprint(tmp_path / "home")
+    assert judge(stored_evidence(outcome.path, expected_key=key)).exit_code == 5
 
 
 def test_a_host_that_cannot_is_told_and_recorded(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cli.findings import dropped, remarks, show_findings, table
+from belljar.cli.findings import dropped, reasons, remarks, show_findings, table
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
-from belljar.report.cells import Action, CellFindings, Operation
+from belljar.probe.model import Verdict
+from belljar.report.cells import Action, CellFindings, Operation, Probing
 from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
@@ -60,7 +62,7 @@ def test_any_text_can_be_shown(text: str) -> None:
     """The table never fails on what a task says."""
     found = findings(text)
     assert table(found).row_count == 1
-    assert all("\x1b" not in line for line in remarks(found))
+    assert all("\x1b" not in line for line in (*remarks(found), *reasons(found)))
 
 
 def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,14 +115,47 @@ def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
     late = Operation(op=1540, action=Action.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT)
     cell.operations.update({**reads, late.op: late})
     sample = Transcript(task="t", sample="s", epoch=1, uuid="u")
-    lines = remarks(
-        judge(
-            Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())
-        )
+    found = judge(
+        Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())
     )
+    lines = [*remarks(found), *reasons(found)]
     assert any("1,540 file reads of missing files" in line for line in lines)
     assert any(line.startswith("  1 commands") for line in lines)
     assert any("c-1" in line and "out of memory" in line for line in lines)
+
+
+def test_equal_rows_of_many_samples_are_one_unless_all_are_asked_for() -> None:
+    """Contained samples with the same score are a line; each other one has its own."""
+
+    def cell(name: str) -> CellFindings:
+        probings = [
+            Probing(phase=phase, verdict=Verdict.CONTAINED, problem="")
+            for phase in ("start", "end")
+        ]
+        return CellFindings(
+            cell_id=f"c-{name}",
+            uuid=name,
+            sample=name,
+            destroyed=True,
+            clean=True,
+            probings=probings,
+        )
+
+    samples = [
+        Transcript(task="t", sample=f"{n}", epoch=1, uuid=f"{n}", scores={"s": "I" if n else "C"})
+        for n in range(40)
+    ]
+    samples[7] = replace(samples[7], error="its own")
+    found = judge(
+        Evidence(
+            logs=[LogRecord(transcripts=tuple(samples))],
+            cells={each.uuid: cell(each.uuid) for each in samples if each.uuid != "8"},
+            run=RunRecord(ended=True),
+        )
+    )
+    assert (table(found).row_count, table(found, every=True).row_count) == (4, 40)
+    few = replace(found, rows=found.rows[:10])
+    assert table(few).row_count == 10
 
 
 def test_the_summary_says_emulated() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, line, ranges_of, story
+from tests.unit.report.stories import ENDED, line, probing, ranges_of, story
 
 from belljar.events import Kind
 from belljar.ledger import Line
@@ -38,11 +38,14 @@ def sampled(**changes: Any) -> LogRecord:
     return replace(LOG, transcripts=(replace(SAMPLE, **changes),))
 
 
-def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: bool) -> list[Line]:
+PLANNED = line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])
+STARTING = line(Kind.CELL_STARTING, "c2", runtime="runc", tree="")
+NO_ROOM = line(Kind.CELL_FAILED, "c2", error="HostError", reason="no space left")
+
+
+def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: Any) -> list[Line]:
     """The story, and a second cell that was never probed."""
-    planned = line(
-        Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[]
-    )
+    planned = PLANNED
     started = line(Kind.SAMPLE_STARTED, "c2", sample=sample, task="t", uuid=uuid, **more)
     return [*story(), planned, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
 
@@ -58,6 +61,8 @@ WORK = line(
     stdin=False,
     timeout_s=None,
 )
+FINISHED = line(Kind.SAMPLE_FINISHED, "c2", sample="s2", outcome="completed")
+FAILED = replace(LOG, eval_id="e1", status=LogStatus.ERROR, expected=None)
 RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
 CHECK: dict[str, Any] = {"phase": "call", "op": 3, "cause": "shell_missing", "duration_ms": 1.0}
 BROKEN = line(Kind.CELL_CHECKED, "c1", **CHECK)
@@ -80,6 +85,14 @@ def allowing(*rules: list[str]) -> list[Line]:
             [copied(each, number) for number in range(len(rules))] if each.cell else [each]
         )
     ]
+
+
+def cancelled(without: Kind | None = None) -> list[Line]:
+    """The story, and a second sample of the same evaluation that ended; all of it is there, but
+    for one kind of event."""
+    probed = [replace(each, cell="c2") for phase in ("start", "end") for each in probing(phase)]
+    lines = other_cell("u2", *probed[:2], WORK, *probed[2:], FINISHED, sample="s2", eval_id="e1")
+    return [each for each in lines if each.cell != "c2" or each.kind is not without]
 
 
 CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
@@ -212,6 +225,72 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         2,
         {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
     ),
+    "a sample whose end met its cancellation for another's error": (
+        evidence(FAILED, lines=cancelled()),
+        Verdict.CONTAINED,
+        1,
+        set(),
+    ),
+    "a sample whose end met Ctrl-C": (
+        evidence(replace(FAILED, status=LogStatus.CANCELLED), lines=cancelled()),
+        Verdict.CONTAINED,
+        130,
+        set(),
+    ),
+    "a sample that is in no log of an evaluation that went well": (
+        evidence(replace(FAILED, status=LogStatus.SUCCESS), lines=cancelled()),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
+    "a sample of another evaluation than that which failed": (
+        evidence(replace(FAILED, eval_id="e2"), lines=cancelled()),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
+    "a sample in no log, which can't be read whole": (
+        evidence(replace(FAILED, problem="x"), lines=cancelled()),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG, Code.LOG_UNREADABLE},
+    ),
+    "a cancelled sample whose end is not on record": (
+        evidence(FAILED, lines=cancelled(without=Kind.SAMPLE_FINISHED)),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
+    "a cancelled sample whose cell was not destroyed": (
+        evidence(FAILED, lines=cancelled(without=Kind.CELL_DESTROYED)),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG, Code.CELL_NOT_DESTROYED},
+    ),
+    "a cancelled sample that was not probed at its end": (
+        evidence(FAILED, lines=cancelled(without=Kind.PROBE_COMPLETED)),
+        Verdict.VOID,
+        2,
+        {Code.PROBES_VOID},
+    ),
+    "a cell that was never made, for want of room": (
+        evidence(sampled(error="x"), lines=[PLANNED, NO_ROOM], run=replace(RUN, failure_code=5)),
+        Verdict.VOID,
+        5,
+        {Code.NO_CELL},
+    ),
+    "a cell of which nothing is known after its making had begun": (
+        evidence(sampled(error="x"), lines=[PLANNED, STARTING, NO_ROOM]),
+        Verdict.VOID,
+        2,
+        {Code.NO_CELL, Code.CELL_NOT_DESTROYED},
+    ),
+    "evidence is missing, though the disk was full": (
+        evidence(sampled(calls=(CALL,), error="x"), run=replace(RUN, failure_code=5)),
+        Verdict.VOID,
+        2,
+        {Code.CALLS_OUTSIDE_CELL},
+    ),
     "a degraded sandbox": (evidence(lines=story(BROKEN)), Verdict.CONTAINED, 1, set()),
     "a degraded sandbox of an interrupted run": (
         evidence(lines=story(BROKEN), run=replace(RUN, interrupted=True)),
@@ -328,10 +407,8 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
     findings = judge(given)
     assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
     assert headline(findings).startswith("contained") == (exit_code == 0)
-    assert all(reason.code in headline(findings) for reason in findings.problems)
-    lost = sum(
-        Code.SAMPLE_NOT_IN_LOG in {reason.code for reason in row.reasons} for row in findings.rows
-    )
+    assert all(reason.code in headline(findings) for reason in findings.problems if findings.rows)
+    lost = sum(not row.is_logged for row in findings.rows)
     told = f"{len(findings.rows) - lost} of {len(findings.rows)} samples in the log"
     assert not lost or told in headline(findings)
     assert as_json(findings)["verdict"] == verdict.value

@@ -1,0 +1,29 @@
+"""A line on the terminal for what takes longer than a person would wait without one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+SLOW_S: Final = 2.0
+FIRST_CELL: Final = "making what cells of this image share, once: up to half a minute"
+
+
+@contextmanager
+def reported_if_slow(text: str) -> Iterator[None]:
+    """Print `text` on standard error, if that is a terminal, once the block has lasted 2 s."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    import threading
+
+    options = {"file": sys.stderr, "flush": True}
+    timer = threading.Timer(SLOW_S, print, (f"belljar: {text}",), options)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
