@@ -107,6 +107,7 @@ def exec_finished(
             "code": output.code,
             "killed": output.killed,
             **({"runs_on": True} if output.runs_on else {}),
+            **({"program_ended": True} if output.program_ended else {}),
         }
     bodies = [body for body in (stdin, stdout, stderr) if body is not None and body.total_bytes]
     return operation.event(kind, data, trust=Trust.GUEST_REPORTED, bodies=bodies)
