@@ -142,14 +142,15 @@ async def test_commands_while_a_namespace_ends(tier: str, home: Path, tmp_path: 
 
         async def run_commands(scope: anyio.CancelScope) -> None:
             while not scope.cancel_called:
-                outputs.append(await cell.exec(["sh", "-c", "(setsid sleep 0.3 &)"], timeout_s=30))
+                script = "(setsid sleep 0.3 &); cat /proc/1/comm /proc/stat"
+                outputs.append(await cell.exec(["sh", "-c", script], timeout_s=30))
 
         stop = anyio.CancelScope()
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
                 tasks.start_soon(run_commands, stop)
             for number in range(25):
-                script = f"(setsid sleep 99 &); sleep 0.0{number % 5}; exit 3"
+                script = f"(setsid sleep 99 &); sleep {number % 4 / 20}; exit 3"
                 program = await cell.start(["sh", "-c", script], service=True)
                 assert (await program.wait()).returncode == 3
             stop.cancel()
@@ -172,16 +173,16 @@ while True:
 """
 
 
-@pytest.mark.parametrize("tier", ["container", "microvm"])
-async def test_a_tracer_holds_no_program(tier: str, home: Path, tmp_path: Path) -> None:
-    """One that is outside of the program's namespace, and lets it neither go on nor end, is ended."""
-    async with opened(tmp_path, tier) as cell:
+async def test_a_tracer_holds_no_program(home: Path, tmp_path: Path) -> None:
+    """One that is outside of the program's namespace, and lets it neither go on nor end, is ended.
+    In the other tiers a process of the cell's own namespace sees none of the program's."""
+    async with opened(tmp_path, "container") as cell:
         await cell.write_file("/tmp/tracer.py", TRACER)
         await said(
             cell, "mkdir /tmp/1 /tmp/2; cp /bin/sh /tmp/1/victim; cp /bin/sleep /tmp/2/victim"
         )
         # The one is stopped by the signal of its child's end, the other is a zombie.
-        for argv, status in ((["1/victim", "-c", "sleep 6; exit 3"], 3), (["2/victim", "6"], 0)):
+        for argv, status in ((["1/victim", "-c", "sleep 2; exit 3"], 3), (["2/victim", "2"], 0)):
             await said(cell, "setsid python3 /tmp/tracer.py >/dev/null 2>&1 </dev/null &")
             await said(cell, "until rm /tmp/ready 2>&-; do sleep 0.1; done")
             program = await cell.start(argv, cwd="/tmp", service=True)

@@ -191,13 +191,9 @@ def outcome_of(
 def file_error(result: Result, path: str) -> OSError:
     """The builtin error that the errno means, with the path in it."""
     if result.outcome is Outcome.SIGNALED:
-        memory = ResultFlag.OUT_OF_MEMORY in result.flags
-        code, message = (
-            (errno.ENOMEM, "the guest ran out of memory")
-            if memory
-            else (errno.EIO, "the guest's helper was killed")
-        )
-        return OSError(code, message, path)
+        if ResultFlag.OUT_OF_MEMORY in result.flags:
+            return OSError(errno.ENOMEM, "the guest ran out of memory", path)
+        return OSError(errno.EIO, "the guest's helper was killed", path)
     detail = f" ({printable(result.detail, max_chars=200)})" if result.detail else ""
     if result.stage in _BEFORE_THE_FILE:
         # The file was not looked at: an unknown user must not read as a missing file.
