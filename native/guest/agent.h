@@ -43,7 +43,7 @@ static inline bool takes_input(uint8_t kind) { return kind == KIND_WRITE || kind
 /* A record of a tree: u8 kind, u16 mode, u64 size, i64 and u32 when it was changed, u16 and u16 the bytes of its name and link, which follow; then a file's contents. */
 enum { RECORD_BYTES = 27, R_FILE = 1, R_DIRECTORY, R_LINK, R_OTHER, R_ENTER, R_LEAVE };
 enum { OUT_EXITED, OUT_SIGNALLED, OUT_NOT_STARTED, OUT_IO };
-enum { FLAG_TIMED_OUT = 1, FLAG_TREE_KILLED = 2, FLAG_OOM = 4, FLAG_CAPPED = 8, FLAG_PROCESSES = 16, FLAG_DISK = 32, FLAG_RUNS_ON = 64 };
+enum { FLAG_TIMED_OUT = 1, FLAG_TREE_KILLED = 2, FLAG_OOM = 4, FLAG_CAPPED = 8, FLAG_PROCESSES = 16, FLAG_DISK = 32, FLAG_RUNS_ON = 64, FLAG_PROGRAM_ENDED = 128 };
 enum { ST_NONE, ST_USER, ST_CWD, ST_EXEC, ST_FORK, ST_OPEN, ST_READ, ST_WRITE, ST_RENAME, ST_REQUEST, ST_CREDENTIALS };
 
 /* ---- util.c ---- */
@@ -161,13 +161,14 @@ int touches_tick(void);   /* the same, after it was */
 /* ---- tree.c, leader.c: contained mode ---- */
 typedef bool tree_filter(pid_t pid);
 int tree_signal(int proc_dir, pid_t top, int signo, tree_filter *leave_out); /* all below `top`, it not; how many there were */
+pid_t tree_waits_for(pid_t pid, bool stopped);
 uint32_t tree_tasks(int proc_dir); /* processes and threads but process 1's; what has ended and was not waited for counts, as it does for the limit */
 extern char temporary_name[]; /* writefile.c: what a child that is killed would leave; empty: nothing */
 struct leader { pid_t pid; int fd; uint32_t id, op_id, era; bool busy, killing; int64_t since_ns; };
 struct plumbing;
 uint32_t leaders_count(void);
 void leaders_prepare(void); /* one waits before the first operation needs it */
-struct leader *leader_take(void);
+struct leader *leader_take(void); /* NULL and errno */
 int leader_run(struct leader *leader, uint32_t op_id, uint8_t kind, const uint8_t *body, uint32_t n, const struct plumbing *pipes);
 void leader_release(struct leader *leader);
 void leader_signal_main(struct leader *leader, int signo);
@@ -185,11 +186,13 @@ void leaders_dismiss_old(void);
 extern uint32_t service_era; /* another one: things start in another namespace */
 void service_prepare(void);
 bool service_runs(void);
-bool service_is(pid_t pid);
+bool service_keeps(pid_t pid); /* process 1 of the namespace in which things start, unless it is to end */
 int service_begin(void); /* 0 or errno: the next child is a service's program */
 void service_forked(pid_t pid);
 void service_reaped(pid_t pid); /* of any child */
 void service_look(void);        /* has it just ended? */
+bool service_is_over(void);     /* after a start in its namespace failed: it has ended within a moment */
+bool service_give_up(uint32_t era); /* of a leader that is lost: true: a program ends with it */
 int service_enter(int status_fd); /* in the program's process: as container_enter */
 void service_entered(int mount_ns);
 int service_join(void);      /* in another: 0 or errno */
@@ -266,11 +269,11 @@ bool end_workload(void); /* all of it; false: some of it may still run */
 enum op_state { OP_GATHERING, OP_STARTING, OP_RUNNING };
 struct op {
     uint32_t id;
-    uint8_t kind, state, flags, full_before; /* of limits_now: nothing that this operation did */
+    uint8_t kind, state, flags, full_before, held; /* full_before: of limits_now, nothing that this operation did; held: looks at which a tracer held it */
     uint8_t *body;
     uint32_t body_n, body_cap;
     pid_t pid;
-    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof, killed, alone, service;
+    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof, killed, alone, service, left;
     int wait_status, status_fd, in_fd, out_fd[2];
     uint8_t *in_ring;
     uint32_t in_start, in_n, in_unacked;
@@ -294,7 +297,7 @@ void op_start(struct op *op); /* its request is whole */
 void op_tell_usage(struct op *op);
 void op_refuse(struct op *op, int stage, int error, const char *detail);
 void op_main_ended(uint32_t id, int wait_status);
-void op_leader_lost(uint32_t id);
+void op_leader_lost(uint32_t id, bool program_ended);
 void ops_see_limits(void);
 void op_settle(struct op *op); /* send RESULT if everything it waits for has come */
 bool ops_idle(void);           /* there are none */

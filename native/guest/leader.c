@@ -187,17 +187,21 @@ _Noreturn static void lead(int control)
 static struct leader *leader_make(void)
 {
     int pair[2];
+    errno = EAGAIN;
     if (leader_count == sizeof leaders / sizeof *leaders || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return NULL;
-    pid_t pid = service_make_room() != 0 ? -1 : fork();
+    int error = service_make_room();
+    pid_t pid = error != 0 ? -1 : fork();
     if (pid == 0)
         lead(pair[1]);
+    error = error == 0 && pid < 0 ? errno : error;
     close(pair[1]);
-    struct leader *leader = pid < 0 ? NULL : must_alloc(NULL, sizeof *leader);
-    if (leader == NULL) {
+    if (error != 0) {
         close(pair[0]);
+        errno = error;
         return NULL;
     }
+    struct leader *leader = must_alloc(NULL, sizeof *leader);
     *leader = (struct leader){.pid = pid, .fd = pair[0], .id = ++last_id, .era = service_era};
     watch_add(W_LEADER, leader->id, leader->fd, EPOLLIN);
     leaders[leader_count++] = leader;
@@ -316,7 +320,7 @@ int leader_run(struct leader *leader, uint32_t op_id, uint8_t kind, const uint8_
     order.large = large, order.probe = pipes->probe >= 0;
     fds[4 + large] = order.probe ? pipes->probe : fds[4 + large];
     bool sent = send_order(leader->fd, &order, body, large ? 0 : n, fds, 4 + large + order.probe);
-    int error = sent ? 0 : errno == EPIPE || errno == ECONNRESET ? EAGAIN : errno;
+    int error = sent ? 0 : errno;
     if (large)
         close(fds[4]);
     if (sent)
@@ -356,13 +360,14 @@ bool leader_ended(pid_t pid)
         if (leaders[i]->pid != pid)
             continue;
         struct leader *leader = leaders[i];
-        uint32_t op_id = leader->op_id;
+        uint32_t op_id = leader->op_id, era = leader->era;
         leader_ready(leader->id); /* its last message */
         if (leader_find(leader->id) == leader)
             leader_forget(leader);
+        bool program_ended = op_id != 0 && service_give_up(era);
         strays = true, strays_since_ns = now_ns(), next_pass_ns = 0;
         if (op_id != 0)
-            op_leader_lost(op_id);
+            op_leader_lost(op_id, program_ended);
         return true;
     }
     return false;
@@ -370,7 +375,7 @@ bool leader_ended(pid_t pid)
 
 static bool is_kept(pid_t pid)
 {
-    if (service_is(pid))
+    if (service_keeps(pid))
         return true;
     for (int i = 0; i < leader_count; i++)
         if (leaders[i]->pid == pid)

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <termios.h>
 
-enum { LOOK_AGAIN_NS = 2000000, GONE_MS = 6000, LAST_RESORT_MS = 6000 };
+enum { LOOK_AGAIN_NS = 2000000, TRACERS_NS = 500000000, HELD_LOOKS = 4, GONE_MS = 6000, LAST_RESORT_MS = 6000 };
 
 static struct op *ops[MAX_OPS];
 static int op_count;
@@ -205,12 +205,13 @@ void op_main_ended(uint32_t id, int wait_status)
 }
 
 /* Nobody will tell any more how its main process ended: it is ended. */
-void op_leader_lost(uint32_t id)
+void op_leader_lost(uint32_t id, bool program_ended)
 {
     struct op *op = op_find(id);
     if (op == NULL)
         return;
     op->leader = NULL, op->killed = true;
+    op->flags |= program_ended ? FLAG_PROGRAM_ENDED : 0;
     op_main_ended(id, SIGKILL /* as wait would say it */);
 }
 
@@ -277,9 +278,21 @@ static int64_t end_tracers(struct op *op, int64_t now)
     return now + 500000000;
 }
 
+/* A process that is outside of a program's namespace, or another operation's, can trace it, and never let it go on or end. */
+static void end_its_tracer(struct op *op)
+{
+    pid_t tracer = tree_waits_for(op->pid, op->service);
+    op->held = tracer > 1 ? op->held + 1 : 0;
+    if (op->held >= HELD_LOOKS && kill(tracer, SIGKILL) == 0)
+        op->held = 0;
+}
+
 int ops_tick(void)
 {
+    static int64_t next_tracers_ns;
     int64_t now = now_ns(), next = INT64_MAX;
+    bool tracers = now >= next_tracers_ns;
+    next_tracers_ns = tracers ? now + TRACERS_NS : next_tracers_ns;
     for (int i = op_count - 1; i >= 0; i--) {
         struct op *op = ops[i];
         if (op->deadline_ns != 0 && now >= op->deadline_ns) {
@@ -294,6 +307,8 @@ int ops_tick(void)
             int64_t later = end_tracers(op, now);
             next = later < next ? later : next;
         }
+        if (tracers && !op->reaped && op->pid > 0)
+            end_its_tracer(op);
         if (!op->reaped)
             continue;
         int64_t again = op->killed && now < op->drain_ns ? now + LOOK_AGAIN_NS : op->drain_ns;
@@ -313,9 +328,10 @@ int ops_tick(void)
     return next == INT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 > 3600000 ? 3600000 : (next - now + 999999) / 1000000);
 }
 
-/* Its program runs on, as one that an operation left behind. One that has ended is not left: its RESULT comes. */
+/* Its program runs on, as one that an operation left behind; one that is starting, when it has started. One that has ended is not left: its RESULT comes. */
 static void leave_running(struct op *op)
 {
+    op->left = op->service;
     if (!op->service || op->reaped || op->state != OP_RUNNING)
         return;
     op->flags |= FLAG_RUNS_ON;
@@ -429,7 +445,8 @@ void op_status_ready(struct op *op)
     if (op->reaped) {
         record_owed(op);
         op_settle(op);
-    }
+    } else if (op->left)
+        leave_running(op);
 }
 
 /* ---- frames of the host ---- */

@@ -2,6 +2,7 @@
  * and sees its /proc; after its end, in the container's own again. No process of the workload can make or enter a namespace: the calls are the agent's. */
 #include "agent.h"
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -9,18 +10,19 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-enum { MAX_MOUNTS_BYTES = 1 << 20, MAX_COVERS = 256 };
+enum { MAX_MOUNTS_BYTES = 1 << 20, MAX_COVERS = 256, ROOM_MS = 5000, OVER_MS = 1000, PAUSE_MS = 50 };
 
 static pid_t service_pid = -1, waiting_pid = -1; /* the program; in its place, where children can't be born in the container's own namespace again */
 static int own_pids = -1, mounts = -1;
-static bool serving, stale;
+static bool serving, stale, given_up;
 uint32_t service_era;
+static uint32_t first_era; /* of what starts in the namespace that there is now */
 
 void service_prepare(void) { own_pids = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC); }
 
 bool service_runs(void) { return serving; }
 
-bool service_is(pid_t pid) { return pid == service_pid || pid == waiting_pid; }
+bool service_keeps(pid_t pid) { return !given_up && (pid == service_pid || pid == waiting_pid); }
 
 static void forget_mounts(void)
 {
@@ -33,7 +35,7 @@ static void forget_mounts(void)
 /* gVisor lets nobody back into the namespace that he came from. */
 static void go_back(void)
 {
-    serving = false;
+    serving = given_up = false;
     forget_mounts();
     stale = setns(in_machine() ? container.init_pidfd : own_pids, CLONE_NEWPID) != 0;
 }
@@ -53,7 +55,7 @@ int service_begin(void)
         kill(waiting_pid, SIGKILL);
     int error = new_namespace();
     forget_mounts();
-    serving = error == 0, stale = false;
+    serving = error == 0, stale = given_up = false, first_era = service_era;
     return error;
 }
 
@@ -80,6 +82,26 @@ void service_look(void)
     siginfo_t info = {0};
     if (serving && service_pid > 0 && waitid(P_PID, (id_t)service_pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == service_pid)
         ops_reap();
+}
+
+bool service_is_over(void)
+{
+    if (!serving && waiting_pid < 0)
+        return false;
+    for (int ms = 0; ms < OVER_MS; ms++) {
+        ops_reap();
+        if (!serving && waiting_pid < 0)
+            return true;
+        usleep(1000);
+    }
+    return false;
+}
+
+/* What was below a leader in the namespace comes to its process 1, and can't be told apart from what that started itself: all of it is ended. */
+bool service_give_up(uint32_t era)
+{
+    given_up |= (serving || waiting_pid > 0) && era >= first_era;
+    return given_up && serving;
 }
 
 /* ---- in the namespace's process 1 ---- */
@@ -192,7 +214,7 @@ int service_join(void) { return mounts >= 0 && setns(mounts, CLONE_NEWNS) != 0 ?
 /* Where there is no way back, a process that only waits takes the program's place. */
 int service_make_room(void)
 {
-    int pair[2];
+    int pair[2], own = -1;
     char byte;
     if (!stale)
         return 0;
@@ -206,18 +228,24 @@ int service_make_room(void)
     waiting_pid = fork();
     if (waiting_pid == 0) {
         channel_drop();
-        int own = own_proc();
+        own = own_proc();
         if (own < 0 || !send_with(pair[1], "", 1, own, 0))
             _exit(77);
         reap_forever();
     }
+    error = waiting_pid < 0 ? errno : ETIMEDOUT;
     close(pair[1]);
-    int own = -1;
-    if (waiting_pid > 0)
-        receive_with(pair[0], &byte, 1, &own, 0);
+    struct pollfd made = {.fd = pair[0], .events = POLLIN};
+    for (int ms = 0; waiting_pid > 0 && error == ETIMEDOUT && ms < ROOM_MS; ms += PAUSE_MS) {
+        kill(waiting_pid, SIGCONT); /* root of the container can stop it */
+        if (poll(&made, 1, PAUSE_MS) == 1)
+            error = receive_with(pair[0], &byte, 1, &own, 0) == 1 && own >= 0 ? 0 : EIO;
+    }
     close(pair[0]);
-    if (own >= 0)
-        service_entered(own);
-    stale = own < 0;
-    return stale ? EAGAIN : 0;
+    if (error == 0)
+        service_entered(own), first_era = service_era;
+    else if (waiting_pid > 0)
+        kill(waiting_pid, SIGKILL);
+    stale = error != 0;
+    return error;
 }

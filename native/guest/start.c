@@ -74,13 +74,29 @@ static int spawn_led(struct op *op, bool probe, const uint8_t *body, const struc
 {
     struct plumbing plumbing = {end_or_null(p->in[0]), end_or_null(p->out[1]), end_or_null(p->err[1]), p->status[1], -1, probe ? borrow_probe() : -1, -1};
     struct leader *leader = leader_take();
-    int error = leader == NULL ? EAGAIN : leader_run(leader, op->id, op->kind, body, op->body_n, &plumbing);
+    int error = leader == NULL ? errno : leader_run(leader, op->id, op->kind, body, op->body_n, &plumbing);
     if (error == 0)
         op->leader = leader;
     if (plumbing.probe >= 0)
         close(plumbing.probe);
     return error;
 }
+
+/* 0 or errno. */
+static int make_process(struct op *op, struct request *request, const uint8_t *body, const struct pairs *p)
+{
+    bool probe = op->kind == KIND_EXEC && (request->flags & EXEC_PROBE);
+    if (contained_mode && !op->service)
+        return spawn_led(op, probe, body, p);
+    op->pid = fork_into(op->slot);
+    if (op->pid == 0) {
+        struct plumbing plumbing = {end_or_null(p->in[0]), end_or_null(p->out[1]), end_or_null(p->err[1]), p->status[1], op->pty ? container.pts : -1, probe ? probe_fd : -1, -1};
+        child_main(op->kind, request, &plumbing);
+    }
+    return op->pid < 0 ? errno : 0;
+}
+
+static bool in_dying_namespace(int error) { return error == ENOMEM || error == EPIPE || error == ECONNRESET; }
 
 /* 0 or errno. */
 static int spawn(struct op *op, struct request *request, bool in, const uint8_t *body)
@@ -100,17 +116,12 @@ static int spawn(struct op *op, struct request *request, bool in, const uint8_t 
     bool begun = error == 0 && op->service;
     if (begun)
         error = service_begin(), begun = error == 0;
-    if (error == 0 && contained_mode && !op->service)
-        error = spawn_led(op, op->kind == KIND_EXEC && (request->flags & EXEC_PROBE), body, &p);
-    else if (error == 0 && (op->pid = fork_into(op->slot)) < 0)
-        error = errno;
-    if (begun && op->pid != 0)
+    if (error == 0)
+        error = make_process(op, request, body, &p);
+    if (!op->service && in_dying_namespace(error) && service_is_over())
+        error = make_process(op, request, body, &p);
+    if (begun)
         service_forked(op->pid);
-    if (error == 0 && op->pid == 0) {
-        struct plumbing plumbing = {end_or_null(p.in[0]), end_or_null(p.out[1]), end_or_null(p.err[1]), p.status[1], op->pty ? container.pts : -1,
-            op->kind == KIND_EXEC && (request->flags & EXEC_PROBE) ? probe_fd : -1, -1};
-        child_main(op->kind, request, &plumbing);
-    }
     if (error == 0)
         take_ends(op, &p);
     close_pairs(&p);

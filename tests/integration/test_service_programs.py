@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.conftest import copy_store
 from tests.fakes.compiled import compile_static
@@ -16,6 +17,7 @@ from tests.fakes.images import directory, docker_archive, entry, layer
 from tests.integration.processes import quick_command
 
 from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.output import ExecOutput
 from belljar.cell.targets import serve
 from belljar.errors import BelljarError, CellError
 from belljar.events import Kind, MemoryRecorder
@@ -170,6 +172,114 @@ async def test_a_program_that_ends_at_once_leaves_the_cell_as_it_was(
         for _ in range(20):
             await ready(cell, command=["true"])
             assert await said(cell, "cat /proc/self/comm") == "cat"
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+async def test_a_command_that_kills_its_leader(tier: str, home: Path, tmp_path: Path) -> None:
+    """Ends with all that it started, and the program with it: what is left below process 1 can't be
+    told apart. The record has it."""
+    leader = "ps -eo pid,comm | awk '$2 == \"init\" && $1 != 1 {print $1}'"
+    script = f"(setsid sleep 7777 &); sleep 0.3; kill -9 $({leader}); sleep 5555"
+    async with opened(tmp_path, tier) as cell:
+        await ready(cell, command=["sleep", "1d"])
+        for has_program in (True, False):  # the second one in a namespace without
+            output = await cell.exec(["sh", "-c", script], timeout_s=20)
+            assert (output.returncode, output.program_ended) == (137, has_program)
+            assert await said(cell, "ps axww | grep 'sleep [1-9]'  | grep -v grep") == ""
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_program_let_go_before_it_has_started(
+    tier: str, home: Path, tmp_path: Path
+) -> None:
+    """Is let go when it has: on a slow machine the host is faster than the start."""
+    async with opened(tmp_path, tier) as cell:
+        program = await cell.start(["sleep", "1d"], service=True)
+        with anyio.fail_after(30):
+            await program.leave()
+        assert (await program.wait()).runs_on
+        assert await said(cell, "cat /proc/1/comm") == "sleep"
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+async def test_commands_while_a_namespace_ends(tier: str, home: Path, tmp_path: Path) -> None:
+    """Run, or end with the namespace; none is refused, nor says that there are too many processes."""
+    outputs: list[ExecOutput] = []
+    async with opened(tmp_path, tier) as cell:
+
+        async def run_commands(scope: anyio.CancelScope) -> None:
+            while not scope.cancel_called:
+                script = "(setsid sleep 0.3 &); cat /proc/1/comm /proc/stat"
+                outputs.append(await cell.exec(["sh", "-c", script], timeout_s=30))
+
+        stop = anyio.CancelScope()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(run_commands, stop)
+            for number in range(25):
+                script = f"(setsid sleep 99 &); sleep {number % 4 / 20}; exit 3"
+                program = await cell.start(["sh", "-c", script], service=True)
+                assert (await program.wait()).returncode == 3
+            stop.cancel()
+    assert len(outputs) > 10
+    assert {(o.not_started_errno, o.processes_full) for o in outputs} == {(None, False)}
+
+
+TRACER = """import ctypes, os, time
+libc = ctypes.CDLL(None)
+open("/tmp/ready", "w").close()
+while True:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            name = open(f"/proc/{pid}/comm").read()
+        except OSError:
+            continue
+        if name == "victim\\n" and libc.ptrace(0x4206, int(pid), 0, 0) == 0:
+            open("/tmp/traced", "a").write(name)
+            time.sleep(1000)
+"""
+
+
+async def test_a_tracer_holds_no_program(home: Path, tmp_path: Path) -> None:
+    """One that is outside of the program's namespace, and lets it neither go on nor end, is ended.
+    In the other tiers a process of the cell's own namespace sees none of the program's."""
+    async with opened(tmp_path, "container") as cell:
+        await cell.write_file("/tmp/tracer.py", TRACER)
+        await said(
+            cell, "mkdir /tmp/1 /tmp/2; cp /bin/sh /tmp/1/victim; cp /bin/sleep /tmp/2/victim"
+        )
+        # The one is stopped by the signal of its child's end, the other is a zombie.
+        for argv, status in ((["1/victim", "-c", "sleep 2; exit 3"], 3), (["2/victim", "2"], 0)):
+            await said(cell, "setsid python3 /tmp/tracer.py >/dev/null 2>&1 </dev/null &")
+            await said(cell, "until rm /tmp/ready 2>&-; do sleep 0.1; done")
+            program = await cell.start(argv, cwd="/tmp", service=True)
+            assert (await program.wait(timeout_s=60)).returncode == status
+        assert await said(cell, "cat /tmp/traced") == "victim\nvictim"
+
+
+async def test_a_process_that_stops_every_start(home: Path, tmp_path: Path) -> None:
+    """Under gVisor, where a program's end makes room for what starts then, it keeps no operation
+    from its end and the cell from no answer."""
+    script = """import os, signal
+seen = {1}
+while True:
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            if pid not in seen and open(f"/proc/{pid}/comm").read() == "init\\n":
+                seen.add(pid)
+                os.kill(pid, signal.SIGSTOP)
+        except OSError:
+            pass
+"""
+    async with opened(tmp_path, "gvisor") as cell:
+        await cell.write_file("/tmp/stopper.py", script)
+        await said(cell, "setsid python3 /tmp/stopper.py >/dev/null 2>&1 </dev/null &")
+        for _ in range(3):
+            program = await cell.start(["sh", "-c", "sleep 0.05; exit 3"], service=True)
+            assert (await program.wait(timeout_s=30)).returncode == 3
+            await cell.exec(["true"], timeout_s=5)
+        report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)
+        assert report.verdict is Verdict.CONTAINED, report
 
 
 async def test_a_race_for_the_name_of_a_cover_shows_nothing(home: Path, tmp_path: Path) -> None:

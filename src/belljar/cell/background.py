@@ -82,13 +82,12 @@ class BackgroundCommand:
         """What it has written so far."""
         stdout, stderr = (self._kept[stream] for stream in _STREAMS)
         ended = self._outcome
+        unsent = (ended.stdout_dropped_bytes, ended.stderr_dropped_bytes) if ended else (0, 0)
         return OutputSoFar(
             stdout=stdout.kept,
             stderr=stderr.kept,
-            stdout_dropped_bytes=stdout.dropped_bytes
-            + (ended.stdout_dropped_bytes if ended else 0),
-            stderr_dropped_bytes=stderr.dropped_bytes
-            + (ended.stderr_dropped_bytes if ended else 0),
+            stdout_dropped_bytes=stdout.dropped_bytes + unsent[0],
+            stderr_dropped_bytes=stderr.dropped_bytes + unsent[1],
         )
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:

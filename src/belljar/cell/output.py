@@ -45,7 +45,7 @@ class ExecOutput(OutputTexts):
             not found, 126 when it could not be executed.
         code: the bare status or signal.
         stdout, stderr: at most what was asked for; `*_dropped_bytes` counts the rest.
-        runs_on: a service's program that was let go.
+        runs_on: a service's program that was let go. program_ended: it ended with this command.
         host_limits: limits that the host saw fire meanwhile.
         processes_full, disk_full: the same by the guest agent's report.
         not_started_errno, stage, detail: why it did not start; `detail` is guest-controlled.
@@ -66,6 +66,7 @@ class ExecOutput(OutputTexts):
     processes_full: bool = False
     disk_full: bool = False
     runs_on: bool = False
+    program_ended: bool = False
     host_limits: tuple[str, ...] = ()
     not_started_errno: int | None = None
     stage: str = ""
@@ -172,6 +173,7 @@ def output_of(
         processes_full=outcome.processes_full,
         disk_full=outcome.disk_full,
         runs_on=outcome.runs_on,
+        program_ended=outcome.program_ended,
         host_limits=host_limits,
         not_started_errno=None if started else outcome.code,
         stage=outcome.stage_name,

@@ -106,7 +106,7 @@ def exec_finished(
             "status": "signalled" if output.signalled else "exited",
             "code": output.code,
             "killed": output.killed,
-            **({"runs_on": True} if output.runs_on else {}),
+            **{word: True for word in ("runs_on", "program_ended") if getattr(output, word)},
         }
     bodies = [body for body in (stdin, stdout, stderr) if body is not None and body.total_bytes]
     return operation.event(kind, data, trust=Trust.GUEST_REPORTED, bodies=bodies)

@@ -97,13 +97,8 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     """
     if stand_in.kind == "python":
         for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
-            await cell.write_file(
-                path,
-                await anyio.to_thread.run_sync(pack),
-                mode=0o644,
-                user="0",
-                owner=cell.plan.user,
-            )
+            packed = await anyio.to_thread.run_sync(pack)
+            await cell.write_file(path, packed, mode=0o644, user="0", owner=cell.plan.user)
         command: Sequence[str] = serving_command(stand_in)
     else:
         command = words_to_run(stand_in.settings, cell)
@@ -230,11 +225,7 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
     if wants_image and not cell.image_health:
-        raise _failed(
-            stand_in,
-            cell,
-            "neither the file nor its image has a check",
-        )
+        raise _failed(stand_in, cell, "neither the file nor its image has a check")
     if written.get("times"):
         return cell.image_health_with(written["times"]) or {}
     if written and wants_image is None:

@@ -96,6 +96,7 @@ class ResultFlag(IntFlag):
     PROCESSES_FULL = 16
     DISK_FULL = 32
     RUNS_ON = 64
+    PROGRAM_ENDED = 128
 
 
 class Stage(IntEnum):

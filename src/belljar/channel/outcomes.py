@@ -92,7 +92,7 @@ class ExecOutcome:
         stdout: what was kept; empty when the output was streamed to the caller.
         stdout_dropped_bytes: bytes of the stream that are not in `stdout` (nor were streamed).
         timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
-        runs_on: `RunningExec.leave` let it go.
+        runs_on: `RunningExec.leave` let it go. program_ended: the service's program ended with it.
         processes_full, disk_full: while it ran there were as many processes as there may be, or no
             more room for files.
         stage, detail: where and why it could not start. `detail` is the guest's text: escape it
@@ -112,6 +112,7 @@ class ExecOutcome:
     processes_full: bool = False
     disk_full: bool = False
     runs_on: bool = False
+    program_ended: bool = False
     duration_s: float = 0.0
     stage: Stage = Stage.NONE
     detail: str = ""
@@ -180,6 +181,7 @@ def outcome_of(
         processes_full=ResultFlag.PROCESSES_FULL in result.flags,
         disk_full=ResultFlag.DISK_FULL in result.flags,
         runs_on=ResultFlag.RUNS_ON in result.flags,
+        program_ended=ResultFlag.PROGRAM_ENDED in result.flags,
         duration_s=result.duration_ns / 1e9,
         stage=result.stage,
         detail=result.detail,
@@ -189,13 +191,9 @@ def outcome_of(
 def file_error(result: Result, path: str) -> OSError:
     """The builtin error that the errno means, with the path in it."""
     if result.outcome is Outcome.SIGNALED:
-        memory = ResultFlag.OUT_OF_MEMORY in result.flags
-        code, message = (
-            (errno.ENOMEM, "the guest ran out of memory")
-            if memory
-            else (errno.EIO, "the guest's helper was killed")
-        )
-        return OSError(code, message, path)
+        if ResultFlag.OUT_OF_MEMORY in result.flags:
+            return OSError(errno.ENOMEM, "the guest ran out of memory", path)
+        return OSError(errno.EIO, "the guest's helper was killed", path)
     detail = f" ({printable(result.detail, max_chars=200)})" if result.detail else ""
     if result.stage in _BEFORE_THE_FILE:
         # The file was not looked at: an unknown user must not read as a missing file.

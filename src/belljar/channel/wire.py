@@ -51,7 +51,6 @@ _RESULT: Final = struct.Struct("<BBHiQQQ")
 _MAX_COUNT: Final = (1 << 63) - 1
 _MAX_ERRNO: Final = 4_095
 _MAX_SIGNAL: Final = 64
-_FLAG_BITS: Final = 127
 _RENEWED_BITS: Final = 63
 _OP_LIMIT: Final = (1 << 32) - 1
 
@@ -318,7 +317,7 @@ class HostConnection:
         outcome, flags, stage, code, stdout_dropped, stderr_dropped, duration = _RESULT.unpack(
             payload.take(_RESULT.size)
         )
-        if outcome > Outcome.IO_FAILED or flags & ~_FLAG_BITS or stage > Stage.CREDENTIALS:
+        if outcome > Outcome.IO_FAILED or stage > Stage.CREDENTIALS:
             payload.violated(f"outcome {outcome}, flags {flags:#x}, stage {stage}")
         if flags & ResultFlag.RUNS_ON and not (state.left and outcome == Outcome.EXITED):
             payload.violated("a program that runs on, and was not let go")

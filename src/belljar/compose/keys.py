@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from belljar.compose.document import TaskFiles
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
+from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, is_idle, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
@@ -226,6 +226,13 @@ def _restart(value: str | None, converted: Converted, *, key: str = "restart") -
         converted.changed(key, why)
 
 
+def _init(value: object, converted: Converted) -> None:
+    words = [*(converted.model.entrypoint or ()), *(converted.model.command or ())]
+    if value and not (words and is_idle(words)):
+        why = "nothing reaps orphans for a program; in tier microvm it gets those of commands too"
+        converted.changed("init", why)
+
+
 def _swap(value: str | None, converted: Converted) -> None:
     if value is None:
         _resource("memory", "memswap_limit")(None, converted)
@@ -329,6 +336,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "memswap_limit": _swap,
     "pids_limit": _resource("processes", "pids_limit"),
     "restart": _restart,
+    "init": _init,
     "extra_hosts": _extra_hosts,
     "deploy": _deploy,
 }
@@ -360,7 +368,7 @@ KEYS: Final[Mapping[str, Key]] = {
     **_keys(
         Outcome.LIMITED,
         {
-            "": "init expose",
+            "": "expose",
             "`none` and `bridge` are kept: a range has no other networks": "network_mode",
             FOR_HOST: "use_api_socket cgroup devices",
             "each service is one cell": "scale",

@@ -175,7 +175,6 @@ def test_started() -> None:
         (ready_write, result(3, 0)),
         (with_exec, result(4, 0)),
         (with_exec, result(0, 0, flags=64)),
-        (with_exec, result(0, 0, flags=128)),
         (with_exec, result(0, 0, stage=11)),
         (with_exec, result(0, 0, dropped=(1 << 63, 0))),
         (with_exec, result(0, 0, dropped=(0, 1 << 63))),

@@ -137,6 +137,7 @@ def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value:
             "privileged": False,
             "read_only": "false",
             "init": True,
+            "command": "tail -f /dev/null",
             "network_mode": None,
             "volumes": [],
         },
@@ -319,7 +320,10 @@ def test_no_limit_is_the_policys(fields: dict[str, Any], keys: set[str]) -> None
 def test_switches_of_yaml_1_1(value: object) -> None:
     """Docker's reader takes them for true and false, in the usual cases."""
     opposite = {"yes": "no", "Y": "N", "ON": "Off", "True": "FALSE", True: False}[value]
-    assert facts(read_only=value, init=value) == {(Kind.CHANGED, "read_only")}
+    assert facts(read_only=value, init=value) == {
+        (Kind.CHANGED, "read_only"),
+        (Kind.CHANGED, "init"),
+    }
     assert facts(read_only=opposite, init=opposite, privileged=opposite) == set()
     assert facts(use_api_socket=opposite) == set()
     assert refused(use_api_socket=value) == {"use_api_socket"}
@@ -400,9 +404,9 @@ def test_a_key_that_compose_does_not_have_is_called_so(key: str, value: Any) -> 
 def test_what_is_not_kept_but_harmless_is_said() -> None:
     """Ports are not published, programs are not started again."""
     deploy = {"restart_policy": {"condition": "any"}, "labels": {"a": "b"}, "mode": "global"}
-    assert facts(ports=["80:80"], restart="always", deploy=deploy) == {
+    assert facts(ports=["80:80"], init=True, restart="always", deploy=deploy) == {
         *((Kind.DROPPED, key) for key in ("ports",)),
-        *((Kind.CHANGED, key) for key in ("restart", "deploy.restart_policy")),
+        *((Kind.CHANGED, key) for key in ("init", "restart", "deploy.restart_policy")),
     }
     assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
@@ -418,7 +422,7 @@ _KEPT: dict[str, Any] = {
     "depends_on": ["default"],
     "networks": ["default"],
     "expose": [80],
-    "init": True,
+    "init": False,
     "command": "run",
     "entrypoint": "run",
     "healthcheck": {"test": "true"},
@@ -453,6 +457,7 @@ _SAID: dict[str, Any] = {
     "ulimits": {"nofile": 1024},
     "ports": ["80:80"],
     "restart": "always",
+    "init": True,
     "hostname": "h",
     "volumes": ["./vars.env:/vars"],
     "env_file": {"path": "none", "required": False},
