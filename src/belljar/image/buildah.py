@@ -20,6 +20,7 @@ from belljar.errors import HostError, PolicyError
 from belljar.image.context import read_ignore, take_context
 from belljar.image.copies import prepare
 from belljar.image.dockerfile import (
+    EMPTY,
     MAX_BYTES,
     Bases,
     Buildable,
@@ -51,6 +52,8 @@ from belljar.units import format_size, printable
 HINT_SETUP: Final = "run `belljar setup --with build`, or install the package buildah"
 DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 _TIMEOUT_S: Final = 3600.0
+# Of a recipe: the same Dockerfile means something else than before, and is built again.
+_FORMAT: Final = 2
 # What ARG can't declare and RUN has all the same.
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 # For a hint alone: a tool in a step has no other way to say that it looked for a network.
@@ -177,7 +180,12 @@ def build_dockerfile(
                 has_layers = _build(tools, request, recipe, bases)
                 tools.tail.clear()
                 report("packing the result")
-                result = pack_result(tools, keep_setuid=request.keep_setuid, limits=ImportLimits())
+                result = pack_result(
+                    tools,
+                    keep_setuid=request.keep_setuid,
+                    limits=ImportLimits(),
+                    volumes=recipe.made.volumes,
+                )
             except LayerError as error:
                 raise error.refusal(source) from error
         config = replace(result.config, on_build=recipe.found.stages[-1].on_build)
@@ -247,6 +255,7 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
             what = f"the base image {printable(name)} is not in the store"
             raise HostError(what, where=printable(str(dockerfile)), hint=missing.hint)
     inputs = {
+        "format": _FORMAT,
         "dockerfile": hashlib.sha256(raw).hexdigest(),
         "context": take_context(request.context, read_ignore(request.context, dockerfile)),
         "args": dict(sorted(request.args.items())),
@@ -272,7 +281,9 @@ def _dockerfile_in(context: Path) -> Path:
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
     """Copy the context, and write what COPY takes of here-documents, and where buildah can't."""
     (work / "context").mkdir(mode=0o755)
-    (work / "heredocs").mkdir()
+    empty = work / "heredocs" / EMPTY
+    empty.mkdir(parents=True)
+    os.utime(empty, (0, 0))
     dockerfile = request.dockerfile or _dockerfile_in(request.context)
     ignored = read_ignore(request.context, dockerfile)
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:

@@ -29,7 +29,15 @@ from belljar.image.stages import (
 )
 from belljar.image.variables import Expander
 
-__all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
+__all__ = [
+    "EMPTY",
+    "MAX_BYTES",
+    "Bases",
+    "Buildable",
+    "DockerfileError",
+    "base_images",
+    "make_buildable",
+]
 
 _SHELL: Final = ("/bin/sh", "-c")
 _OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
@@ -44,6 +52,9 @@ _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 # Of a step: its network is the build's own.
 _HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
 _PROGRAMS: Final = "/dev/pipes"
+EMPTY: Final = "empty"
+"""An empty directory in the context of here-documents."""
+_ROOT: Final = re.compile("(root|0)(:(root|0))?")
 # Of each kind of mount, beside `type` and `target`.
 _MOUNTS: Final = {
     "bind": {"source", "readonly"},
@@ -67,7 +78,8 @@ class HeredocFile:
 class Buildable:
     """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
 
-    `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know.
+    `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know. `volumes`:
+    of the result; buildah would discard what later steps write there.
     `step_users`: the users that its RUN steps run as. `offline`: the lines of `--network=none`.
     """
 
@@ -76,6 +88,7 @@ class Buildable:
     files: list[HeredocFile] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     start_interval_ns: int = 0
+    volumes: tuple[str, ...] = ()
     step_users: set[str] = field(default_factory=set)
     offline: list[int] = field(default_factory=list)
 
@@ -99,7 +112,9 @@ def make_buildable(
         base = stage.base
         if isinstance(base, BuildStage):
             parent = ended[base.name]
-            state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={})
+            state = replace(
+                parent, env=dict(parent.env), kept=dict(parent.kept), args={}, wanted={}
+            )
             source = str(base)
         else:
             parent, source = _State(), ids.get(base, base)
@@ -111,19 +126,26 @@ def make_buildable(
         for item in stage.items:
             with at_line(item.line):
                 translator.take(item)
+        translator.make_directories(by_next=stage is bases.stages[-1])
         for name in sorted(state.args.keys() & state.kept.keys()):
             translator.emit(f"ENV {name}={_word(state.kept[name])}")
         ended[stage.name], made.start_interval_ns = state, state.start_interval_ns
+        made.volumes = state.volumes
     return made
 
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """A stage's: `kept` stays in the image, `args` end with the stage, `env` is both."""
+    """A stage's: `kept` stays in the image, `args` end with the stage, `env` is both.
+
+    `wanted`: directories of WORKDIR that no line makes yet, and their owners.
+    """
 
     env: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     args: dict[str, str] = field(default_factory=dict)
+    wanted: dict[str, str] = field(default_factory=dict)
+    volumes: tuple[str, ...] = ()
     cwd: str = "/"
     user: str = "root"
     shell: tuple[str, ...] = _SHELL
@@ -138,6 +160,7 @@ def _state_of(config: ImageConfig | None, *, is_known: bool) -> _State:
         kept=dict(found.env),
         cwd=found.workdir,
         user=found.user,
+        volumes=found.volumes,
         shell=found.shell or _SHELL,
         start_interval_ns=found.healthcheck.start_interval_ns if found.healthcheck else 0,
         is_known=is_known,
@@ -197,12 +220,12 @@ class _Translator:
                     self.emit(f"ENV {name}={_word(value)}")
             case "WORKDIR":
                 state.cwd = self._below(values[0])
-                self.emit(f"WORKDIR {_word(state.cwd)}")
+                state.wanted.setdefault(state.cwd, state.user)
             case "USER" | "STOPSIGNAL":
                 state.user = values[0] if word == "USER" else state.user
                 self.emit(f"{word} {_word(values[0])}")
             case "VOLUME":
-                self.emit(f"VOLUME {_words(values)}")
+                state.volumes += tuple("/" + _clean(value) for value in values)
             case "CMD" | "ENTRYPOINT":
                 program = values if item.is_json or not values else (*state.shell, *values)
                 self.emit(f"{word} {json.dumps(program)}")
@@ -214,10 +237,33 @@ class _Translator:
             case _:
                 raise DockerfileError(f"it can't be read: {item.text[:80]}")
 
+    def make_directories(self, *, by_next: bool) -> None:
+        """Make each directory of a WORKDIR as its user's, as BuildKit does.
+
+        `by_next`: what follows makes the last one, as root's.
+        """
+        state, wanted = self._state, self._state.wanted
+        for path, user in wanted.items():
+            is_root = _ROOT.fullmatch(user) is not None
+            is_made = is_root and by_next and path == state.cwd
+            # A directory below it is made with its parents
+            inner = [each for each in wanted if each.startswith(f"{path}/")]
+            if path == "/" or is_made or user in map(wanted.get, inner):
+                continue
+            if not _OPTION.fullmatch(user):
+                raise DockerfileError(f"USER {user} has a space, comma or quote")
+            owner = "" if is_root else f"--chown={f'{user}:{user}' if user.isdigit() else user} "
+            place = _words((EMPTY, f"{path}/"))
+            self.emit(f"COPY {owner}--from={self._bases.context} {place}")
+        if wanted:
+            self.emit(f"WORKDIR {_word(state.cwd)}")
+            state.wanted = {}
+
     def _below(self, path: str) -> str:
-        return "/" + posixpath.normpath(posixpath.join(self._state.cwd, path)).strip("/")
+        return "/" + _clean(posixpath.join(self._state.cwd, path))
 
     def _run(self, item: Instruction, given: list[tuple[str, str]]) -> None:
+        self.make_directories(by_next=True)
         flags, command = "", " ".join(item.values)
         self._made.step_users.add(self._state.user)
         for name, value in given:
@@ -264,7 +310,7 @@ class _Translator:
                 raise DockerfileError(f"--mount={text}: the {kind} {name} is required, not given")
             return ""
         path = self._below(target)
-        if kind not in _MOUNTS or not target or path == "/":
+        if kind not in _MOUNTS or path == "/" or not (target or kind == "bind"):
             raise DockerfileError(f"--mount={text} has no known type, or no target below /")
         is_fixed = found.pop("readonly", str(kind == "bind")).lower() in TRUE
         options = {"type": kind, "target": path, "from": source, **found, "sharing": "", "size": ""}
@@ -289,6 +335,8 @@ class _Translator:
         destination = self._expand(values[-1])
         if openers and len(values) > 2 and not f"/{destination}".endswith(("/", "/.")):
             raise DockerfileError(f"the destination of files must end with /: {destination}")
+        is_inside = not chown and not destination.startswith("/") and ".." not in destination
+        self.make_directories(by_next=is_inside)
         copy = Copy(
             number=self._number,
             line=item.line,
@@ -342,6 +390,10 @@ def _word(value: str) -> str:
     if _PLAIN.fullmatch(value):
         return value
     return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
+
+
+def _clean(path: str) -> str:
+    return posixpath.normpath("/" + path).strip("/")
 
 
 def _words(values: Iterable[str]) -> str:

@@ -166,8 +166,9 @@ def test_forged_results_are_refused_and_no_file_of_the_host_is_taken(
 
 
 def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
-    """The same lists, unforged, are accepted."""
+    """The same lists, unforged, are accepted; the volumes are the Dockerfile's."""
     tools = cast("Tools", Forger(tmp_path / "scratch/build", honest, packed))
-    result = pack_result(tools, keep_setuid=False, limits=ImportLimits())
+    result = pack_result(tools, keep_setuid=False, limits=ImportLimits(), volumes=("/v",))
+    assert result.config.volumes == ("/v",)
     assert result.rootfs == tmp_path / "scratch/rootfs"
     assert result.rootfs.read_bytes() == b"hsqs"
