@@ -18,9 +18,8 @@ from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.context import read_ignore, take_context
-from belljar.image.copies import prepare
+from belljar.image.copies import EMPTY, check_names, prepare
 from belljar.image.dockerfile import (
-    EMPTY,
     MAX_BYTES,
     Bases,
     Buildable,
@@ -298,6 +297,8 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
         os.utime(path, (0, 0))  # the same again, or the layers after it would not be
     size = sum(path.lstat().st_size for path in (work / "context").rglob("*"))
     try:
+        for line, source in recipe.made.patterns:
+            check_names(line, work / "context", source)
         for copy in recipe.made.copies:
             need_space(work.parents[2], MIN_FREE_BYTES + size, f"COPY of line {copy.line}")
             prepare(copy, work / "context", work / "heredocs")

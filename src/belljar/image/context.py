@@ -204,24 +204,24 @@ def _too_large(context: Path) -> PolicyError:
 
 
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
-    """Every included entry in a fixed order, parents first."""
+    """Every included entry in a fixed order, after its parents, be they excluded."""
+    known = {context, *context.parents}
     for folder, folders, files in os.walk(context, onerror=_raise):
         here = Path(folder)
         if len(here.relative_to(context).parts) > MAX_DEPTH:
             why = f"the context is more than {MAX_DEPTH} directories deep"
             raise PolicyError(why, where=printable(str(context)))
-        names = sorted(folders)
-        folders[:] = []
-        for name in names:
-            path = here / name
-            is_out = path.relative_to(context).as_posix() in ignored
-            if not is_out:
-                yield path
-            if not path.is_symlink() and (not is_out or ignored.takes_back):
-                folders.append(name)
-        for name in sorted(files):
-            if (here / name).relative_to(context).as_posix() not in ignored:
-                yield here / name
+        folders.sort()
+        for path in (here / name for name in (*folders, *sorted(files))):
+            if path.relative_to(context).as_posix() not in ignored:
+                new = [each for each in (path, *path.parents) if each not in known]
+                known.update(new)
+                yield from reversed(new)
+        folders[:] = (
+            name
+            for name in folders
+            if not (here / name).is_symlink() and (ignored.takes_back or here / name in known)
+        )
 
 
 def _raise(error: OSError) -> None:
@@ -253,8 +253,10 @@ def _expression(glob: str) -> str:
         return "."
     if not glob.startswith("[") or len(glob) <= 2:
         return re.escape(glob[-1] if glob.startswith("\\") else glob)
+    # What else means something in a class of Python's
+    found = "[" + re.sub(r"\\.|[\[&|~]", lambda each: re.escape(each[0][-1]), glob[1:])
     try:
-        re.compile(glob)
+        re.compile(found)
     except re.error:
         return re.escape(glob)
-    return glob
+    return found

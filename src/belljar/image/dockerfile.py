@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.image.config import ImageConfig
-from belljar.image.copies import CHMOD, Copy
+from belljar.image.copies import CHMOD, EMPTY, PATTERN, Copy
 from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
 from belljar.image.stages import (
     TRUE,
@@ -29,15 +29,7 @@ from belljar.image.stages import (
 )
 from belljar.image.variables import Expander
 
-__all__ = [
-    "EMPTY",
-    "MAX_BYTES",
-    "Bases",
-    "Buildable",
-    "DockerfileError",
-    "base_images",
-    "make_buildable",
-]
+__all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
 
 _SHELL: Final = ("/bin/sh", "-c")
 _OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
@@ -45,6 +37,8 @@ _LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")
 _FILE_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
 _OPTION: Final = re.compile(r"[^\s,\"'\\$`]*")
+# A literal `[`, and `**`, which is `*` in Docker and any number of directories in buildah.
+_ODD_PATTERN: Final = re.compile(r"\[\[|\\|\*\*")
 _REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _NS: Final = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 6e10, "h": 36e11}
@@ -52,8 +46,6 @@ _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 # Of a step: its network is the build's own.
 _HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
 _PROGRAMS: Final = "/dev/pipes"
-EMPTY: Final = "empty"
-"""An empty directory in the context of here-documents."""
 _ROOT: Final = re.compile("(root|0)(:(root|0))?")
 # Of each kind of mount, beside `type` and `target`.
 _MOUNTS: Final = {
@@ -79,7 +71,8 @@ class Buildable:
     """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
 
     `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know. `volumes`:
-    of the result; buildah would discard what later steps write there.
+    of the result; buildah would discard what later steps write there. `patterns`: of sources in the
+    context, with their lines.
     `step_users`: the users that its RUN steps run as. `offline`: the lines of `--network=none`.
     """
 
@@ -89,6 +82,7 @@ class Buildable:
     copies: list[Copy] = field(default_factory=list)
     start_interval_ns: int = 0
     volumes: tuple[str, ...] = ()
+    patterns: list[tuple[int, str]] = field(default_factory=list)
     step_users: set[str] = field(default_factory=set)
     offline: list[int] = field(default_factory=list)
 
@@ -350,8 +344,13 @@ class _Translator:
         is_prepared = bool(copy.excludes or copy.has_parents or copy.chmod or copy.checksum)
         source = str(self._stage.source(dict(given).get("from", "")))
         is_remote = word == "ADD" and any(map(_REMOTE.match, sources))
+        if any(map(_ODD_PATTERN.search, sources)) and not is_remote:
+            is_prepared = True
+        elif not (source or is_prepared):
+            self._made.patterns += [(item.line, each) for each in filter(PATTERN.search, sources)]
         if (is_prepared and (source or is_remote)) or (source and openers):
-            raise DockerfileError(f"{word} of another source can't have {' '.join(item.flags)}")
+            what = f"{word} of another source can't have {' '.join(item.flags)}"
+            raise DockerfileError(f"{what}, `**` or an escaped `[`")
         options = f"--chown={chown} " if chown else ""
         options += f"--chmod={chmod} " if chmod and is_octal else ""
         prepared = f"{options}--from={self._bases.context} "

@@ -232,6 +232,13 @@ def test_triggers_of_one_base_copy_from_places_of_their_own() -> None:
     assert not any(copy.source.startswith(f"{made.files[0].path}/") for copy in made.copies)
 
 
+def test_patterns_that_buildah_misreads_are_matched_or_checked_beforehand() -> None:
+    """It has no escaped `[`, another `**`, and takes a match as a pattern again."""
+    made = made_of("FROM base\nCOPY a* b/? c /x/\nADD a/[[]b] /\nCOPY **/a /\nCOPY --from=i d* /")
+    assert made.patterns == [(2, "a*"), (2, "b/?")]
+    assert [copy.sources for copy in made.copies] == [("a/[[]b]",), ("**/a",)]
+
+
 @pytest.mark.parametrize(
     ("steps", "interval_ns"),
     [
@@ -264,6 +271,7 @@ def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) ->
         ("COPY --from=other --parents a b", "--parents"),
         ("COPY --from=other --chmod=a+X a b", "--chmod"),
         ("COPY --chmod=banana a b", "banana"),
+        ("COPY --from=other /**/a b", "**"),
         ("COPY --from=$IN_BASE a b", "$IN_BASE"),
         ("COPY --from=3 a b", "3"),
         ("COPY a", "COPY"),
