@@ -210,6 +210,18 @@ def test_volumes_and_work_directories_are_left_as_by_buildkit(home: Path, tmp_pa
     assert found["new/app/Dockerfile"] == ["-rw-r--r--", "0/0"]
 
 
+def test_a_base_that_an_earlier_version_loaded_is_loaded_again(home: Path, tmp_path: Path) -> None:
+    """It may have volumes, below which buildah discards what steps write."""
+    add_small_image(home, "early")
+    request = BuildRequest(context=tmp_path, name="early:1")
+    kept = home / "build-bases" / Store(home).find("early").digest
+    for step in ("true", "echo"):
+        (tmp_path / "Dockerfile").write_text(f"FROM early\nRUN {step}\n")
+        build_dockerfile(home, request)
+        assert (kept / "image-id.2").is_file()
+        (kept / "image-id.2").rename(kept / "image-id")
+
+
 def test_a_step_without_a_network_is_named_where_the_build_has_one(
     home: Path, tmp_path: Path
 ) -> None:

@@ -63,7 +63,7 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
             parent, below = "", source
         excludes = copy.excludes
         if copy.has_parents:
-            excludes = ("*", f"!{_plain(below) or '**'}", *excludes)
+            excludes = ("*", f"!{plain(below) or '**'}", *excludes)
         for path in _matching(copy.line, context, parent if copy.has_parents else source):
             target = into / ("0" if copy.has_parents else f"{number:06}")
             ignored, number = parse_ignore("\n".join(excludes)), number + 1
@@ -85,7 +85,8 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
         run_tool([*shell, copy.chmod, str(into.parent)], timeout_s=600)
 
 
-def _plain(path: str) -> str:
+def plain(path: str) -> str:
+    """A path's plain parts: none that is empty, `.` or `..`."""
     return posixpath.normpath("/" + path).strip("/")
 
 
@@ -104,7 +105,7 @@ def _check_name(line: int, name: str) -> None:
 def _matching(line: int, context: Path, source: str, *, may_link: bool = False) -> Iterator[Path]:
     """The entries that a source names, by Go's `filepath.Match`; none behind a link."""
     found = [context]
-    for part in filter(None, _plain(source).split("/")):
+    for part in filter(None, plain(source).split("/")):
         rule, names = parse_ignore(re.sub("^([#!])", r"\\\1", part)), [part]
         parents, found = found, []
         for path in parents:

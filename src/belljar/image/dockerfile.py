@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.image.config import ImageConfig
-from belljar.image.copies import CHMOD, EMPTY, PATTERN, Copy
+from belljar.image.copies import CHMOD, EMPTY, PATTERN, Copy, plain
 from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
 from belljar.image.stages import (
     TRUE,
@@ -106,9 +106,7 @@ def make_buildable(
         base = stage.base
         if isinstance(base, BuildStage):
             parent = ended[base.name]
-            state = replace(
-                parent, env=dict(parent.env), kept=dict(parent.kept), args={}, wanted={}
-            )
+            state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={}, dirs={})
             source = str(base)
         else:
             parent, source = _State(), ids.get(base, base)
@@ -132,13 +130,13 @@ def make_buildable(
 class _State:
     """A stage's: `kept` stays in the image, `args` end with the stage, `env` is both.
 
-    `wanted`: directories of WORKDIR that no line makes yet, and their owners.
+    `dirs`: directories of WORKDIR that no line makes yet, and their owners.
     """
 
     env: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     args: dict[str, str] = field(default_factory=dict)
-    wanted: dict[str, str] = field(default_factory=dict)
+    dirs: dict[str, str] = field(default_factory=dict)
     volumes: tuple[str, ...] = ()
     cwd: str = "/"
     user: str = "root"
@@ -214,12 +212,16 @@ class _Translator:
                     self.emit(f"ENV {name}={_word(value)}")
             case "WORKDIR":
                 state.cwd = self._below(values[0])
-                state.wanted.setdefault(state.cwd, state.user)
+                if "\n" in state.cwd or not _OPTION.fullmatch(state.user):
+                    raise DockerfileError("it, or its USER, has a line break, space or quote")
+                state.dirs.setdefault(state.cwd, state.user)
             case "USER" | "STOPSIGNAL":
                 state.user = values[0] if word == "USER" else state.user
                 self.emit(f"{word} {_word(values[0])}")
             case "VOLUME":
-                state.volumes += tuple("/" + _clean(value) for value in values)
+                if not all(map(plain, values)) or "\n" in "".join(values):
+                    raise DockerfileError("VOLUME needs paths below /, without a line break")
+                state.volumes += tuple(f"/{plain(value)}" for value in values)
             case "CMD" | "ENTRYPOINT":
                 program = values if item.is_json or not values else (*state.shell, *values)
                 self.emit(f"{word} {json.dumps(program)}")
@@ -236,25 +238,21 @@ class _Translator:
 
         `by_next`: what follows makes the last one, as root's.
         """
-        state, wanted = self._state, self._state.wanted
-        for path, user in wanted.items():
-            is_root = _ROOT.fullmatch(user) is not None
-            is_made = is_root and by_next and path == state.cwd
-            # A directory below it is made with its parents
-            inner = [each for each in wanted if each.startswith(f"{path}/")]
-            if path == "/" or is_made or user in map(wanted.get, inner):
+        state, dirs = self._state, self._state.dirs
+        for path, below in zip(dirs, [*dirs, ""][1:], strict=False):
+            user, is_root = dirs[path], _ROOT.fullmatch(dirs[path]) is not None
+            is_parent = below.startswith(f"{path}/") and dirs[below] == user  # made with it
+            if path == "/" or is_parent or (is_root and by_next and path == state.cwd):
                 continue
-            if not _OPTION.fullmatch(user):
-                raise DockerfileError(f"USER {user} has a space, comma or quote")
             owner = "" if is_root else f"--chown={f'{user}:{user}' if user.isdigit() else user} "
             place = _words((EMPTY, f"{path}/"))
             self.emit(f"COPY {owner}--from={self._bases.context} {place}")
-        if wanted:
+        if dirs:
             self.emit(f"WORKDIR {_word(state.cwd)}")
-            state.wanted = {}
+            dirs.clear()
 
     def _below(self, path: str) -> str:
-        return "/" + _clean(posixpath.join(self._state.cwd, path))
+        return "/" + plain(posixpath.join(self._state.cwd, path))
 
     def _run(self, item: Instruction, given: list[tuple[str, str]]) -> None:
         self.make_directories(by_next=True)
@@ -389,10 +387,6 @@ def _word(value: str) -> str:
     if _PLAIN.fullmatch(value):
         return value
     return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
-
-
-def _clean(path: str) -> str:
-    return posixpath.normpath("/" + path).strip("/")
 
 
 def _words(values: Iterable[str]) -> str:

@@ -216,7 +216,8 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
 
 
 def _is_of(path: Path, first_uid: int) -> bool:
-    return (path / _ID_FILE).is_file() and path.stat().st_uid == first_uid
+    is_owned = path.is_dir() and path.stat().st_uid == first_uid
+    return is_owned and (path / _ID_FILE).is_file()
 
 
 def remove_kept(home: Path, path: Path) -> None:
@@ -299,10 +300,7 @@ def _part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """A stored image's Docker configuration without its volumes. Pure.
-
-    buildah 1.28 would discard what a step writes below them.
-    """
+    """A stored image's Docker configuration without volumes (see `Buildable`). Pure."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
     numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}

@@ -199,6 +199,14 @@ def test_a_work_directory_is_made_as_its_user(steps: str, lines: list[str]) -> N
     assert [line.partition(" stage")[0] for line in shown[1:]] == lines
 
 
+def test_a_user_that_can_not_be_an_owner_is_refused_by_the_line() -> None:
+    """Its words would be flags of a copy."""
+    for user in ("a b", "a,b", '"a'):
+        found = base_images("FROM base\nWORKDIR /c", {})
+        with pytest.raises(DockerfileError, match="line 2: "):
+            make_buildable(found, {}, {"base": replace(BASE, user=user)})
+
+
 def test_arguments_are_of_their_stage_and_of_those_that_start_from_it() -> None:
     """One before the first FROM is known to a stage that declares it alone; an ENV ends it."""
     text = "ARG A=1\nFROM base AS x\nENV B=${A-none}\nARG A\nFROM x\nENV C=$A\nENV A=2\nRUN $A"
@@ -271,6 +279,8 @@ def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) ->
         ("COPY --from=other --parents a b", "--parents"),
         ("COPY --from=other --chmod=a+X a b", "--chmod"),
         ("COPY --chmod=banana a b", "banana"),
+        ("VOLUME /a b/..", "VOLUME"),
+        ('VOLUME ["/a\\nb"]', "VOLUME"),
         ("COPY --from=other /**/a b", "**"),
         ("COPY --from=$IN_BASE a b", "$IN_BASE"),
         ("COPY --from=3 a b", "3"),
