@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,60 @@ def test_the_onbuild_of_an_image_runs_in_what_starts_from_it(home: Path, tmp_pat
             with pytest.raises(subprocess.CalledProcessError):
                 content(image, missing)
         assert image.on_build == ()
+
+
+LEFT = """FROM with-volume AS first
+RUN mkdir -p /srv/data && echo base > /srv/data/seed
+VOLUME /var/lib/app
+RUN mkdir -p /var/lib/app && echo hello > /var/lib/app/seed
+WORKDIR /a/b
+WORKDIR c
+WORKDIR /z
+USER user
+WORKDIR /new/app
+COPY Dockerfile /new/app
+FROM first
+RUN echo mine > mine
+COPY pages/[[]id]/f .
+"""
+
+
+def test_volumes_and_work_directories_are_left_as_by_buildkit(home: Path, tmp_path: Path) -> None:
+    """What a step writes below a volume of the file or of its base stays; each work directory is
+    there, its user's; a literal bracket is one."""
+    default = Store(home).find("default")
+    config = replace(default.config, user="root", volumes=("/srv/data",))
+    add_small_image(home, "with-volume", config)
+    for name in ("[id]", "i"):
+        (tmp_path / "pages" / name).mkdir(parents=True)
+        (tmp_path / "pages" / name / "f").write_text(name)
+    (tmp_path / "Dockerfile").write_text(LEFT)
+    made, _ = build_dockerfile(home, BuildRequest(context=tmp_path, name="left:1"))
+    assert (made.volumes, made.workdir) == (("/srv/data", "/var/lib/app"), "/new/app")
+    assert content(made, "srv/data/seed") == "base\n"
+    assert content(made, "var/lib/app/seed") == "hello\n"
+    assert content(made, "new/app/f") == "[id]"
+    argv = ["unsquashfs", "-lln", str(made.rootfs)]
+    listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = {words[-1].partition("/")[2]: words[:2] for line in listed if (words := line.split())}
+    for path in ("a/b/c", "z"):
+        assert found[path] == ["drwxr-xr-x", "0/0"]
+    for path in ("new", "new/app"):
+        assert found[path] == ["drwxr-xr-x", "1000/1000"]
+    assert found["new/app/mine"] == ["-rw-r--r--", "1000/1000"]
+    assert found["new/app/Dockerfile"] == ["-rw-r--r--", "0/0"]
+
+
+def test_a_base_that_an_earlier_version_loaded_is_loaded_again(home: Path, tmp_path: Path) -> None:
+    """It may have volumes, below which buildah discards what steps write."""
+    add_small_image(home, "early")
+    request = BuildRequest(context=tmp_path, name="early:1")
+    kept = home / "build-bases" / Store(home).find("early").digest
+    for step in ("true", "echo"):
+        (tmp_path / "Dockerfile").write_text(f"FROM early\nRUN {step}\n")
+        build_dockerfile(home, request)
+        assert (kept / "image-id.2").is_file()
+        (kept / "image-id.2").rename(kept / "image-id")
 
 
 def test_a_step_without_a_network_is_named_where_the_build_has_one(

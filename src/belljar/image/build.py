@@ -134,9 +134,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 def recipe(name: str) -> Recipe:
     """Raises `PolicyError` that lists the names."""
     if name not in RECIPES:
-        raise PolicyError(
-            f"there is no recipe {printable(name)!r}", hint=f"recipes are: {', '.join(RECIPES)}"
-        )
+        hint = f"recipes are: {', '.join(RECIPES)}"
+        raise PolicyError(f"there is no recipe {printable(name)!r}", hint=hint)
     return RECIPES[name]
 
 

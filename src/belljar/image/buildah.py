@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.context import read_ignore, take_context
-from belljar.image.copies import prepare
+from belljar.image.copies import EMPTY, check_names, prepare
 from belljar.image.dockerfile import (
     MAX_BYTES,
     Bases,
@@ -27,7 +27,7 @@ from belljar.image.dockerfile import (
     base_images,
     make_buildable,
 )
-from belljar.image.layers import ImportLimits, LayerError
+from belljar.image.layers import LayerError
 from belljar.image.result import RESULT, pack_result
 from belljar.image.storage import (
     MIN_FREE_BYTES,
@@ -51,6 +51,8 @@ from belljar.units import format_size, printable
 HINT_SETUP: Final = "run `belljar setup --with build`, or install the package buildah"
 DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 _TIMEOUT_S: Final = 3600.0
+# Of a recipe: the same Dockerfile means something else than before, and is built again.
+_FORMAT: Final = 2
 # What ARG can't declare and RUN has all the same.
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 # For a hint alone: a tool in a step has no other way to say that it looked for a network.
@@ -136,9 +138,8 @@ def build_dockerfile(
     provenance = recipe.provenance(has_network=request.has_network, keep_setuid=request.keep_setuid)
     for image in store.list():
         if image.built.get("recipe") == provenance["recipe"]:
-            return (
-                image if request.name in image.names else store.name(image, request.name)
-            ), False
+            is_named = request.name in image.names
+            return (image if is_named else store.name(image, request.name)), False
     for line in recipe.made.offline if request.has_network else ():
         report(f"line {line}: with --network, a step with --network=none has the network, too")
     check_buildah()
@@ -177,7 +178,7 @@ def build_dockerfile(
                 has_layers = _build(tools, request, recipe, bases)
                 tools.tail.clear()
                 report("packing the result")
-                result = pack_result(tools, keep_setuid=request.keep_setuid, limits=ImportLimits())
+                result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
         config = replace(result.config, on_build=recipe.found.stages[-1].on_build)
@@ -204,12 +205,9 @@ def build_dockerfile(
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
     """Return whether these files made it, with or without network and setuid bits."""
     recipe = read_recipe(store, request)
-    return any(
-        image.built.get("recipe")
-        == recipe.provenance(has_network=has_network, keep_setuid=keep_setuid)["recipe"]
-        for has_network in (False, True)
-        for keep_setuid in (False, True)
-    )
+    options = [(network, setuid) for network in (False, True) for setuid in (False, True)]
+    made = [recipe.provenance(has_network=one, keep_setuid=other) for one, other in options]
+    return image.built.get("recipe") in {each["recipe"] for each in made}
 
 
 def check_buildah() -> None:
@@ -217,9 +215,8 @@ def check_buildah() -> None:
     try:
         tool("buildah")
     except HostError as error:
-        raise HostError(
-            "building an image from a Dockerfile needs buildah", hint=HINT_SETUP
-        ) from error
+        what = "building an image from a Dockerfile needs buildah"
+        raise HostError(what, hint=HINT_SETUP) from error
 
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
@@ -247,6 +244,7 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
             what = f"the base image {printable(name)} is not in the store"
             raise HostError(what, where=printable(str(dockerfile)), hint=missing.hint)
     inputs = {
+        "format": _FORMAT,
         "dockerfile": hashlib.sha256(raw).hexdigest(),
         "context": take_context(request.context, read_ignore(request.context, dockerfile)),
         "args": dict(sorted(request.args.items())),
@@ -258,10 +256,8 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
 
 def _dockerfile_in(context: Path) -> Path:
     if not context.is_dir():
-        hint = (
-            f"name a directory with a Dockerfile, or one of Belljar's own images: "
-            f"{', '.join(MADE_HERE)}"
-        )
+        own = ", ".join(MADE_HERE)
+        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
         raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
     return next(
         (context / name for name in DOCKERFILES if os.path.lexists(context / name)),
@@ -272,13 +268,14 @@ def _dockerfile_in(context: Path) -> Path:
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
     """Copy the context, and write what COPY takes of here-documents, and where buildah can't."""
     (work / "context").mkdir(mode=0o755)
-    (work / "heredocs").mkdir()
+    empty = work / "heredocs" / EMPTY
+    empty.mkdir(parents=True)
+    os.utime(empty, (0, 0))
     dockerfile = request.dockerfile or _dockerfile_in(request.context)
     ignored = read_ignore(request.context, dockerfile)
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
-        raise PolicyError(
-            "the context was changed while it was read", where=printable(str(request.context))
-        )
+        what = "the context was changed while it was read"
+        raise PolicyError(what, where=printable(str(request.context)))
     for file in recipe.made.files:
         path = work / "heredocs" / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -287,6 +284,8 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
         os.utime(path, (0, 0))  # the same again, or the layers after it would not be
     size = sum(path.lstat().st_size for path in (work / "context").rglob("*"))
     try:
+        for line, source in recipe.made.patterns:
+            check_names(line, work / "context", source)
         for copy in recipe.made.copies:
             need_space(work.parents[2], MIN_FREE_BYTES + size, f"COPY of line {copy.line}")
             prepare(copy, work / "context", work / "heredocs")

@@ -109,9 +109,7 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise PolicyError(
-                f"it can't be read: {error}", where=printable(str(directory / name))
-            ) from error
+            raise _refused(f"it can't be read: {error}", directory / name) from error
     return Ignored()
 
 
@@ -124,9 +122,7 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
     links: list[tuple[Path, str]] = []
     for number, path in enumerate(_paths(context, ignored)):
         if number >= MAX_ENTRIES:
-            raise PolicyError(
-                f"the context holds more than {MAX_ENTRIES:,} files", where=printable(str(context))
-            )
+            raise _refused(f"the context holds more than {MAX_ENTRIES:,} files", context)
         name = path.relative_to(context)
         found = path.lstat()
         target = into / name if into else None
@@ -142,7 +138,7 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
             target.symlink_to(to)
         except FileExistsError:
             why = "it was a link and something else while the context was read"
-            raise PolicyError(why, where=printable(str(target.name))) from None
+            raise _refused(why, target.name) from None
     return digest.hexdigest()
 
 
@@ -159,9 +155,7 @@ def _take(
     if stat.S_ISLNK(found.st_mode):
         return "link", os.fsencode((context / name).readlink())
     if not stat.S_ISREG(found.st_mode):
-        raise PolicyError(
-            "it is neither a file, a directory nor a link", where=printable(str(context / name))
-        )
+        raise _refused("it is neither a file, a directory nor a link", context / name)
     if found.st_size > left_bytes:
         raise _too_large(context)
     content = _copied(context, name, target, left_bytes)
@@ -183,51 +177,44 @@ def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> 
                 digest.update(chunk)
                 into.write(chunk)
     except (OSError, ValueError) as error:
-        if (
-            isinstance(error, OSError)
-            and target is not None
-            and shutil.disk_usage(target.parent).free < _CHUNK_BYTES
-        ):
+        free = shutil.disk_usage(target.parent if target else context).free
+        if isinstance(error, OSError) and target and free < _CHUNK_BYTES:
             raise
-        raise PolicyError(
-            f"it can't be read: {error}", where=printable(str(context / name))
-        ) from error
+        raise _refused(f"it can't be read: {error}", context / name) from error
     return digest.digest()
 
 
+def _refused(what: str, where: Path | str, hint: str = "") -> PolicyError:
+    return PolicyError(what, where=printable(str(where)), hint=hint)
+
+
 def _too_large(context: Path) -> PolicyError:
-    return PolicyError(
-        f"the context is larger than {format_size(MAX_BYTES)}",
-        where=printable(str(context)),
-        hint="leave files out by a .dockerignore",
-    )
+    what = f"the context is larger than {format_size(MAX_BYTES)}"
+    return _refused(what, context, "leave files out by a .dockerignore")
 
 
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
-    """Every included entry in a fixed order, parents first."""
+    """Every included entry in a fixed order, after its parents, be they excluded."""
+    known = {context, *context.parents}
     for folder, folders, files in os.walk(context, onerror=_raise):
         here = Path(folder)
         if len(here.relative_to(context).parts) > MAX_DEPTH:
-            why = f"the context is more than {MAX_DEPTH} directories deep"
-            raise PolicyError(why, where=printable(str(context)))
-        names = sorted(folders)
-        folders[:] = []
-        for name in names:
-            path = here / name
-            is_out = path.relative_to(context).as_posix() in ignored
-            if not is_out:
-                yield path
-            if not path.is_symlink() and (not is_out or ignored.takes_back):
-                folders.append(name)
-        for name in sorted(files):
-            if (here / name).relative_to(context).as_posix() not in ignored:
-                yield here / name
+            raise _refused(f"the context is more than {MAX_DEPTH} directories deep", context)
+        folders.sort()
+        for path in (here / name for name in (*folders, *sorted(files))):
+            if path.relative_to(context).as_posix() not in ignored:
+                new = [each for each in (path, *path.parents) if each not in known]
+                known.update(new)
+                yield from reversed(new)
+        folders[:] = (
+            name
+            for name in folders
+            if not (here / name).is_symlink() and (ignored.takes_back or here / name in known)
+        )
 
 
 def _raise(error: OSError) -> None:
-    raise PolicyError(
-        f"it can't be read: {error.strerror}", where=printable(str(error.filename))
-    ) from error
+    raise _refused(f"it can't be read: {error.strerror}", error.filename) from error
 
 
 def _part(part: str) -> re.Pattern[str] | None:
@@ -253,8 +240,10 @@ def _expression(glob: str) -> str:
         return "."
     if not glob.startswith("[") or len(glob) <= 2:
         return re.escape(glob[-1] if glob.startswith("\\") else glob)
+    # What else means something in a class of Python's
+    found = "[" + re.sub(r"\\.|[\[&|~]", lambda each: re.escape(each[0][-1]), glob[1:])
     try:
-        re.compile(glob)
+        re.compile(found)
     except re.error:
         return re.escape(glob)
-    return glob
+    return found

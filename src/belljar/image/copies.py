@@ -1,4 +1,4 @@
-"""Prepares the sources of a COPY or ADD where buildah 1.28 lacks a flag of it.
+"""Prepares the sources of a COPY or ADD where buildah 1.28 lacks a flag, or misreads a pattern.
 
 `--chmod=u=rwX,go=rX`, `--exclude`, `--parents` and `--checksum` are done on a copy of the sources.
 """
@@ -23,7 +23,10 @@ CHMOD: Final = re.compile(r"[ugoa]*([-+=]([rwxXst]+|[ugo])?)+(,[ugoa]*([-+=]([rw
 """A symbolic mode."""
 # gzip, bzip2, xz, zstd; a tar file has its mark at 257.
 _ARCHIVES: Final = (b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
-_PATTERN: Final = re.compile(r"[*?[\\]")
+EMPTY: Final = "empty"
+"""An empty directory beside what `prepare` makes."""
+PATTERN: Final = re.compile(r"[*?[\\]")
+"""What makes a source a pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
             parent, below = "", source
         excludes = copy.excludes
         if copy.has_parents:
-            excludes = ("*", f"!{_plain(below) or '**'}", *excludes)
+            excludes = ("*", f"!{plain(below) or '**'}", *excludes)
         for path in _matching(copy.line, context, parent if copy.has_parents else source):
             target = into / ("0" if copy.has_parents else f"{number:06}")
             ignored, number = parse_ignore("\n".join(excludes)), number + 1
@@ -68,11 +71,12 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
                 (target / "d").mkdir(parents=True, exist_ok=True)
                 take_context(path, ignored, target / "d")
             elif path.name not in ignored:
+                _check_name(copy.line, path.name)
                 _check_file(copy, path)
                 target.mkdir(parents=True)
                 shutil.copy2(path, target)
         is_found = any(into.glob("0/d/*" if copy.has_parents else "*/*"))
-        if not copy.excludes and not _PATTERN.search(source) and not is_found:
+        if not copy.excludes and not PATTERN.search(source) and not is_found:
             raise DockerfileError(f"line {copy.line}: the context has no {source}")
     if not into.is_dir():  # every file is excluded: an empty directory is copied
         (into / "0/d").mkdir(parents=True)
@@ -81,22 +85,37 @@ def prepare(copy: Copy, context: Path, into: Path) -> None:
         run_tool([*shell, copy.chmod, str(into.parent)], timeout_s=600)
 
 
-def _plain(path: str) -> str:
+def plain(path: str) -> str:
+    """A path's plain parts: none that is empty, `.` or `..`."""
     return posixpath.normpath("/" + path).strip("/")
 
 
-def _matching(line: int, context: Path, source: str) -> Iterator[Path]:
-    """The entries that a source names, by Go's `filepath.Match`."""
+def check_names(line: int, context: Path, source: str) -> None:
+    """Raises `DockerfileError` where a pattern's match is for buildah a pattern again."""
+    for path in _matching(line, context, source, may_link=True):
+        _check_name(line, str(path.relative_to(context)))
+
+
+def _check_name(line: int, name: str) -> None:
+    if PATTERN.search(name):
+        what = f"{name} has one of *?[ in its name: copy a directory above it, without a pattern"
+        raise DockerfileError(f"line {line}: {what}")
+
+
+def _matching(line: int, context: Path, source: str, *, may_link: bool = False) -> Iterator[Path]:
+    """The entries that a source names, by Go's `filepath.Match`; none behind a link."""
     found = [context]
-    for part in filter(None, _plain(source).split("/")):
+    for part in filter(None, plain(source).split("/")):
         rule, names = parse_ignore(re.sub("^([#!])", r"\\\1", part)), [part]
         parents, found = found, []
-        for path in filter(Path.is_dir, parents):
-            if _PATTERN.search(part):
+        for path in parents:
+            if path.is_symlink() or not path.is_dir():
+                continue
+            if PATTERN.search(part):
                 names = sorted(each.name for each in path.iterdir() if each.name in rule)
             found += [path / name for name in names if os.path.lexists(path / name)]
-        if any(path.is_symlink() for path in found):
-            raise DockerfileError(f"line {line}: {source} is a link, which these flags can't copy")
+        if not may_link and any(path.is_symlink() for path in found):
+            raise DockerfileError(f"line {line}: {source} is a link, which can't be copied so")
     yield from found
 
 

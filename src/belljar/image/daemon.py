@@ -46,11 +46,8 @@ def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
     """`$DOCKER_HOST`, else each Docker or Podman socket. Raises `HostError`."""
     if host := environ.get("DOCKER_HOST", ""):
         if urlsplit(host).scheme not in {"unix", "tcp", "http"} or environ.get("DOCKER_TLS_VERIFY"):
-            raise HostError(
-                "a daemon is asked over unix:// or plain tcp:// alone",
-                where="DOCKER_HOST",
-                hint=_HINT_SAVE,
-            )
+            what = "a daemon is asked over unix:// or plain tcp:// alone"
+            raise HostError(what, where="DOCKER_HOST", hint=_HINT_SAVE)
         return (host,)
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     own = (f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock")
@@ -113,9 +110,8 @@ def save_image(
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise HostError("no space left on device") from error
-        raise HostError(
-            f"the daemon did not give the image: {printable(_why(error), max_chars=300)}"
-        ) from error
+        why = printable(_why(error), max_chars=300)
+        raise HostError(f"the daemon did not give the image: {why}") from error
 
 
 def daemon_answers(host: str, *, timeout_s: float = 5) -> bool:
@@ -198,9 +194,8 @@ def _connected(host: str, timeout_s: float) -> socket.socket:
             connected.close()
             raise
         return connected
-    return socket.create_connection(
-        (parts.hostname or "localhost", parts.port or 2375), timeout=timeout_s
-    )
+    address = (parts.hostname or "localhost", parts.port or 2375)
+    return socket.create_connection(address, timeout=timeout_s)
 
 
 def _why(error: Exception) -> str:

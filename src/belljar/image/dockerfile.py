@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.image.config import ImageConfig
-from belljar.image.copies import CHMOD, Copy
+from belljar.image.copies import CHMOD, EMPTY, PATTERN, Copy, plain
 from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
 from belljar.image.stages import (
     TRUE,
@@ -37,6 +37,8 @@ _LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")
 _FILE_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
 _OPTION: Final = re.compile(r"[^\s,\"'\\$`]*")
+# A literal `[`, and `**`, which is `*` in Docker and any number of directories in buildah.
+_ODD_PATTERN: Final = re.compile(r"\[\[|\\|\*\*")
 _REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _NS: Final = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 6e10, "h": 36e11}
@@ -44,6 +46,7 @@ _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 # Of a step: its network is the build's own.
 _HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
 _PROGRAMS: Final = "/dev/pipes"
+_ROOT: Final = re.compile("(root|0)(:(root|0))?")
 # Of each kind of mount, beside `type` and `target`.
 _MOUNTS: Final = {
     "bind": {"source", "readonly"},
@@ -67,7 +70,9 @@ class HeredocFile:
 class Buildable:
     """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
 
-    `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know.
+    `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know. `volumes`:
+    of the result; buildah would discard what later steps write there. `patterns`: of sources in the
+    context, with their lines.
     `step_users`: the users that its RUN steps run as. `offline`: the lines of `--network=none`.
     """
 
@@ -76,6 +81,8 @@ class Buildable:
     files: list[HeredocFile] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     start_interval_ns: int = 0
+    volumes: tuple[str, ...] = ()
+    patterns: list[tuple[int, str]] = field(default_factory=list)
     step_users: set[str] = field(default_factory=set)
     offline: list[int] = field(default_factory=list)
 
@@ -99,7 +106,7 @@ def make_buildable(
         base = stage.base
         if isinstance(base, BuildStage):
             parent = ended[base.name]
-            state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={})
+            state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={}, dirs={})
             source = str(base)
         else:
             parent, source = _State(), ids.get(base, base)
@@ -111,19 +118,26 @@ def make_buildable(
         for item in stage.items:
             with at_line(item.line):
                 translator.take(item)
+        translator.make_directories(by_next=stage is bases.stages[-1])
         for name in sorted(state.args.keys() & state.kept.keys()):
             translator.emit(f"ENV {name}={_word(state.kept[name])}")
         ended[stage.name], made.start_interval_ns = state, state.start_interval_ns
+        made.volumes = state.volumes
     return made
 
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """A stage's: `kept` stays in the image, `args` end with the stage, `env` is both."""
+    """A stage's: `kept` stays in the image, `args` end with the stage, `env` is both.
+
+    `dirs`: directories of WORKDIR that no line makes yet, and their owners.
+    """
 
     env: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     args: dict[str, str] = field(default_factory=dict)
+    dirs: dict[str, str] = field(default_factory=dict)
+    volumes: tuple[str, ...] = ()
     cwd: str = "/"
     user: str = "root"
     shell: tuple[str, ...] = _SHELL
@@ -138,6 +152,7 @@ def _state_of(config: ImageConfig | None, *, is_known: bool) -> _State:
         kept=dict(found.env),
         cwd=found.workdir,
         user=found.user,
+        volumes=found.volumes,
         shell=found.shell or _SHELL,
         start_interval_ns=found.healthcheck.start_interval_ns if found.healthcheck else 0,
         is_known=is_known,
@@ -197,12 +212,16 @@ class _Translator:
                     self.emit(f"ENV {name}={_word(value)}")
             case "WORKDIR":
                 state.cwd = self._below(values[0])
-                self.emit(f"WORKDIR {_word(state.cwd)}")
+                if "\n" in state.cwd or not _OPTION.fullmatch(state.user):
+                    raise DockerfileError("it, or its USER, has a line break, space or quote")
+                state.dirs.setdefault(state.cwd, state.user)
             case "USER" | "STOPSIGNAL":
                 state.user = values[0] if word == "USER" else state.user
                 self.emit(f"{word} {_word(values[0])}")
             case "VOLUME":
-                self.emit(f"VOLUME {_words(values)}")
+                if not all(map(plain, values)) or "\n" in "".join(values):
+                    raise DockerfileError("VOLUME needs paths below /, without a line break")
+                state.volumes += tuple(f"/{plain(value)}" for value in values)
             case "CMD" | "ENTRYPOINT":
                 program = values if item.is_json or not values else (*state.shell, *values)
                 self.emit(f"{word} {json.dumps(program)}")
@@ -214,10 +233,29 @@ class _Translator:
             case _:
                 raise DockerfileError(f"it can't be read: {item.text[:80]}")
 
+    def make_directories(self, *, by_next: bool) -> None:
+        """Make each directory of a WORKDIR as its user's, as BuildKit does.
+
+        `by_next`: what follows makes the last one, as root's.
+        """
+        state, dirs = self._state, self._state.dirs
+        for path, below in zip(dirs, [*dirs, ""][1:], strict=False):
+            user, is_root = dirs[path], _ROOT.fullmatch(dirs[path]) is not None
+            is_parent = below.startswith(f"{path}/") and dirs[below] == user  # made with it
+            if path == "/" or is_parent or (is_root and by_next and path == state.cwd):
+                continue
+            owner = "" if is_root else f"--chown={f'{user}:{user}' if user.isdigit() else user} "
+            place = _words((EMPTY, f"{path}/"))
+            self.emit(f"COPY {owner}--from={self._bases.context} {place}")
+        if dirs:
+            self.emit(f"WORKDIR {_word(state.cwd)}")
+            dirs.clear()
+
     def _below(self, path: str) -> str:
-        return "/" + posixpath.normpath(posixpath.join(self._state.cwd, path)).strip("/")
+        return "/" + plain(posixpath.join(self._state.cwd, path))
 
     def _run(self, item: Instruction, given: list[tuple[str, str]]) -> None:
+        self.make_directories(by_next=True)
         flags, command = "", " ".join(item.values)
         self._made.step_users.add(self._state.user)
         for name, value in given:
@@ -264,7 +302,7 @@ class _Translator:
                 raise DockerfileError(f"--mount={text}: the {kind} {name} is required, not given")
             return ""
         path = self._below(target)
-        if kind not in _MOUNTS or not target or path == "/":
+        if kind not in _MOUNTS or path == "/" or not (target or kind == "bind"):
             raise DockerfileError(f"--mount={text} has no known type, or no target below /")
         is_fixed = found.pop("readonly", str(kind == "bind")).lower() in TRUE
         options = {"type": kind, "target": path, "from": source, **found, "sharing": "", "size": ""}
@@ -289,6 +327,8 @@ class _Translator:
         destination = self._expand(values[-1])
         if openers and len(values) > 2 and not f"/{destination}".endswith(("/", "/.")):
             raise DockerfileError(f"the destination of files must end with /: {destination}")
+        is_inside = not chown and not destination.startswith("/") and ".." not in destination
+        self.make_directories(by_next=is_inside)
         copy = Copy(
             number=self._number,
             line=item.line,
@@ -302,8 +342,13 @@ class _Translator:
         is_prepared = bool(copy.excludes or copy.has_parents or copy.chmod or copy.checksum)
         source = str(self._stage.source(dict(given).get("from", "")))
         is_remote = word == "ADD" and any(map(_REMOTE.match, sources))
+        if any(map(_ODD_PATTERN.search, sources)) and not is_remote:
+            is_prepared = True
+        elif not (source or is_prepared):
+            self._made.patterns += [(item.line, each) for each in filter(PATTERN.search, sources)]
         if (is_prepared and (source or is_remote)) or (source and openers):
-            raise DockerfileError(f"{word} of another source can't have {' '.join(item.flags)}")
+            what = f"{word} of another source can't have {' '.join(item.flags)}"
+            raise DockerfileError(f"{what}, `**` or an escaped `[`")
         options = f"--chown={chown} " if chown else ""
         options += f"--chmod={chmod} " if chmod and is_octal else ""
         prepared = f"{options}--from={self._bases.context} "

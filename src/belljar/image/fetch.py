@@ -146,9 +146,8 @@ def _skopeo(origin: Origin, work: Path, limits: ImportLimits) -> list[str]:
     # A directory keeps any manifest as it is, so the digests stay the same.
     copy = ["copy", "--quiet", *origin.options, origin.source, "dir:image"]
     argv = [tool("skopeo"), *trust, *platform, "--tmpdir", str(work), *copy]
-    return limited(
-        argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s)
-    )
+    max_bytes = limits.max_bytes + _SLACK_BYTES
+    return limited(argv, max_file_bytes=max_bytes, cpu_s=int(limits.timeout_s))
 
 
 def _unprivileged() -> list[str]:
@@ -167,11 +166,8 @@ def _from_file(
     file, _, tag = rest.partition(":")
     path = Path(file).absolute()
     if not path.exists():
-        raise PolicyError(
-            "there is no such file",
-            where=printable(file),
-            hint="check the path; a `:` in it can't be used",
-        )
+        hint = "check the path; a `:` in it can't be used"
+        raise PolicyError("there is no such file", where=printable(file), hint=hint)
     staged = work / "source"
     if transport == "docker-archive":
         origin = origin_of_archive(path, tag, scratch, limits)
@@ -190,11 +186,8 @@ def _from_file(
 
 def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:
     if not archive.is_file():
-        raise PolicyError(
-            "it is no file",
-            where=printable(str(archive)),
-            hint="for a directory, write oci:DIRECTORY",
-        )
+        hint = "for a directory, write oci:DIRECTORY"
+        raise PolicyError("it is no file", where=printable(str(archive)), hint=hint)
     (into / "blobs/sha256").mkdir(parents=True)
     with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
         for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
@@ -270,14 +263,10 @@ def _refused(
     if was_cut or "file too large" in output:
         return _too_large(ref, limits)
     if "no space left on device" in output.lower():
-        return HostError(
-            "no space is left to fetch the image", where=printable(ref), hint=HINT_SPACE
-        )
+        what = "no space is left to fetch the image"
+        return HostError(what, where=printable(ref), hint=HINT_SPACE)
     if transport in _FILES:
-        return PolicyError(
-            f"it can't be read as an image: {text}",
-            where=printable(ref),
-            hint="check how it was made",
-        )
+        what = f"it can't be read as an image: {text}"
+        return PolicyError(what, where=printable(ref), hint="check how it was made")
     hint = error.hint or "check the name, the network and the login"
     return HostError(f"the image can't be fetched: {text}", where=printable(ref), hint=hint)

@@ -68,12 +68,9 @@ def import_image(
     report("fetching")
     with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
         # an archive can't name itself as the images that Belljar makes
-        own = (
-            each
-            for each in found.origin.names
-            if each not in MADE_HERE and not is_like_digest(each)
-        )
-        names = (name,) if name else tuple(own) or (default_name(ref),)
+        stated = [each for each in found.origin.names if each not in MADE_HERE]
+        own = tuple(each for each in stated if not is_like_digest(each))
+        names = (name,) if name else own or (default_name(ref),)
         directory, rootfs = found.directory, scratch / "rootfs.sqfs"
         tree, source = Tree(bounds, keep_setuid=keep_setuid), printable(ref, max_chars=300)
         try:
@@ -144,9 +141,8 @@ def check_platform(config: Mapping[str, Any]) -> None:
     arch = debian_arch()
     stated = (str(config.get("os") or "linux"), str(config.get("architecture") or arch))
     if stated != ("linux", arch):
-        raise LayerError(
-            f"it is made for {printable('/'.join(stated))}; guests here are linux/{arch}"
-        )
+        made_for = printable("/".join(stated))
+        raise LayerError(f"it is made for {made_for}; guests here are linux/{arch}")
 
 
 def _merge(
@@ -173,16 +169,14 @@ def _merge(
         blob, digest = _blob(directory, descriptor)
         kind = str(descriptor.get("mediaType"))
         if _LAYER_TYPES.fullmatch(kind) is None:
-            raise LayerError(
-                f"layer {number} is of the type {printable(kind)!r}, which isn't taken"
-            )
+            what = f"of the type {printable(kind)!r}, which isn't taken"
+            raise LayerError(f"layer {number} is {what}")
         layer = open_layer(blob, digest, max_bytes=left_bytes, scratch=scratch)
         layers.append(opened.enter_context(closing(layer)))
         blob.unlink()
         if diff_id != f"sha256:{layer.diff_id}":
-            raise LayerError(
-                f"layer {number} is not what the configuration says: its digest differs"
-            )
+            what = "not what the configuration says: its digest differs"
+            raise LayerError(f"layer {number} is {what}")
         left_bytes -= layer.size_bytes
         tree.begin_layer()
         for entry in read_entries(layer, layer.size_bytes):

@@ -178,11 +178,8 @@ def _of_registry(reference: Reference, work: Path, limits: ImportLimits) -> Orig
     top = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     if reference.digest and top != reference.digest:
         what = f"the registry gave a manifest of another digest: {top}"
-        raise PolicyError(
-            what,
-            where=printable(reference.familiar),
-            hint="ask the registry's operator; nothing was kept",
-        )
+        hint = "ask the registry's operator; nothing was kept"
+        raise PolicyError(what, where=printable(reference.familiar), hint=hint)
     document = parse_document(raw)
     manifest = instance_of(document, debian_arch()) if is_index(document) else top
     return Origin(
@@ -216,9 +213,8 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
 def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits) -> Origin:
     """The image `tag`, or the only one. Raises `PolicyError`."""
     if not path.is_file():
-        raise PolicyError(
-            "it is no file", where=printable(str(path)), hint="name what `docker save` wrote"
-        )
+        hint = "name what `docker save` wrote"
+        raise PolicyError("it is no file", where=printable(str(path)), hint=hint)
     try:
         images = names_of_archive(json.loads(_member(path, b"manifest.json", scratch, limits)))
     except (ValueError, RecursionError):  # or a LayerError: skopeo says what is wrong

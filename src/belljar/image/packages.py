@@ -68,9 +68,8 @@ def build_packages(
         # Without the paths of this host's keyrings: the base has Debian's own.
         unsigned = "\n".join(replace(source, signed_by="").deb822() for source in sources)
         (context / "belljar.sources").write_text(unsigned)
-        (context / "belljar.conf").write_text(
-            "".join(f'{key} "{value}";\n' for key, value in host_acquire_options().items())
-        )
+        acquire = (f'{key} "{value}";\n' for key, value in host_acquire_options().items())
+        (context / "belljar.conf").write_text("".join(acquire))
         if cert := options.pop("cert", None):
             shutil.copyfile(cert[0], context / "cert.pem")
             options["cert"] = ["/run/belljar/cert.pem"]
@@ -143,19 +142,15 @@ def dockerfile_for(
     mount = "RUN --mount=type=bind,source=.,target=/run/belljar DEBIAN_FRONTEND=noninteractive"
     lines = [f"FROM {base}", "USER root"]
     if apt:
-        lines.append(
-            f"{mount} sh -c '{get} update && {get} install {' '.join(apt)} && {get} clean'"
-        )
+        install = f"{get} update && {get} install {' '.join(apt)} && {get} clean"
+        lines.append(f"{mount} sh -c '{install}'")
     if pip:
-        lines.append(
-            f"{mount} sh -c '{_HAS_PIP} || ({get} update && {get} install python3-pip && {get} "
-            f"clean)'"
-        )
+        install = f"{get} update && {get} install python3-pip && {get} clean"
+        lines.append(f"{mount} sh -c '{_HAS_PIP} || ({install})'")
         words = [f"--{key} {value}" for key, values in options.items() for value in values]
         command = ["python3 -m pip install --no-cache-dir", *words, *(f'"{word}"' for word in pip)]
-        lines.append(
-            f"{mount} PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore {' '.join(command)}"
-        )
+        env = "PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore"
+        lines.append(f"{mount} {env} {' '.join(command)}")
     return "\n".join([*lines, f"USER {user}", ""])
 
 
@@ -173,7 +168,6 @@ def pip_options() -> dict[str, list[str]]:
         option = key.rpartition(".")[2]
         if option in _PIP_OPTIONS:
             words = value.strip().strip("'\"").replace("\\n", " ").split()
-            found[option] = list(
-                dict.fromkeys([*found.get(option, []), *filter(_PLAIN.fullmatch, words)])
-            )
+            plain = filter(_PLAIN.fullmatch, words)
+            found[option] = list(dict.fromkeys([*found.get(option, []), *plain]))
     return found

@@ -9,8 +9,8 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,12 +83,12 @@ class Files:
     has_setuid: bool = False
 
 
-def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> BuildResult:
-    """Pack the image `RESULT`, with the options of `layers.tree.pack`.
+def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> BuildResult:
+    """Pack the image `RESULT`, with the options of `layers.tree.pack` and with these volumes.
 
     A step that broke out of its container may have changed what the tools here read and write:
     `out` is held by its descriptor, and the tree is judged where the namespace can't reach it.
-    Raises `LayerError` for what an image may not have or `limits` forbid, `HostError`.
+    Raises `LayerError` for what an image may not have, `HostError`.
     """
     work = tools.inside.work
     made = work / "out"
@@ -97,7 +97,7 @@ def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> Bui
     try:
         give_tree(made, tools.inside.first_uid)
         out = Path(f"/proc/self/fd/{out_fd}")
-        return _packed(tools, out, limits, keep_setuid=keep_setuid)
+        return _packed(tools, out, volumes, keep_setuid=keep_setuid)
     except LayerError:
         raise
     except (OSError, ValueError) as error:  # not what the tools write
@@ -106,14 +106,15 @@ def pack_result(tools: Tools, *, keep_setuid: bool, limits: ImportLimits) -> Bui
         os.close(out_fd)
 
 
-def _packed(tools: Tools, out: Path, limits: ImportLimits, *, keep_setuid: bool) -> BuildResult:
+def _packed(tools: Tools, out: Path, volumes: Iterable[str], *, keep_setuid: bool) -> BuildResult:
     buildah = shlex.join(tools.buildah())
     tools.run("/bin/sh", "-ec", _SCAN.format(buildah=buildah))
     image = parse_document(_read(out, "image", _MAX_DOCUMENT_BYTES))
     document = dict(parse_document(str(image.get("Config")).encode()))
     check_platform(document)
-    config = config_of(document)
-    files = read_files(_read(out, "files", _MAX_LIST_BYTES), limits)
+    named = config_of({"config": {"Volumes": dict.fromkeys(volumes)}})
+    config = replace(config_of(document), volumes=named.volumes)
+    files = read_files(_read(out, "files", _MAX_LIST_BYTES), ImportLimits())
     xattrs = _read(out, "xattrs", _MAX_XATTRS_BYTES)
     argv = [
         *("mksquashfs", ".", f"{WORK}/out/rootfs", *SQUASHFS),

@@ -186,7 +186,8 @@ def _from(item: Instruction, expand: Callable[[str], str]) -> tuple[str, str]:
         raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
     for _, written in flags_of(item):
         platform = expand(written).lower().replace("x86_64", "amd64").replace("aarch64", "arm64")
-        if platform.split("/")[:2] not in (["linux", debian_arch()], ["linux"]):
+        parts, arch = platform.split("/"), debian_arch()
+        if parts[:2] not in (["linux", arch], ["linux"]) and parts != [arch]:
             raise DockerfileError(f"--platform={written} is not this machine's platform")
     image, name = expand(item.values[0]), "".join(item.values[2:]).lower()
     if not image:

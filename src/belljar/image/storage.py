@@ -52,6 +52,8 @@ _MAX_LAYERS_MIB: Final = 8 << 10
 _EXPANSION: Final = 8
 _TAIL_LINES: Final = 12
 _ID: Final = re.compile("[0-9a-f]{64}")
+# Another name than that of bases that an earlier version loaded with their volumes.
+_ID_FILE: Final = "image-id.2"
 _STORAGE: Final = ("storage", "run", "home", "tmp")
 _MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
@@ -207,14 +209,15 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
                         remove_kept(home, other)
                 _load(home, image, first_uid, report)
             held.enter_context(claimed(path))
-        image_id = read_regular(path, "image-id", 65).decode("ascii", "replace")
+        image_id = read_regular(path, _ID_FILE, 65).decode("ascii", "replace")
         if _ID.fullmatch(image_id) is None:
             raise HostError("a loaded base was changed", where=str(path), hint=f"remove {path}")
         yield Base(path=path, image_id=image_id)
 
 
 def _is_of(path: Path, first_uid: int) -> bool:
-    return path.is_dir() and path.stat().st_uid == first_uid
+    is_owned = path.is_dir() and path.stat().st_uid == first_uid
+    return is_owned and (path / _ID_FILE).is_file()
 
 
 def remove_kept(home: Path, path: Path) -> None:
@@ -233,7 +236,7 @@ def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
             tools = Tools(inside=inside, report=report, timeout_s=600)
             tools.prepare()
             image_id = _pull(tools, image)
-        with (work / "storage/image-id").open("x") as file:  # never through a link
+        with (work / "storage" / _ID_FILE).open("x") as file:  # never through a link
             file.write(image_id)
         run_tool([tool("sync"), "--file-system", str(work)], timeout_s=600)
         (work / "storage").rename(home / BASES / image.digest)
@@ -297,7 +300,7 @@ def _part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """A stored image's Docker configuration. Pure."""
+    """A stored image's Docker configuration without volumes (see `Buildable`). Pure."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
     numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}
@@ -311,7 +314,6 @@ def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
         "Healthcheck": {name: value for name, value in health.items() if value},
         "Shell": list(image.shell),
         "StopSignal": image.stop_signal,
-        "Volumes": {path: {} for path in image.volumes},
     }
     return {
         "architecture": debian_arch(),

@@ -22,7 +22,7 @@ def add(home: Path, name: str, content: bytes = b"x", *, on_build: tuple[str, ..
     rootfs = home / "rootfs"
     rootfs.write_bytes(content)
     config = ImageConfig(env={"A": "1"}, user="user", workdir="/w", cmd=("sh",), healthcheck=CHECK)
-    config = replace(config, on_build=on_build)
+    config = replace(config, on_build=on_build, volumes=("/v",))
     return Store(home).add(rootfs, config, name=name, source="test", created="")
 
 
@@ -90,7 +90,8 @@ def test_the_same_recipe_is_not_built_again(
 
 
 def test_a_base_starts_as_the_store_says(tmp_path: Path) -> None:
-    """Environment, user, directory and command of a base are those of the image in the store."""
+    """Environment, user, directory and command of a base are those of the image in the store; its
+    volumes are not buildah's, which would discard what steps write there."""
     config = base_config(add(tmp_path / "home", "base"), "0" * 64)["config"]
     check = {"Healthcheck": {"Test": ["CMD", "true"], "Retries": 3}}
     assert config == {"Env": ["A=1"], "User": "user", "WorkingDir": "/w", "Cmd": ["sh"], **check}

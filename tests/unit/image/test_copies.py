@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from belljar.image.copies import CHMOD, Copy, prepare
+from belljar.image.copies import CHMOD, Copy, check_names, prepare
 from belljar.image.parser import DockerfileError
 
 FILES = {"a/one.txt": 0o644, "a/run": 0o755, "a/deep/key.pem": 0o600, "b/two.txt": 0o664}
@@ -140,3 +140,21 @@ def test_the_file_of_a_checksum_is_taken(context: Path) -> None:
     """`ADD --checksum` of a file in the context."""
     checksum = f"sha256:{hashlib.sha256(b'b/two.txt').hexdigest()}"
     assert taken(context, "b/two.txt", checksum=checksum, is_add=True) == {"000000/two.txt": 0o664}
+
+
+def test_a_name_that_buildah_would_take_as_a_pattern_is_refused(context: Path) -> None:
+    """It looks for the matches of a pattern as for patterns: for `[xyz]/f` it would copy `x/f`. A
+    directory's content is not looked for."""
+    for name in ("app/[xyz]/f", "app/x/f"):
+        (context / name).parent.mkdir(parents=True)
+        (context / name).write_text(name)
+    assert taken(context, "app/[[]xyz]/f") == {"000000/f": 0o644}
+    assert (context.parent / "7/0/000000/f").read_text() == "app/[xyz]/f"
+    for source in ("app/*", "app/?xyz?/f", "*/*x*z*/*"):
+        with pytest.raises(DockerfileError, match=r"line 3: .*xyz"):
+            check_names(3, context, source)
+    for source in ("*", "app/[a-x]/*", "a/l*", "o*/passwd"):
+        check_names(3, context, source)
+    (context / "[f]").touch()
+    with pytest.raises(DockerfileError, match="line 3"):
+        taken(context, "[[]f]")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +61,7 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
         ("# check=skip=all\n# Escape = `\n# syntax=x\nFROM `\n debian:12", ("debian:12",)),
         ("# comment\n# escape=`\nFROM \\\n debian:12", ("debian:12",)),
         ("FROM --platform=$BUILDPLATFORM a", ("a",)),
+        (f"FROM --platform={ARCH} a", ("a",)),
         (f"FROM a AS bin-{ARCH}\nFROM b AS bin-other\nFROM bin-${{TARGETARCH}}", ("a",)),
         ("FROM a AS one\nONBUILD COPY --from=b x y\nFROM one", ("a", "b")),
     ],
@@ -102,8 +105,10 @@ def test_each_from_names_the_image_that_was_found() -> None:
         ("RUN --network=none --security=sandbox x", ["RUN x"]),
         ("HEALTHCHECK --start-interval=1s --retries=2 CMD x", ["HEALTHCHECK --retries=2 CMD x"]),
         ('HEALTHCHECK CMD ["x"]', ['HEALTHCHECK CMD ["x"]']),
-        ("WORKDIR a\nWORKDIR ../b", ["WORKDIR /home/a", "WORKDIR /home/b"]),
-        ("RUN --mount=target=. x", ["RUN --mount=type=bind,target=/home,ro x"]),
+        *(
+            (f"RUN --mount={mount} x", ["RUN --mount=type=bind,target=/home,ro x"])
+            for mount in ("target=.", "ro", "type=bind")
+        ),
         (
             "RUN --mount=type=bind,src=a,dst=/b,rw x",
             ["RUN --mount=type=bind,target=/b,source=a,rw x"],
@@ -117,7 +122,7 @@ def test_each_from_names_the_image_that_was_found() -> None:
         ),
         ("ENV A=1 B=$A\nENV C=${A}${IN_BASE}", ["ENV A=1", 'ENV B=""', "ENV C=1base"]),
         ('ENV A=\'$x\' B=\\$x C="a \\""', [r'ENV A="\$x"', r'ENV B="\$x"', r'ENV C="a \""']),
-        ("VOLUME /a $IN_BASE\nUSER ${NO:-u}", ['VOLUME ["/a", "base"]', "USER u"]),
+        ("USER ${NO:-u}", ["USER u"]),
         ("LABEL a=$x\nEXPOSE $x\nMAINTAINER x", []),
         ("CMD a b\nENTRYPOINT c", ['CMD ["zsh", "-c", "a b"]', 'ENTRYPOINT ["zsh", "-c", "c"]']),
         ("CMD []", ["CMD []"]),
@@ -131,6 +136,75 @@ def test_each_from_names_the_image_that_was_found() -> None:
 def test_what_buildah_can_not_read_is_written_out(steps: str, lines: list[str]) -> None:
     """Nothing is left to fill in, and flags that change nothing here are gone."""
     assert lines_of(steps) == lines
+
+
+def test_volumes_are_of_the_result_alone() -> None:
+    """buildah would discard what steps write below a volume; those of a base image, and of the
+    stages that the last one starts from, are the result's, too."""
+    text = "FROM base AS x\nVOLUME /a $IN_BASE\nFROM x\nVOLUME /c/../d/\nRUN y\nFROM x"
+    for target, volumes in (("", ("/v", "/a", "/base")), ("1", ("/v", "/a", "/base", "/d"))):
+        found = base_images(text, {}, target=target)
+        made = make_buildable(found, {}, {"base": replace(BASE, volumes=("/v",))})
+        assert made.volumes == volumes
+        assert "VOLUME" not in made.text
+
+
+@pytest.mark.parametrize(
+    ("steps", "lines"),
+    [
+        (
+            "WORKDIR a\nWORKDIR ../b/c\nWORKDIR d\nRUN x\nWORKDIR /e",
+            [
+                "user /home/a",
+                "user /home/b/c/d",
+                "WORKDIR /home/b/c/d",
+                "RUN x",
+                "user /e",
+                "WORKDIR /e",
+            ],
+        ),
+        (
+            "USER 7\nWORKDIR /a\nUSER 8:g\nWORKDIR b\nCOPY x .",
+            [
+                *("USER 7", "USER 8:g", "7:7 /a", "8:g /a/b", "WORKDIR /a/b"),
+                'COPY ["x", "."]',
+            ],
+        ),
+        # What follows makes the last one, as root's
+        ("USER 0\nWORKDIR /a\nRUN x", ["USER 0", "WORKDIR /a", "RUN x"]),
+        ("USER root\nWORKDIR /a\nCOPY x .", ["USER root", "WORKDIR /a", 'COPY ["x", "."]']),
+        ("USER root\nWORKDIR /a\nWORKDIR b", ["USER root", "WORKDIR /a/b"]),
+        ("USER root\nWORKDIR /a\nWORKDIR /", ["USER root", "root /a", "WORKDIR /"]),
+        (
+            "USER root\nWORKDIR /a\nADD x /a",
+            ["USER root", "root /a", "WORKDIR /a", 'ADD ["x", "/a"]'],
+        ),
+        (
+            "USER root\nWORKDIR /a\nCOPY --chown=u x .",
+            ["USER root", "root /a", "WORKDIR /a", 'COPY --chown=u ["x", "."]'],
+        ),
+        ("USER root\nWORKDIR /a\nFROM 0", ["USER root", "root /a", "WORKDIR /a", "FROM"]),
+    ],
+)
+def test_a_work_directory_is_made_as_its_user(steps: str, lines: list[str]) -> None:
+    """Each of them before what may use it, with its new parents; buildah alone would make the last
+    one as root's, and take a copy to a missing one as a file's name."""
+    made = made_of(f"FROM base\n{steps}")
+    copy = re.compile(
+        rf'COPY (?:--chown=(\S+) )?--from={made.heredoc_context} \["empty", "(.*)/"\]'
+    )
+    shown = [
+        copy.sub(lambda found: f"{found[1] or 'root'} {found[2]}", line) for line in made.lines
+    ]
+    assert [line.partition(" stage")[0] for line in shown[1:]] == lines
+
+
+def test_a_user_that_can_not_be_an_owner_is_refused_by_the_line() -> None:
+    """Its words would be flags of a copy."""
+    for user in ("a b", "a,b", '"a'):
+        found = base_images("FROM base\nWORKDIR /c", {})
+        with pytest.raises(DockerfileError, match="line 2: "):
+            make_buildable(found, {}, {"base": replace(BASE, user=user)})
 
 
 def test_arguments_are_of_their_stage_and_of_those_that_start_from_it() -> None:
@@ -166,6 +240,13 @@ def test_triggers_of_one_base_copy_from_places_of_their_own() -> None:
     assert not any(copy.source.startswith(f"{made.files[0].path}/") for copy in made.copies)
 
 
+def test_patterns_that_buildah_misreads_are_matched_or_checked_beforehand() -> None:
+    """It has no escaped `[`, another `**`, and takes a match as a pattern again."""
+    made = made_of("FROM base\nCOPY a* b/? c /x/\nADD a/[[]b] /\nCOPY **/a /\nCOPY --from=i d* /")
+    assert made.patterns == [(2, "a*"), (2, "b/?")]
+    assert [copy.sources for copy in made.copies] == [("a/[[]b]",), ("**/a",)]
+
+
 @pytest.mark.parametrize(
     ("steps", "interval_ns"),
     [
@@ -190,6 +271,7 @@ def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) ->
         ("RUN --mount=type=secret,id=tok,required x", "tok"),
         ("RUN --mount=type=bind,what=1,target=/x y", "what"),
         ("RUN --mount=type=bind,target=/ y", "target"),
+        ("RUN --mount=type=tmpfs y", "target"),
         ("RUN --mount=type=bind,from=$IN_BASE,target=/a y", "$IN_BASE"),
         ("ADD --keep-git-dir=true a b", "--keep-git-dir"),
         ("ADD --checksum=sha256:1 https://x.example/y /y", "--checksum"),
@@ -197,6 +279,9 @@ def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) ->
         ("COPY --from=other --parents a b", "--parents"),
         ("COPY --from=other --chmod=a+X a b", "--chmod"),
         ("COPY --chmod=banana a b", "banana"),
+        ("VOLUME /a b/..", "VOLUME"),
+        ('VOLUME ["/a\\nb"]', "VOLUME"),
+        ("COPY --from=other /**/a b", "**"),
         ("COPY --from=$IN_BASE a b", "$IN_BASE"),
         ("COPY --from=3 a b", "3"),
         ("COPY a", "COPY"),
@@ -227,6 +312,7 @@ def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str, named: str)
         *(
             "FROM a AS 1x",
             "FROM --platform=plan9/mips a",
+            "FROM --platform=mips a",
             "FROM --other=1 a",
             "FROM 'a",
             "FROM a;b",

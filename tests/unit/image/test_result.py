@@ -162,15 +162,16 @@ def test_forged_results_are_refused_and_no_file_of_the_host_is_taken(
         (host / name).write_text("the host's")
     tools = cast("Tools", Forger(tmp_path / "scratch/build", *acts))
     with pytest.raises(LayerError):
-        pack_result(tools, keep_setuid=False, limits=ImportLimits())
+        pack_result(tools, (), keep_setuid=False)
     assert {path.name: path.read_text() for path in host.iterdir()} == dict.fromkeys(
         ("files", "xattrs", "layers", "image", "rootfs"), "the host's"
     )
 
 
 def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
-    """The same lists, unforged, are accepted."""
+    """The same lists, unforged, are accepted; the volumes are the Dockerfile's."""
     tools = cast("Tools", Forger(tmp_path / "scratch/build", honest, packed))
-    result = pack_result(tools, keep_setuid=False, limits=ImportLimits())
+    result = pack_result(tools, ("/v",), keep_setuid=False)
+    assert result.config.volumes == ("/v",)
     assert result.rootfs == tmp_path / "scratch/rootfs"
     assert result.rootfs.read_bytes() == b"hsqs"
