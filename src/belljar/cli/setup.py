@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import click
 
 from belljar.cli.console import Failure, Misuse, Report, as_text, json_option, print_json, progress
 from belljar.cli.setup_plan import (
+    BACKPORTS_FILE,
     PARTS,
     HostState,
     Need,
     SetupPlan,
     Step,
     Wanted,
-    check_wanted,
     needs,
     plan_setup,
     shown,
@@ -86,7 +86,6 @@ def setup(
     wanted = Wanted(images=images, refresh=refresh, mirror=mirror, parts=frozenset(parts))
     state = host_state(home)
     plan = plan_setup(state, wanted)
-    check_wanted(state, wanted)
     act = not dry_run and (yes or not as_json)
     if not as_json and plan.steps:
         click.echo("Steps:")
@@ -127,6 +126,8 @@ def setup(
 
 def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
     """Each step in order; errors name the log of all output."""
+    from belljar.image.build import build_image, recipe
+
     if not plan.steps:
         return []
     make_store_dir(home)
@@ -137,7 +138,7 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
         title = f"[{number}/{len(plan.steps)}] {step.title}"
         with progress(title, quiet=quiet, is_step=True) as report:
             if step.kind == "write":
-                write_root_file(Path(step.path), step.content)
+                write_root_file(Path(BACKPORTS_FILE), step.content)
             elif step.kind == "run":
                 # Run apt. Fetching can be interrupted; unpacking, once begun, is finished first
                 program, *arguments = step.command
@@ -146,33 +147,19 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
                     run_logged([*argv, "--download-only"], log=log, on_line=report)
                 run_logged(argv, log=log, on_line=report, finish_when_interrupted=installs)
             elif step.kind == "kernel":
-                fetch_current_kernel(home, wanted.mirror, report)
+                codename = platform.freedesktop_os_release().get("VERSION_CODENAME") or "bookworm"
+                report("fetching and checking the package")
+                sources = kernel_sources(host_sources(), codename, mirror=wanted.mirror)
+                fetch_kernel(home, sources, REQUIRED_MODULES)
             else:
-                _build(step.name, home, wanted.mirror, log, report)
+                with log.open("a") as file:
+
+                    def keep(line: str, file: TextIO = file, report: Report = report) -> None:
+                        file.write(f"{line}\n")
+                        report(line)
+
+                    build_image(home, recipe(step.name), mirror=wanted.mirror, report=keep)
     return list(plan.steps)
-
-
-def _build(name: str, home: Path, mirror: str, log: Path, report: Report) -> None:
-    from belljar.image.build import build_image, recipe
-
-    with log.open("a") as file:
-
-        def keep(line: str) -> None:
-            file.write(f"{line}\n")
-            report(line)
-
-        build_image(home, recipe(name), mirror=mirror, report=keep)
-
-
-def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
-    """The kernel with the guest's modules. Raises `HostError`."""
-    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    report("fetching and checking the package")
-    fetch_kernel(
-        home,
-        kernel_sources(host_sources(), codename or "bookworm", mirror=mirror),
-        REQUIRED_MODULES,
-    )
 
 
 def write_root_file(path: Path, content: str) -> None:

@@ -6,10 +6,9 @@ Pure: the host's state is handed in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from belljar.errors import HostError
 from belljar.image.apt import AptSource, debian_sources, has_suite
 from belljar.units import format_size
 
@@ -57,17 +56,16 @@ class HostState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Write `path`, run `command`, fetch a kernel, or build `name`."""
+    """Write `content` to `BACKPORTS_FILE`, run `command`, fetch a kernel, or build `name`."""
 
     kind: Literal["write", "run", "kernel", "image"]
     title: str
     command: tuple[str, ...] = ()
-    path: str = ""
     content: str = ""
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """`blocks_all`: no step is done before it is solved."""
 
@@ -90,7 +88,7 @@ class Wanted:
 
     images: tuple[str, ...] = ("default",)
     refresh: bool = False
-    mirror: str = field(default="")
+    mirror: str = ""
     parts: frozenset[str] = frozenset()
 
 
@@ -122,36 +120,38 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
 
 def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list[Need]:
     """The needed tools that are missing or too old."""
-    missing = []
-    for need in needs(state.debian_arch):
-        version = state.tools.get(need.command)
-        is_present = version is not None and version >= need.least_version
-        if need.only_with in {"", *parts} and not is_present:
-            missing.append(need)
-    return missing
+    return [
+        need
+        for need in needs(state.debian_arch)
+        if need.only_with in {"", *parts}
+        and ((version := state.tools.get(need.command)) is None or version < need.least_version)
+    ]
 
 
 def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
-    """The steps to a ready host, and remaining problems."""
+    """The steps to a ready host, and remaining problems.
+
+    Raises `HostError` when a step needs a Debian mirror and none is known.
+    """
     missing = missing_tools(state, wanted.parts)
+    named = "missing: " + ", ".join(f"{version_text(need)} ({need.use})" for need in missing)
     if missing and state.distribution != "debian":
-        return SetupPlan(problems=(_elsewhere(state, missing),))
+        return SetupPlan(problems=(_elsewhere(state, missing, named),))
     if missing and state.codename not in {"bookworm", *_WHOLE_SUITES}:
-        what = f"{_names(missing)}; the packages of {state.pretty_name} are too old"
-        return SetupPlan(problems=(Problem(what=what, hint="use Debian 12 or 13"),))
+        what = f"{named}; the packages of {state.pretty_name} are too old"
+        return SetupPlan(problems=(Problem(what, "use Debian 12 or 13"),))
     installing = _installing(state, missing) if missing else []
+    problems = []
     if missing and not state.is_root:
-        problem = Problem(
-            what=_names(missing),
-            hint="\n".join(
-                ["as root, run `belljar setup`, or:", *(shown(step) for step in installing)]
-            ),
-        )
-        return SetupPlan(
-            steps=_making(state, wanted, missing), problems=(problem, *_no_space(state, wanted))
-        )
-    steps = (*installing, *_making(state, wanted, []))
-    return SetupPlan(steps=steps, problems=_no_space(state, wanted) if steps else ())
+        commands = (shown(step) for step in installing)
+        hint = "\n".join(["as root, run `belljar setup`, or:", *commands])
+        problems, installing = [Problem(named, hint)], []
+    absent = {need.command for need in missing} if problems else set()
+    making = _making(state, wanted, is_building=not absent & {"mmdebstrap", "sqfstar"})
+    if making:
+        debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
+    problems += _no_space(state, making)
+    return SetupPlan(steps=(*installing, *making), problems=tuple(problems))
 
 
 def version_text(need: Need) -> str:
@@ -169,7 +169,7 @@ def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
         main = debian_sources(state.sources, "bookworm")[0]
         suite = AptSource(uri=main.uri, suites=("bookworm-backports",), signed_by=main.signed_by)
         title = "Add the suite bookworm-backports to apt"
-        steps.append(Step(kind="write", title=title, path=BACKPORTS_FILE, content=suite.deb822()))
+        steps.append(Step(kind="write", title=title, content=suite.deb822()))
     steps.append(Step(kind="run", title="Read the package lists", command=(*_APT, "update")))
     for suite_name, packages, option in (
         ("bookworm-backports", newer, ("-t", "bookworm-backports")),
@@ -183,40 +183,31 @@ def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
     return steps
 
 
-def _making(state: HostState, wanted: Wanted, missing: Sequence[Need]) -> tuple[Step, ...]:
-    absent = {need.command for need in missing}
+def _making(state: HostState, wanted: Wanted, *, is_building: bool) -> list[Step]:
     steps = []
     if wanted.refresh or not state.kernel:
-        steps.append(
-            Step(
-                kind="kernel",
-                title="Fetch the guest kernel (Debian's cloud kernel; not installed on this host)",
-            )
-        )
-    if not absent & {"mmdebstrap", "sqfstar"}:
-        todo = [name for name in wanted.images if wanted.refresh or name not in state.images]
-        steps.extend(
-            Step(kind="image", title=f"Build the image {name}", name=name) for name in todo
-        )
-    return tuple(steps)
+        title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
+        steps.append(Step(kind="kernel", title=title))
+    for name in wanted.images if is_building else ():
+        if wanted.refresh or name not in state.images:
+            steps.append(Step(kind="image", title=f"Build the image {name}", name=name))
+    return steps
 
 
-def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
-    making = _making(state, wanted, [])
-    needed = _IMAGES_DISK_BYTES * len([s for s in making if s.kind == "image"]) + (
-        _TOOLS_DISK_BYTES if making else 0
-    )
+def _no_space(state: HostState, making: Sequence[Step]) -> list[Problem]:
+    needed = sum(_IMAGES_DISK_BYTES for step in making if step.kind == "image")
+    needed += _TOOLS_DISK_BYTES if making else 0
     if state.free_bytes >= needed:
-        return ()
+        return []
     what = (
         f"about {format_size(needed)} of disk is needed, and {format_size(state.free_bytes)} is "
         f"free where the store is"
     )
     hint = "free some space, or set BELLJAR_HOME to a directory on a larger disk"
-    return (Problem(what=what, hint=hint, blocks_all=True),)
+    return [Problem(what, hint, blocks_all=True)]
 
 
-def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
+def _elsewhere(state: HostState, missing: Sequence[Need], named: str) -> Problem:
     """Names packages as the distribution probably does."""
     names = [need.package for need in missing]
     if state.distribution in {"ubuntu", "linuxmint", "pop", "raspbian"}:
@@ -228,32 +219,16 @@ def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
         how = "install with your distribution's tool:"
     only = f"`belljar setup` installs packages on Debian only, and this is {state.pretty_name}"
     hint = f"{how} {' '.join(names)}\nthen run `belljar setup` again"
-    return Problem(what=f"{_names(missing)}; {only}", hint=hint)
-
-
-def _names(missing: Sequence[Need]) -> str:
-    listed = ", ".join(f"{version_text(need)} ({need.use})" for need in missing)
-    return f"missing: {listed}"
+    return Problem(f"{named}; {only}", hint)
 
 
 def shown(step: Step) -> str:
     """A step as a command line."""
     if step.kind == "write":
         text = step.content.rstrip("\n").replace("\n", "\\n")
-        return f"printf '{text}\\n' > {step.path}"
+        return f"printf '{text}\\n' > {BACKPORTS_FILE}"
     if step.kind == "run":
         return " ".join(step.command)
     return (
         f"belljar image build {step.name}" if step.kind == "image" else "belljar setup --no-image"
     )
-
-
-def check_wanted(state: HostState, wanted: Wanted) -> None:
-    """Raises `HostError` when a mirror is needed and unknown."""
-    if any(step.kind in {"kernel", "image"} for step in plan_setup(state, wanted).steps):
-        try:
-            debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
-        except HostError as error:
-            raise HostError(
-                error.what, where=error.where, hint="belljar setup --mirror URL"
-            ) from error
