@@ -275,7 +275,16 @@ def store_checks(home: Path) -> list[Check]:
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
 
-    found = [_writable(home)]
+    place = next(path for path in (home, *home.parents) if path.exists())
+    writable = Check("store", "ok", str(home))
+    if not os.access(place, os.W_OK | os.X_OK):
+        detail = f"{home}: this user can't write to {place}"
+        hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            detail = f"{home}: the file system of {place} is read-only"
+            hint = "set BELLJAR_HOME to a directory that is writable"
+        writable = Check("store", "no", detail, hint)
+    found = [writable]
     try:
         found.append(Check("guest kernel", "ok", current_kernel(home).version))
     except BelljarError as exc:
@@ -287,18 +296,6 @@ def store_checks(home: Path) -> list[Check]:
     except BelljarError as exc:
         found.append(Check("default image", "note", exc.what, "run `belljar setup`"))
     return found
-
-
-def _writable(home: Path) -> Check:
-    """The store, or the nearest directory above it."""
-    place = next(path for path in (home, *home.parents) if path.exists())
-    if os.access(place, os.W_OK | os.X_OK):
-        return Check("store", "ok", str(home))
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        detail = f"{home}: the file system of {place} is read-only"
-        return Check("store", "no", detail, "set BELLJAR_HOME to a directory that is writable")
-    hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
-    return Check("store", "no", f"{home}: this user can't write to {place}", hint)
 
 
 def verdict(found: Sequence[Check], *, emulated: bool) -> str:
