@@ -112,6 +112,10 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
     """The facts as checks, the tiers first."""
+    from belljar.plan.explain import obstacle_text
+    from belljar.plan.obstacles import cores_warning
+    from belljar.policy import Tier
+
     yield from _tiers(facts)
     user = "root" if facts.is_root else f"user {facts.uid}"
     system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
@@ -124,7 +128,10 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
     hint = "free some, or set BELLJAR_HOME to a directory on a larger disk"
     yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
     yield from _virtualisation(facts)
-    yield _cores(facts)
+    # Asked for the lowest tier: cores of the others go to no worse places.
+    warning = cores_warning(Tier.CONTAINER, facts.cores)
+    text = ("a crash in a cell writes no core dump",) if warning is None else obstacle_text(warning)
+    yield Check("core dumps", "ok" if warning is None else "note", *text)
     yield from _tools(facts)
 
 
@@ -242,18 +249,6 @@ def _open_files() -> Check:
         return Check("open files", "ok", detail)
     raising = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit)"
     return Check("open files", "note", detail, f"{raising}, or run few cells at a time")
-
-
-def _cores(facts: HostFacts) -> Check:
-    # Asked for the lowest tier: cores of the others go to no worse places.
-    from belljar.plan.explain import obstacle_text
-    from belljar.plan.obstacles import cores_warning
-    from belljar.policy import Tier
-
-    warning = cores_warning(Tier.CONTAINER, facts.cores)
-    if warning is None:
-        return Check("core dumps", "ok", "a crash in a cell writes no core dump")
-    return Check("core dumps", "note", *obstacle_text(warning))
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:

@@ -322,7 +322,15 @@ def build(
 
     home = _store().home
     if apt or pip:
-        _check_packages(name, has_network=network, from_dockerfile=context or dockerfile or target)
+        if context or dockerfile or target:
+            raise Misuse(
+                "--apt and --pip can't be combined with CONTEXT, --file or --target",
+                hint="add packages to an image with --base IMAGE, or in the Dockerfile",
+            )
+        if not name:
+            raise Misuse("the image needs a name", hint="add -t NAME")
+        if not network:
+            raise Misuse("--apt and --pip need the network", hint="add --network")
         from belljar.image.packages import build_packages
 
         with termination_as_interrupt():
@@ -351,19 +359,6 @@ def build(
         if not is_new:
             report("unchanged: this image is in the store already")
     _print_image(made, as_json=as_json)
-
-
-def _check_packages(name: str, *, has_network: bool, from_dockerfile: str) -> None:
-    """Raises `Misuse` for options that don't go with --apt and --pip."""
-    if from_dockerfile:
-        raise Misuse(
-            "--apt and --pip can't be combined with CONTEXT, --file or --target",
-            hint="add packages to an image with --base IMAGE, or in the Dockerfile",
-        )
-    if not name:
-        raise Misuse("the image needs a name", hint="add -t NAME")
-    if not has_network:
-        raise Misuse("--apt and --pip need the network", hint="add --network")
 
 
 # --- import of all images of compose files or tasks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.cli.main import run
-from belljar.cli.setup_plan import (
+from belljar.cli.setup import (
     BACKPORTS_FILE,
     HostState,
     SetupPlan,
