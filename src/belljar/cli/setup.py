@@ -364,7 +364,7 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
         problems, installing = [Problem(named, hint)], []
     absent = {need.command for need in missing} if problems else set()
     making = _making(state, wanted, is_building=not absent & {"mmdebstrap", "sqfstar"})
-    if making:
+    if making:  # without a mirror, refuse before anything is begun
         debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
     problems += _no_space(state, making)
     return SetupPlan(steps=(*installing, *making), problems=tuple(problems))
