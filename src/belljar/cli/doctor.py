@@ -112,6 +112,10 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
     """The facts as checks, the tiers first."""
+    from belljar.plan.explain import obstacle_text
+    from belljar.plan.obstacles import cores_warning
+    from belljar.policy import Tier
+
     yield from _tiers(facts)
     user = "root" if facts.is_root else f"user {facts.uid}"
     system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
@@ -124,7 +128,10 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
     hint = "free some, or set BELLJAR_HOME to a directory on a larger disk"
     yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
     yield from _virtualisation(facts)
-    yield _cores(facts)
+    # Asked for the lowest tier: cores of the others go to no worse places.
+    warning = cores_warning(Tier.CONTAINER, facts.cores)
+    text = ("a crash in a cell writes no core dump",) if warning is None else obstacle_text(warning)
+    yield Check("core dumps", "ok" if warning is None else "note", *text)
     yield from _tools(facts)
 
 
@@ -244,18 +251,6 @@ def _open_files() -> Check:
     return Check("open files", "note", detail, f"{raising}, or run few cells at a time")
 
 
-def _cores(facts: HostFacts) -> Check:
-    # Asked for the lowest tier: cores of the others go to no worse places.
-    from belljar.plan.explain import obstacle_text
-    from belljar.plan.obstacles import cores_warning
-    from belljar.policy import Tier
-
-    warning = cores_warning(Tier.CONTAINER, facts.cores)
-    if warning is None:
-        return Check("core dumps", "ok", "a crash in a cell writes no core dump")
-    return Check("core dumps", "note", *obstacle_text(warning))
-
-
 def _tools(facts: HostFacts) -> Iterator[Check]:
     for tool in facts.tools:
         needed = f" (needed: {tool.needed_min} or newer)" if tool.needed_min else ""
@@ -275,7 +270,16 @@ def store_checks(home: Path) -> list[Check]:
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
 
-    found = [_writable(home)]
+    place = next(path for path in (home, *home.parents) if path.exists())
+    writable = Check("store", "ok", str(home))
+    if not os.access(place, os.W_OK | os.X_OK):
+        detail = f"{home}: this user can't write to {place}"
+        hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            detail = f"{home}: the file system of {place} is read-only"
+            hint = "set BELLJAR_HOME to a directory that is writable"
+        writable = Check("store", "no", detail, hint)
+    found = [writable]
     try:
         found.append(Check("guest kernel", "ok", current_kernel(home).version))
     except BelljarError as exc:
@@ -287,18 +291,6 @@ def store_checks(home: Path) -> list[Check]:
     except BelljarError as exc:
         found.append(Check("default image", "note", exc.what, "run `belljar setup`"))
     return found
-
-
-def _writable(home: Path) -> Check:
-    """The store, or the nearest directory above it."""
-    place = next(path for path in (home, *home.parents) if path.exists())
-    if os.access(place, os.W_OK | os.X_OK):
-        return Check("store", "ok", str(home))
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        detail = f"{home}: the file system of {place} is read-only"
-        return Check("store", "no", detail, "set BELLJAR_HOME to a directory that is writable")
-    hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
-    return Check("store", "no", f"{home}: this user can't write to {place}", hint)
 
 
 def verdict(found: Sequence[Check], *, emulated: bool) -> str:

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from belljar.harness.evaluate import RunOutcome
-    from belljar.report.cells import Operation
     from belljar.report.ranges import RangeFindings
     from belljar.report.requests import Requests
     from belljar.report.samples import Row, RunFindings
-    from belljar.report.signals import Signal
 
 MAX_NETWORK_LINES: Final = 400
 # Of all samples, for a person; `findings.json` in the run directory has the rest.
@@ -36,19 +34,14 @@ MAX_EVENT_NUMBERS: Final = 10
 """Event numbers that a line names."""
 MAX_NAME_CHARS: Final = 40
 _REQUEST_COLUMNS: Final = (
-    "time (UTC)",
-    "cell",
-    "method",
-    "what",
-    "status",
-    "asked → answered",
-    "verdict",
-    "answered by",
+    *("time (UTC)", "cell", "method", "what", "status"),
+    *("asked → answered", "verdict", "answered by"),
 )
 _SAMPLE_COLUMNS: Final = (
     *("sample", "score", "verdict", "probes", "cell", "commands"),
     *("in", "out", "time", "destroyed", "note"),
 )
+_OPERATIONS: Final = {"exec": "commands", "read_file": "file reads", "write_file": "file writes"}
 # The rules' words (`plan.rules.Reason`) that need explaining.
 WHY: Final = {
     "connection": "",
@@ -227,33 +220,27 @@ def differing(findings: RunFindings) -> list[str]:
 
 
 def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
-    counts = Counter(
-        what
-        for row in rows
-        for what in (
-            *map(_failed, row.transcript_gap.raised),
-            *("operations of the harness itself" for _ in row.transcript_gap.silent),
-            *("commands in a person's terminal" for _ in row.transcript_gap.terminal),
+    counts = Counter[str]()
+    for gap in (row.transcript_gap for row in rows):
+        for operation in gap.raised:
+            what = _OPERATIONS.get(operation.action.value, "other operations")
+            missing = " of missing files" if operation.errno == errno.ENOENT else ""
+            counts[f"{what}{missing} that failed"] += 1
+        counts += Counter(  # which drops what never happened
+            {
+                "operations of the harness itself": len(gap.silent),
+                "commands in a person's terminal": len(gap.terminal),
+            }
         )
-    )
     lines = [f"  {count:,} {what}" for what, count in counts.items()]
-    missing = sum(row.transcript_gap.missing_bytes for row in rows)
-    if missing:
+    missing_bytes = sum(row.transcript_gap.missing_bytes for row in rows)
+    if missing_bytes:
         shortened = sum(row.transcript_gap.shortened for row in rows)
         lines.append(
-            f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} "
+            f"  {format_size(missing_bytes)} of output, cut by the transcript in {shortened:,} "
             f"operation(s)"
         )
     return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
-
-
-_FAILED: Final = {"exec": "commands", "read_file": "file reads", "write_file": "file writes"}
-
-
-def _failed(operation: Operation) -> str:
-    """A kind of operation that failed without a transcript event."""
-    missing = " of missing files" if operation.errno == errno.ENOENT else ""
-    return f"{_FAILED.get(operation.action.value, 'other operations')}{missing} that failed"
 
 
 def remarks(findings: RunFindings) -> list[str]:
@@ -483,16 +470,12 @@ def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:
         involved = printable(", ".join(signal.involved), max_chars=300)
         yield f"  {shown}  {signal.code.value:<16} ×{signal.count:<6} {involved}".rstrip()
         if verbose:
-            yield f"    {_evidence(signal)}"
+            evidence = signal.evidence
+            numbers = ", ".join(map(str, evidence[:MAX_EVENT_NUMBERS]))
+            left = max(0, len(evidence) - MAX_EVENT_NUMBERS) + signal.more
+            more = f" and {left} more" if left else ""
+            yield f"    {signal.trust.value}, event(s) {numbers}{more}"
     if verbose and found.blind and not found.signals:
         yield f"  {name}  none"
     if verbose:
         yield from (f"    not seen: {printable(str(spot), max_chars=300)}" for spot in found.blind)
-
-
-def _evidence(signal: Signal) -> str:
-    evidence = signal.evidence
-    left = max(0, len(evidence) - MAX_EVENT_NUMBERS) + signal.more
-    named = ", ".join(map(str, evidence[:MAX_EVENT_NUMBERS]))
-    numbers = f"{named} and {left} more" if left else named
-    return f"{signal.trust.value}, event(s) {numbers}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,19 +14,23 @@ import click
 from belljar.cli.console import (
     CommandGroup,
     Misuse,
+    Report,
     json_option,
+    of_error,
     parsed_by,
     print_json,
     progress,
     table_lines,
     task_args_option,
 )
-from belljar.errors import PolicyError
+from belljar.errors import HostError, PolicyError
 from belljar.image.store import MADE_HERE
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
+    from belljar.compose.data import ServiceBuild
     from belljar.image import Image, Store
+    from belljar.image.oci import ImportLimits, Obtained, Wanted
 
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
@@ -105,8 +110,6 @@ def import_(
                 "--from-compose and --from-task exclude each other, --name and --keep-setuid",
                 hint="give only one of these options",
             )
-        from belljar.cli.image_obtain import obtain_all, wanted_by_files, wanted_by_tasks
-
         wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *task_args])
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
@@ -319,7 +322,15 @@ def build(
 
     home = _store().home
     if apt or pip:
-        _check_packages(name, has_network=network, from_dockerfile=context or dockerfile or target)
+        if context or dockerfile or target:
+            raise Misuse(
+                "--apt and --pip can't be combined with CONTEXT, --file or --target",
+                hint="add packages to an image with --base IMAGE, or in the Dockerfile",
+            )
+        if not name:
+            raise Misuse("the image needs a name", hint="add -t NAME")
+        if not network:
+            raise Misuse("--apt and --pip need the network", hint="add --network")
         from belljar.image.packages import build_packages
 
         with termination_as_interrupt():
@@ -350,14 +361,131 @@ def build(
     _print_image(made, as_json=as_json)
 
 
-def _check_packages(name: str, *, has_network: bool, from_dockerfile: str) -> None:
-    """Raises `Misuse` for options that don't go with --apt and --pip."""
-    if from_dockerfile:
-        raise Misuse(
-            "--apt and --pip can't be combined with CONTEXT, --file or --target",
-            hint="add packages to an image with --base IMAGE, or in the Dockerfile",
+# --- import of all images of compose files or tasks
+
+
+def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
+    """Raises `PolicyError` for a file that can't be read."""
+    from belljar.compose.data import service_images
+    from belljar.compose.document import read_document
+    from belljar.compose.values import CannotKeepError
+    from belljar.image.oci import Wanted
+
+    wanted = []
+    for file in files:
+        try:
+            found = service_images(read_document(Path(file)))
+        except CannotKeepError as error:
+            raise PolicyError(str(error), where=printable(file)) from error
+        wanted += [
+            Wanted(
+                image=each.image or f"{file}, service {each.service}",
+                build=each.build,
+                bases=_bases(each.build) if each.build else (),
+                why=each.why,
+            )
+            for each in found
+        ]
+    return wanted
+
+
+def _bases(build: ServiceBuild) -> tuple[str, ...]:
+    """The images that a Dockerfile starts from, if it can be read."""
+    from belljar.image.dockerfile import MAX_BYTES, base_images
+    from belljar.policy.files import read_regular
+    from belljar.policy.reference import parse_reference
+
+    try:
+        content = build.inline or read_regular(
+            Path(build.root), build.dockerfile, MAX_BYTES
+        ).decode("utf-8")
+        found = base_images(content, build.args, target=build.target)
+        return tuple(parse_reference(image).familiar for image in found.images)
+    except (OSError, ValueError):
+        return ()
+
+
+def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
+    """The images of all samples of tasks, loaded but not run.
+
+    The tasks' changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
+    `ContainmentBreach` when another sandbox provider was about to be used.
+    """
+    from belljar.harness.evaluate import check_tasks
+
+    before = dict(os.environ)
+    try:
+        previews = check_tasks(inspect_args, {})
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    from belljar.image.oci import Wanted
+
+    wanted: dict[Wanted, None] = {}
+    refused: dict[str, str] = {}
+    for each in previews:
+        if each.policy is not None:
+            builds = {build.image: build for build in each.builds}
+            for image in each.policy.policy.images:
+                build = builds.get(image)
+                bases = _bases(build) if build else ()
+                wanted[Wanted(image=image, build=build, bases=bases)] = None
+        elif each.error is not None:
+            refused.setdefault(each.error.what, f"task {each.task}, sample {each.sample}")
+    return [*wanted, *(Wanted(image=where, why=what) for what, where in refused.items())]
+
+
+def obtain_all(
+    store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool
+) -> None:
+    """Get them, a line for each. Raises one `HostError` for all that failed.
+
+    Before anything is got: `PolicyError` for different builds of one name.
+    """
+    from belljar.harness.source import build_missing, running_builds
+    from belljar.image.build import build_image, recipe
+    from belljar.image.oci import obtain
+
+    def build(missing: Wanted, report: Report) -> None:
+        if missing.image in MADE_HERE:
+            build_image(store.home, recipe(missing.image), report=report)
+            return
+        build_missing(
+            [missing.build] if missing.build else [], {missing.image}, store.home, report=report
         )
-    if not name:
-        raise Misuse("the image needs a name", hint="add -t NAME")
-    if not has_network:
-        raise Misuse("--apt and --pip need the network", hint="add --network")
+
+    results: list[Obtained] = []
+    todo = list(dict.fromkeys(wanted))
+    running_builds((each.build for each in todo if each.build), {each.image for each in todo})
+    with progress(f"Importing {len(todo)} images", quiet=as_json) as report:
+        for result in obtain(store.home, todo, limits=limits, build=build, report=report):
+            results.append(result)
+            if not as_json:
+                how = "  missing"
+                if result.image is not None:
+                    digest = f"sha256:{result.image.digest[:12]}"
+                    how = f"  {'in the store' if result.was_there else 'imported'}  {digest}"
+                click.echo(printable(result.wanted.image + how, max_chars=1000))
+    failed = [(each.wanted.image, each.error) for each in results if each.error is not None]
+    error = None
+    if failed:
+        what = f"{len(failed)} of {len(results)} images could not be imported"
+        for image, each in failed:
+            hint = f" ({printable(each.hint, max_chars=300)})" if each.hint else ""
+            what += f"\n  {printable(image)}: {printable(each.what, max_chars=600)}{hint}"
+        error = HostError(what)
+    if as_json:
+        images = [
+            {
+                "image": result.wanted.image,
+                "digest": result.image.digest if result.image else None,
+                "was_there": result.was_there,
+                "error": result.error.what if result.error else None,
+                "hint": result.error.hint if result.error else None,
+            }
+            for result in results
+        ]
+        print_json(images if error is None else {**of_error(error).as_object(), "images": images})
+        click.get_current_context().exit(0 if error is None else error.exit_code)
+    if error is not None:
+        raise error

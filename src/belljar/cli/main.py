@@ -34,12 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     name: (f"belljar.cli.{module}", attribute, summary)
     for name, module, attribute, summary in (
         ("setup", "setup", "setup", "Install what is needed: tools, guest kernel, image."),
-        (
-            "doctor",
-            "doctor",
-            "doctor",
-            "Check which tiers can be used here, and why not.",
-        ),
+        ("doctor", "doctor", "doctor", "Check which tiers can be used here, and why not."),
         ("policy", "policy", "policy", "Check a policy; print the schema or a preset."),
         ("plan", "policy", "plan", "Print what a cell of a policy could do on this host."),
         ("image", "image", "image", "Build, import, name, list, inspect and remove images."),

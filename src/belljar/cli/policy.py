@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from belljar.host import HostFacts, KvmProof
     from belljar.plan import ImageFacts, Plan
     from belljar.policy import Policy
-    from belljar.policy.load import Examined
 
 MAX_WIDTH: Final = 110
 _OUTCOMES: Final = {
@@ -71,20 +70,34 @@ def check_file(file: Path, *, as_json: bool) -> int:
       4  not valid
     """
     from belljar.errors import PolicyError
+    from belljar.network.stand_ins.author import examine_all
     from belljar.policy import PRESETS, Tier, demanded_tier
-    from belljar.policy.load import refusal
+    from belljar.policy.load import read_policy_file, refusal
 
     if str(file) in PRESETS and not file.exists():
         raise PolicyError(
             f"`{file}` is a preset, which is always valid",
             hint=f"to print it: `belljar policy show {file}`",
         )
-    if as_json:
-        return _check_json(file)
-    found = _examined(file)
-    policy = found.policy
-    if policy is None or found.problems:
-        raise refusal(found.problems, str(file), hint="")
+    policy, problems = None, list[dict[str, Any]]()
+    try:
+        text, base = read_policy_file(file), file.parent.absolute()
+        policy, found, _ = examine_all(text, source=str(file), base=base, default_name=file.stem)
+        if not as_json and (policy is None or found):
+            raise refusal(found, str(file), hint="")
+        problems = [
+            {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message}
+            for p in found
+        ]
+    except PolicyError as error:
+        if not as_json:
+            raise
+        problems = [{"line": None, "column": None, "field": "", "message": error.what}]
+    if as_json or policy is None:
+        shown = policy.to_json() if policy is not None and not problems else None
+        ok = shown is not None
+        print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
+        return 0 if ok else PolicyError.exit_code
     tier = demanded_tier(policy.risk, policy.tier)
     stronger = "" if policy.tier or tier is max(Tier) else " or stronger"
     click.echo(
@@ -98,14 +111,6 @@ def check_file(file: Path, *, as_json: bool) -> int:
             "image `default` has no pip; `belljar setup --dev-image` makes `debian-dev`, which has"
         )
     return 0
-
-
-def _examined(file: Path) -> Examined:
-    from belljar.network.stand_ins.author import examine_all
-    from belljar.policy.load import read_policy_file
-
-    text = read_policy_file(file)
-    return examine_all(text, source=str(file), base=file.parent.absolute(), default_name=file.stem)
 
 
 def _network(policy: Policy) -> str:
@@ -122,26 +127,6 @@ def _network(policy: Policy) -> str:
     if real := ", ".join(upstream.host for upstream in network.upstreams):
         words.append(_in_red(f"REAL hosts: {real}"))
     return ", ".join(words)
-
-
-def _check_json(file: Path) -> int:
-    from belljar.errors import PolicyError
-
-    problems: list[dict[str, Any]]
-    try:
-        policy, found, _ = _examined(file)
-    except PolicyError as exc:
-        policy = None
-        problems = [{"line": None, "column": None, "field": "", "message": exc.what}]
-    else:
-        problems = [
-            {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message}
-            for p in found
-        ]
-    ok = policy is not None and not problems
-    shown = policy.to_json() if policy is not None and ok else None
-    print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
-    return 0 if ok else PolicyError.exit_code
 
 
 @policy.command()

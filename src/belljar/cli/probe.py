@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,29 +22,12 @@ from belljar.cli.exec import typed_policy
 from belljar.units import printable
 
 if TYPE_CHECKING:
+    from belljar.cell import Cell
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
-    from belljar.probe.model import Finding, ProbeReport, Verdict
+    from belljar.probe.model import ProbeReport
 
 _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    """One tier's results, as each user."""
-
-    tier: str
-    emulated: bool
-    layers: tuple[str, ...]
-    user: str
-    reports: tuple[ProbeReport, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of its runs."""
-        from belljar.probe.model import worst
-
-        return worst(report.verdict for report in self.reports)
 
 
 @click.command("probe", options_metavar="[OPTIONS]")
@@ -127,22 +110,28 @@ async def _probe(
     as_json: bool,
 ) -> int:
     from belljar.cell import start_run
+    from belljar.probe.model import worst
+    from belljar.probe.run import ALL
 
     with start_run("probe", policy or "high", sys.argv[1:]) as run:
-        result = await _tried(typed_policy(policy, tier), run, wanted, user)
-        verdict = result.verdict.value
+        loaded = typed_policy(policy, tier)
+        cell, report = await _tried(loaded, run, wanted, user)
+        reports = [report]
+        if user is None and wanted == ALL and cell.plan.user not in {"", "0", "root"}:
+            reports.append((await _tried(loaded, run, wanted, "root"))[1])
+        verdict = worst(report.verdict for report in reports).value
         code = _EXIT_CODES[verdict]
         if not as_json:
-            _show(result)
+            _show(cell, reports, verdict)
         run.finish("completed" if verdict == "contained" else "failed", exit_code=code)
     if as_json:
         print_json(
             {
                 "verdict": verdict,
-                "tier": result.tier,
-                "emulated": result.emulated,
-                "layers": list(result.layers),
-                "reports": [each.to_json() for each in result.reports],
+                "tier": cell.tier,
+                "emulated": cell.emulated,
+                "layers": [layer.name for layer in cell.plan.layers],
+                "reports": [each.to_json() for each in reports],
                 "run_dir": str(run.path),
             }
         )
@@ -151,20 +140,8 @@ async def _probe(
 
 async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
-) -> _Tried:
-    """As `user` or the policy's, then as root in another cell."""
-    from belljar.probe.run import ALL
-
-    first = await _tried_once(loaded, run, wanted, user)
-    if user is not None or wanted != ALL or first.user in {"", "0", "root"}:
-        return first
-    second = await _tried_once(loaded, run, wanted, "root")
-    return replace(first, reports=(*first.reports, *second.reports))
-
-
-async def _tried_once(
-    loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
-) -> _Tried:
+) -> tuple[Cell, ProbeReport]:
+    """Probe a fresh cell as `user`, or the policy's; the cell is destroyed."""
     from belljar.cell import open_range
     from belljar.events import Actor
     from belljar.probe.run import probe_cell
@@ -179,30 +156,22 @@ async def _tried_once(
             user=user,
             actor=Actor.OPERATOR,
         )
-        return _Tried(
-            tier=cell.tier,
-            emulated=cell.emulated,
-            layers=tuple(layer.name for layer in cell.plan.layers),
-            user=cell.plan.user,
-            reports=(report,),
-        )
+    return cell, report
 
 
-def _show(result: _Tried) -> None:
+def _show(cell: Cell, reports: Sequence[ProbeReport], verdict: str) -> None:
     console = rich_console()
-    for report in result.reports:
-        name = printable(report.user or result.user) or "root"
+    for report in reports:
+        name = printable(report.user or cell.plan.user) or "root"
         console.print(f"\nas {name}", style="bold", markup=False)
         _show_report(console, report)
         if report.problem:
             console.print(f"problem: {report.problem}", markup=False, style=COLOURS["void"])
-    tried = sum(len(report.findings) for report in result.reports)
-    took_ms = sum(report.duration_ms for report in result.reports)
-    emulated = (
-        "; emulated: this host has no hardware virtualisation that works" if result.emulated else ""
-    )
-    verdict = result.verdict.value
-    total = f"\n{verdict}: {tried} attempts in {took_ms:.0f} ms, {result.tier} tier{emulated}"
+    tried = sum(len(report.findings) for report in reports)
+    took_ms = sum(report.duration_ms for report in reports)
+    emulated = "; emulated: this host has no hardware virtualisation that works"
+    total = f"\n{verdict}: {tried} attempts in {took_ms:.0f} ms, {cell.tier} tier"
+    total += emulated if cell.emulated else ""
     console.print(total, markup=False, style=COLOURS[verdict])
 
 
@@ -217,8 +186,13 @@ def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - r
     for name in ("probe", "verdict", "outcome", "seen by", "what decided"):
         table.add_column(name, overflow="fold")
     for finding in report.findings:
-        row = _row(finding)
-        table.add_row(*(cell if n == 1 else escape(printable(cell)) for n, cell in enumerate(row)))
+        reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
+        verdict = finding.verdict.value
+        shown = f"[{COLOURS[verdict]}]{verdict}{', known' if finding.known else ''}[/]"
+        row = (reported, finding.seen_by.value, finding.known or finding.seen)
+        table.add_row(
+            escape(printable(finding.name)), shown, *(escape(printable(cell)) for cell in row)
+        )
     console.print(table)
     explained = {each.name: each for each in PROBES}
     for finding in report.findings:
@@ -228,13 +202,6 @@ def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - r
                 f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
             )
             console.print(text, markup=False, style=COLOURS["breached"])
-
-
-def _row(finding: Finding) -> tuple[str, ...]:
-    reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
-    verdict = finding.verdict.value
-    shown = f"[{COLOURS[verdict]}]{verdict}{', known' if finding.known else ''}[/]"
-    return finding.name, shown, reported, finding.seen_by.value, finding.known or finding.seen
 
 
 def _list(groups: tuple[str, ...], *, as_json: bool) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from belljar.cli.console import (
+    COLOURS,
     Misuse,
     column_widths,
     json_option,
@@ -21,11 +22,6 @@ from belljar.cli.findings import dropped, findings_json, show_findings
 from belljar.units import format_size, printable
 
 _STYLES: Final = {"completed": "green", "failed": "red", "broken": "red", "running": "cyan"}
-_VERDICT_STYLES: Final[dict[str, dict[str, Any]]] = {
-    "contained": {"fg": "green"},
-    "void": {"fg": "yellow"},
-    "breached": {"fg": "red", "bold": True},
-}
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
 
@@ -250,5 +246,6 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
         if number:
             run = found[number - 1]
             padded[4] = click.style(padded[4], fg=_STYLES.get(run.outcome, "yellow"))
-            padded[5] = click.style(padded[5], **_VERDICT_STYLES.get(run.verdict, {}))
+            bold, _, colour = COLOURS.get(run.verdict, "").rpartition(" ")
+            padded[5] = click.style(padded[5], fg=colour or None, bold=bool(bold) or None)
         click.echo("  ".join(padded))

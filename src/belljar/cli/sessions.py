@@ -325,10 +325,10 @@ def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
 async def _forward(
     cell_id: str, host: str, port: int, remote: int | str, *, as_json: bool, quiet: bool
 ) -> int:
-    import anyio
+    import anyio.to_thread
     from anyio.abc import SocketAttribute
 
-    (await _connect_in_thread(cell_id)).close()
+    (await anyio.to_thread.run_sync(_connect, cell_id, "forward")).close()
     try:
         listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
     except OSError as error:
@@ -371,15 +371,9 @@ async def _forward(
     return 0
 
 
-async def _connect_in_thread(cell_id: str) -> socket.socket:
-    import anyio.to_thread
-
-    return await anyio.to_thread.run_sync(_connect, cell_id, "forward")
-
-
 async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
     """Relay both ways. Returns why it could not connect."""
-    import anyio
+    import anyio.to_thread
     from anyio.abc import UNIXSocketStream
 
     from belljar.harness.attach import FrameKind, FrameReader, frame, frames
@@ -387,7 +381,8 @@ async def _forward_client(client: SocketStream, cell_id: str, remote: int | str)
     reader, why, is_whole = FrameReader(), "", False
     gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
     # Its kind of stream can still be read after a failed write
-    async with await UNIXSocketStream.from_socket(await _connect_in_thread(cell_id)) as owner:
+    connected = await anyio.to_thread.run_sync(_connect, cell_id, "forward")
+    async with await UNIXSocketStream.from_socket(connected) as owner:
 
         async def tell(content: bytes) -> None:
             with suppress(*gone):  # what it said before it closed is still to be read

@@ -6,14 +6,12 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
 from belljar.cli.console import CommandGroup, json_option, print_json, reading
-from belljar.dataclass import dataclass
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -180,17 +178,6 @@ _WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
 _PIECE: Final = re.compile(r"[:/@?&|]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """`sample`: "" if none; `value`: its name in the decoy."""
-
-    run_id: str
-    cell_id: str
-    sample: str
-    decoy: str
-    value: str
-
-
 @click.group(cls=CommandGroup)
 def decoy() -> None:
     """Tell whose decoy a value is."""
@@ -224,13 +211,14 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     ]
     found = [one for run in runs for one in _find(run, candidates(text))]
     if as_json:
-        print_json({"found": [asdict(one) for one in found]})
+        print_json({"found": found})
     elif not found:
         click.echo("no decoy of these runs has this value", err=True)
     else:
         for one in found:
-            sample = f"sample {printable(one.sample)}, " if one.sample else ""
-            click.echo(f"{one.run_id}: {sample}cell {one.cell_id}, decoy {printable(one.value)}")
+            sample = f"sample {printable(one['sample'])}, " if one["sample"] else ""
+            value = printable(one["value"])
+            click.echo(f"{one['run_id']}: {sample}cell {one['cell_id']}, decoy {value}")
     return 0 if found else 1
 
 
@@ -241,7 +229,7 @@ def candidates(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one for one in (text.strip(), *lines, *words, *pieces) if one))
 
 
-def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
+def _find(run: Path, texts: tuple[str, ...]) -> Iterator[dict[str, str]]:
     """Matches in a run's record. Raises `LedgerError`, `OSError`."""
     from belljar.cell.decoys import KEY_FILE, read_key
     from belljar.events import Kind
@@ -260,10 +248,10 @@ def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
     known = origins(placed)
     for text in texts:
         if (origin := known.get(digest(key, text))) is not None:
-            yield Found(
-                run_id=run.name,
-                cell_id=origin.cell_id,
-                sample=samples.get(origin.cell_id, ""),
-                decoy=origin.decoy,
-                value=origin.value,
-            )
+            yield {
+                "run_id": run.name,
+                "cell_id": origin.cell_id,
+                "sample": samples.get(origin.cell_id, ""),
+                "decoy": origin.decoy,
+                "value": origin.value,  # its name in the decoy
+            }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from belljar.plan.explain import render_plan
     from belljar.plan.make import GUEST_OVERHEAD_MIB, make_plan
     from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
     from belljar.plan.obstacles import (
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         network_obstacles,
         tier_obstacles,
     )
-    from belljar.plan.render import render_plan
 
 __all__ = [
     "GUEST_OVERHEAD_MIB",
@@ -51,7 +51,7 @@ __getattr__ = lazy_names(
             ("Obstacle", "hardware_obstacle", "network_obstacles", "tier_obstacles"),
             "belljar.plan.obstacles",
         ),
-        "render_plan": "belljar.plan.render",
+        "render_plan": "belljar.plan.explain",
         "GUEST_OVERHEAD_MIB": "belljar.plan.make",
     },
 )

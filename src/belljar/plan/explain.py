@@ -1,15 +1,16 @@
-"""Obstacles and warnings of a plan in words: why a tier can't be had, what the author should know.
+"""A plan in words: why a tier can't be had, what the author should know, and the whole as text.
 Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
 from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
+from belljar.plan.model import REAL, ImageFacts, OciPlan, Plan
 from belljar.plan.obstacles import Obstacle, ObstacleCode, cores_warning
 from belljar.plan.qemu import VmShape
 from belljar.policy import Tier
@@ -250,14 +251,6 @@ def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ..
 # ---- warnings
 
 
-def not_built(image_name: str) -> str:
-    """For a plan without an image."""
-    return (
-        f"image {printable(image_name)} is not built: run `belljar setup` or `belljar image "
-        f"build`; user, workdir and env may differ"
-    )
-
-
 def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> Iterator[str]:
     """What the author should know of a microVM here."""
     if emulated:
@@ -341,3 +334,108 @@ def decoy_warnings(policy: Policy, tier: Tier, facts: HostFacts) -> tuple[str, .
     others = {Tier.GVISOR: "runsc-trace", Tier.MICROVM: "guest-fanotify"}
     sensor = others.get(tier, in_container)
     return (f"{sensor} sees who opens or reads a decoy; what it can't see: {_SENSORS[sensor]}",)
+
+
+# ---- the whole plan; every dynamic string is escaped
+
+_WIDTH: Final = 110
+_LABEL_WIDTH: Final = 10
+_MAX_PROGRAM_CHARS: Final = 200
+
+
+def render_plan(
+    plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
+) -> tuple[str, ...]:
+    """What the cell can read, write, reach and consume, the layers between it and the host, and
+    what is emulated.
+
+    `real` is applied to each line about a real network, so that it can be shown in red.
+    """
+    import textwrap
+
+    lines: list[str] = []
+    for label, text in _blocks(plan):
+        wrapped = [printable(text)]
+        if label:
+            head = f"  {label.strip():<{_LABEL_WIDTH}}"
+            wrapped = textwrap.wrap(
+                printable(text),
+                width,
+                initial_indent=head,
+                subsequent_indent=" " * len(head),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        lines += map(real, wrapped) if text.startswith(REAL) else wrapped
+    return tuple(lines)
+
+
+def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(label, text) pairs; a label " " continues the one above."""
+    image, radius = plan.image, plan.blast_radius
+    yield "policy", plan.policy.name
+    yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
+    how = "EMULATED (no hardware virtualisation)"
+    if isinstance(plan, OciPlan):
+        gvisor = "gVisor's kernel on this host's"
+        kernel = gvisor if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
+        how = f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
+    elif not plan.emulated:
+        how = "with hardware virtualisation"
+    yield "tier", f"{plan.tier}, {how}"
+    yield (
+        "image",
+        f"{image.name} sha256:{image.digest}" if image else f"{plan.policy.image} (not built)",
+    )
+    if image and image.program:
+        yield "runs", _program(image)
+    if rights := str(plan.rights):
+        yield "rights", f"inside the cell, beyond an ordinary container's: {rights}"
+    yield "as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}"
+    yield from _labelled("decoys", _decoys(plan.policy))
+    yield "", ""
+    yield "", "The cell can, at its worst,"
+    yield from _labelled("read", radius.read)
+    yield from _labelled("write", radius.write)
+    yield from _labelled("reach", radius.reach)
+    held = (
+        f"{bound.what}: {bound.most} — held by {', '.join(bound.enforced_by)}"
+        for bound in plan.bounds
+    )
+    yield from _labelled("consume", held)
+    yield "", ""
+    yield "", "Between it and this host, outermost first:"
+    for number, layer in enumerate(plan.layers, 1):
+        what = f"{layer.name} ({layer.state}) — {layer.what}; enforced by {layer.enforced_by}"
+        yield str(number), what
+    if plan.warnings:
+        yield "", ""
+        yield from _labelled("note", plan.warnings)
+
+
+def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for index, sentence in enumerate(sentences):
+        yield (label if index == 0 else " ", sentence)
+
+
+def _program(image: ImageFacts) -> str:
+    from belljar.compose.values import SETTLE_S
+
+    settled = f"it has run for {SETTLE_S:g} s, or ended with status 0"
+    ready = "the image's health check passes" if image.has_check else settled
+    shown = printable(image.program, max_chars=_MAX_PROGRAM_CHARS)
+    return f"{shown} — before a sample starts, until {ready}, unless the task runs another program"
+
+
+def _decoys(policy: Policy) -> Iterator[str]:
+    """Each decoy, its kind and where it will be."""
+    if not policy.decoys:
+        return
+    from belljar.signals.decoys import FILES
+
+    for decoy in policy.decoys:
+        if decoy.is_service:
+            place = f"{decoy.host}:{decoy.port}"
+        else:
+            place = decoy.place or FILES[decoy.kind][0]
+        yield f"{decoy.id} ({decoy.kind}): {place}"

@@ -32,6 +32,7 @@ from belljar.plan.oci import OciRuntime, OciShape, oci_shape, writable_inodes
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Resources, Tier, demanded_tier, needs_hardware
 from belljar.policy.limits import GRANTABLE, NOTHING_GRANTED, Granted
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
@@ -98,7 +99,10 @@ def make_plan(
         warnings += tuple(explain_network.warnings(network, facts))
     warnings += explain.decoy_warnings(policy, isolation.tier, facts)
     sentences = explain.skipped_tiers(isolation.tier, skipped)
-    unbuilt = () if image else (explain.not_built(policy.image),)
+    warnings = (*sentences, *warnings)
+    if image is None:
+        todo = "run `belljar setup` or `belljar image build`; user, workdir and env may differ"
+        warnings = (f"image {printable(policy.image)} is not built: {todo}", *warnings)
     return isolation.plan(
         policy=policy,
         risk=policy.risk,
@@ -124,7 +128,7 @@ def make_plan(
             tier=isolation.tier,
             network=network if network is not None and network.has_cells else None,
         ),
-        warnings=(*unbuilt, *sentences, *warnings),
+        warnings=warnings,
         network=network,
         rights=isolation.rights,
         skipped_tiers=sentences,

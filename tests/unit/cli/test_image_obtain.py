@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.image_obtain import wanted_by_files, wanted_by_tasks
+from belljar.cli.image import wanted_by_files, wanted_by_tasks
 from belljar.cli.main import run
 from belljar.errors import PolicyError
 
