@@ -161,7 +161,6 @@ int touches_tick(void);   /* the same, after it was */
 /* ---- tree.c, leader.c: contained mode ---- */
 typedef bool tree_filter(pid_t pid);
 int tree_signal(int proc_dir, pid_t top, int signo, tree_filter *leave_out); /* all below `top`, it not; how many there were */
-pid_t tree_waits_for(pid_t pid, bool stopped);
 uint32_t tree_tasks(int proc_dir); /* processes and threads but process 1's; what has ended and was not waited for counts, as it does for the limit */
 extern char temporary_name[]; /* writefile.c: what a child that is killed would leave; empty: nothing */
 struct leader { pid_t pid; int fd; uint32_t id, op_id, era; bool busy, killing; int64_t since_ns; };
@@ -293,6 +292,7 @@ bool open_pairs(struct pairs *p, const struct op *op, bool in);
 void close_pair(int pair[2]);
 void close_pairs(struct pairs *p);
 pid_t fork_into(struct slot *slot);
+void tree_end_tracer(struct op *op); /* a process outside of a program's namespace, or of another operation, can trace it, and never let it go on or end */
 void op_start(struct op *op); /* its request is whole */
 void op_tell_usage(struct op *op);
 void op_refuse(struct op *op, int stage, int error, const char *detail);

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <termios.h>
 
-enum { LOOK_AGAIN_NS = 2000000, TRACERS_NS = 500000000, HELD_LOOKS = 4, GONE_MS = 6000, LAST_RESORT_MS = 6000 };
+enum { LOOK_AGAIN_NS = 2000000, TRACERS_NS = 500000000, GONE_MS = 6000, LAST_RESORT_MS = 6000 };
 
 static struct op *ops[MAX_OPS];
 static int op_count;
@@ -278,15 +278,6 @@ static int64_t end_tracers(struct op *op, int64_t now)
     return now + 500000000;
 }
 
-/* A process that is outside of a program's namespace, or another operation's, can trace it, and never let it go on or end. */
-static void end_its_tracer(struct op *op)
-{
-    pid_t tracer = tree_waits_for(op->pid, op->service);
-    op->held = tracer > 1 ? op->held + 1 : 0;
-    if (op->held >= HELD_LOOKS && kill(tracer, SIGKILL) == 0)
-        op->held = 0;
-}
-
 int ops_tick(void)
 {
     static int64_t next_tracers_ns;
@@ -308,7 +299,7 @@ int ops_tick(void)
             next = later < next ? later : next;
         }
         if (tracers && !op->reaped && op->pid > 0)
-            end_its_tracer(op);
+            tree_end_tracer(op);
         if (!op->reaped)
             continue;
         int64_t again = op->killed && now < op->drain_ns ? now + LOOK_AGAIN_NS : op->drain_ns;

@@ -100,13 +100,22 @@ int tree_signal(int proc_dir, pid_t top, int signo, tree_filter *leave_out)
 }
 
 /* The tracer of a process that waits for it: one that has ended, whose parent isn't told before, or, if `stopped` counts, that stands still. 0: none. */
-pid_t tree_waits_for(pid_t pid, bool stopped)
+static pid_t waits_for(pid_t pid, bool stopped)
 {
     char path[32], text[4096];
     format(path, sizeof path, "/proc/%d/status", (int)pid);
     const char *state = read_at(AT_FDCWD, path, text, sizeof text) > 0 ? strstr(text, "\nState:\t") : NULL;
     bool waits = state != NULL && (state[8] == 'Z' ? number_after(state, "\nThreads:\t") < 2 : stopped && (state[8] == 't' || state[8] == 'T'));
     return waits ? (pid_t)number_after(state, "\nTracerPid:\t") : 0;
+}
+
+void tree_end_tracer(struct op *op)
+{
+    enum { HELD_LOOKS = 4 };
+    pid_t tracer = waits_for(op->pid, op->service);
+    op->held = tracer > 1 ? op->held + 1 : 0;
+    if (op->held >= HELD_LOOKS && kill(tracer, SIGKILL) == 0)
+        op->held = 0;
 }
 
 uint32_t tree_tasks(int proc_dir)
