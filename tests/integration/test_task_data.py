@@ -110,7 +110,8 @@ services:
   default:
     image: default
     volumes: ["./challenges/${SAMPLE_METADATA_NAME}:/challenge:ro"]
-    command: sleep infinity
+    working_dir: /not/there
+    command: sh -c "X=hello; echo \\$$X > /tmp/x; sleep 1d"
 """
 TASK = """
 from inspect_ai import Task, task
@@ -122,21 +123,22 @@ from inspect_ai.util import sandbox
 @solver
 def look() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.output.completion = (await sandbox().exec(["cat", "/challenge/flag"])).stdout
+        shown = await sandbox().exec(["sh", "-c", "cat /challenge/flag /tmp/x; stat -c %a:%u:%n $PWD"])
+        state.output.completion = shown.stdout
         return state
     return solve
 
 @task
 def challenges() -> Task:
     names = ["first", "second"]
-    samples = [Sample(id=name, input="x", target=f"flag of {name}", metadata={"name": name}) for name in names]
+    samples = [Sample(id=name, input="x", target=f"flag of {name}hello\\n755:0:/not/there", metadata={"name": name}) for name in names]
     return Task(dataset=samples, solver=look(), scorer=includes(), sandbox="docker")
 """
 
 
 def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
     """Under `belljar run` each sample has its own directory; a name that leads out is refused
-    before any begins."""
+    before any begins. The work directory is made, and a command in words is split as Compose does."""
     (tmp_path / "compose.yaml").write_text(OF_SAMPLE)
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "low.yaml").write_text(POLICY.format(tier="container"))

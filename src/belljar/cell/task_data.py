@@ -96,8 +96,8 @@ async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
 async def _write(cell: Cell, target: str, contents: bytes, *, mode: int) -> None:
     try:
         await cell.write_file(target, contents, mode=mode, user="0", owner="0:0")
-    except (OSError, TimeoutError) as error:
-        raise _not_taken(cell, target, str(error)) from error
+    except OSError as error:
+        raise not_taken(cell, target, str(error)) from error
 
 
 async def _make_directories(cell: Cell, target: str, tree: Tree) -> None:
@@ -123,7 +123,7 @@ async def _run(cell: Cell, target: str, argv: list[str]) -> None:
     output = await cell.exec(argv, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
     if not output.success:
         why = output.why_not_started or output.stderr.decode("utf-8", "replace")
-        raise _not_taken(cell, target, why)
+        raise not_taken(cell, target, why)
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
@@ -131,14 +131,14 @@ async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
         written = await cell.read_file(HOSTS, max_bytes=_MAX_HOSTS_BYTES, user="0")
     except FileNotFoundError:
         written = b""
-    except (OSError, TimeoutError) as error:
-        raise _not_taken(cell, HOSTS, str(error)) from error
+    except OSError as error:
+        raise not_taken(cell, HOSTS, str(error)) from error
     lines = "".join(f"{address}\t{name}\n" for name, address in hosts)
     begun = written if not written or written.endswith(b"\n") else written + b"\n"
     try:
         await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
-    except (OSError, TimeoutError) as error:
-        raise _not_taken(cell, HOSTS, str(error)) from error
+    except OSError as error:
+        raise not_taken(cell, HOSTS, str(error)) from error
 
 
 def _unreadable(error: OSError | ValueError) -> PolicyError:
@@ -150,7 +150,8 @@ def _unreadable(error: OSError | ValueError) -> PolicyError:
     )
 
 
-def _not_taken(cell: Cell, target: str, why: str) -> CellError:
+def not_taken(cell: Cell, target: str, why: str) -> CellError:
+    """Return the error for a place in the cell that can't be made or written."""
     return CellError(
         f"{printable(target)} can't be put there: {printable(why.strip(), max_chars=300)}",
         where=f"cell {cell.id}",

@@ -23,6 +23,7 @@ from belljar.compose.model import Condition, Healthcheck, Network, Service, pars
 from belljar.compose.values import CannotKeepError, Refusals, changed, is_idle, mapping, refusal
 from belljar.differences import Difference
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.hosts import read_host
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 
@@ -112,7 +113,8 @@ def _read(
     written = services_of(compose)  # first: of a file that has none, no key is shown
     refused = Refusals()
     for key in sorted(map(str, compose)):
-        if key not in SECTIONS and not key.startswith("x-"):
+        is_written = compose.get(key) or key not in _REASONS
+        if is_written and key not in SECTIONS and not key.startswith("x-"):
             refused.add("", key, _REASONS.get(key, "cells have no use for this part of a file"))
     default = default_service(written)
     converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
@@ -162,8 +164,6 @@ def _read(
 def add_program(cell: Converted) -> None:
     """Add its program, directories and health check. Raises `CannotKeepError`."""
     made = [*cell.directories, *cell.model.tmpfs]
-    if "workdir" in cell.words:  # Docker makes it too
-        made = [cell.words["workdir"], *made]
     cell.program = program_of(cell.model) | ({"directories": made} if made else {})
     if restart := restart_policy(cell.model):
         cell.program["restart"] = restart
@@ -175,11 +175,12 @@ def program_of(service: Service) -> dict[str, Any]:
     """Return the program, in a target cell's fields.
 
     `command` is all of it; `arguments` follow the image's entrypoint. As in Compose, an
-    `entrypoint` drops the image's command, and an empty one its entrypoint too.
+    `entrypoint` drops the image's command, and an empty one its entrypoint too; so does `[""]`.
     """
     if service.entrypoint is None:
         return {} if service.command is None else {"arguments": service.command}
-    return {"command": [*service.entrypoint, *(service.command or ())]}
+    entrypoint = [] if service.entrypoint == [""] else service.entrypoint
+    return {"command": [*entrypoint, *(service.command or ())]}
 
 
 def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,13 +194,15 @@ def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
 def _health(check: Healthcheck) -> dict[str, Any]:
     """It asks at least once a second, and waits as long as Inspect does for Compose.
 
-    That is start_period and a timeout, and `retries` times interval and timeout. Times alone are
-    those of the image's check.
+    That is start_period and a timeout, and `retries` times interval and timeout. Times alone, and
+    those of an empty test, are those of the image's check.
     """
     written = check.model_fields_set
     if check.disable or ("test" in written and check.test is None):
         return dict(UNCHECKED)
-    if check.test is None:
+    if written == {"test"} and not check.test:
+        return {}
+    if not check.test:
         given = {name: getattr(check, name) for name in _TIMES}
         times = {name: f"{value:.9f}s" for name, value in given.items() if value}
         times |= {"retries": str(check.retries)} if check.retries else {}
@@ -349,6 +352,11 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
         given = [name, service.hostname, service.container_name, *aliases, *linked[name]]
         names[name] = list(dict.fromkeys(item.lower() for item in given if item))
         for item in names[name]:
+            try:
+                read_host(item)
+            except ValueError as error:
+                why = f"its compose service {printable(name)} can't have this name here: {error}"
+                raise CannotKeepError(why) from None
             if owner.setdefault(item, name) != name:
                 both = printable(f"{owner[item]} and {name}")
                 raise CannotKeepError(

@@ -12,13 +12,19 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from belljar.compose.document import is_compose_name, read_document
+from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
 from belljar.differences import Difference, Kind, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
-from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
+from belljar.harness.config import (
+    BelljarConfig,
+    beside_policy,
+    named_document,
+    of_compose,
+    settled,
+)
 from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
 from belljar.policy.guarding import OWN_CELL
@@ -274,7 +280,7 @@ def kind_of(target: str) -> str:
         return "policy"
     path = Path(target)
     if path.suffix not in {".yaml", ".yml"}:
-        return "task"
+        return "compose" if is_dockerfile_name(target) and path.suffix != ".py" else "task"
     try:
         text = read_regular(path.parent, path.name, _MAX_LOOK_BYTES)
     except (OSError, ValueError):
@@ -295,7 +301,8 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
     path = Path(target).absolute()
     operator = read_operator(**options)
     try:
-        config = of_compose(read_document(path), beside_policy(path.parent), where=target)
+        document = named_document(path) or read_document(path)
+        config = of_compose(document, beside_policy(path.parent), where=target)
         try:
             config = settled(config, {})
         except PolicyError:  # it needs a sample's metadata
