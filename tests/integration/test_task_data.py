@@ -28,6 +28,7 @@ services:
   default:
     image: default
     user: root
+    working_dir: /not/there
     volumes: ["../app:/etc/profile.d:ro", "./one.txt:/one.txt"]
     env_file: [vars.env, {path: none.env, required: false}]
     environment: {B: explicit}
@@ -38,6 +39,7 @@ services:
   web:
     image: default
     user: root
+    working_dir: /nor/here
     volumes: ["./html:/srv/html:ro"]
     command: [sh, -c, "cd /srv/html && exec python3 -m http.server 8000"]
     healthcheck: {test: "curl -fs http://127.0.0.1:8000/page", interval: 200ms, retries: 100}
@@ -88,6 +90,7 @@ async def test_a_tasks_files_and_names_are_in_its_cells(
                 == "of the applink\nsub"
             )
             assert await said(cell, "stat -c '%a %u:%g' /etc/profile.d/sub/f") == "750 0:0"
+            assert await said(cell, "pwd") == "/not/there"
             assert await said(cell, "cat /one.txt; echo two > /one.txt; cat /one.txt") == "onetwo"
             assert await said(cell, "echo $A $B $C") == "1 explicit 12"
             assert await said(cell, "getent hosts shop.example") == "10.9.8.7        shop.example"

@@ -297,11 +297,11 @@ def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
 
 
 def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
-    """A compose file; placeholders replace metadata."""
+    """A compose file or a Dockerfile; placeholders replace metadata."""
     path = Path(target).absolute()
     operator = read_operator(**options)
     try:
-        document = named_document(path) or read_document(path)
+        document = (path.is_file() and named_document(path)) or read_document(path)
         config = of_compose(document, beside_policy(path.parent), where=target)
         try:
             config = settled(config, {})
