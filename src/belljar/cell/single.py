@@ -156,20 +156,19 @@ async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
     """Make the policy's work directory, as Docker does, then copy the files of its task and its own
     into the cell; a host path is never shared. Raises `CellError` where the cell can't take one.
     """
-    target = loaded.policy.workdir
+    policy = loaded.policy
     try:
-        if target:
-            await cell.make_directory(target)
+        if policy.workdir:
+            await cell.make_directory(policy.workdir)
         if loaded.data is not None:
             from belljar.cell.task_data import put_in
 
             await put_in(cell, loaded.data)
-        for copy in loaded.policy.files:
-            target = copy.target
+        for copy in policy.files:
             contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
             owner = copy.owner or cell.plan.user
-            await cell.write_file(target, contents, mode=copy.mode, user="0", owner=owner)
+            await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=owner)
     except OSError as error:
         from belljar.cell.task_data import not_taken
 
-        raise not_taken(cell, target or "", str(error)) from error
+        raise not_taken(cell, str(error)) from error

@@ -230,11 +230,7 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
     if wants_image and not cell.image_health:
-        raise _failed(
-            stand_in,
-            cell,
-            "neither the file nor its image has a check",
-        )
+        raise _failed(stand_in, cell, "neither the file nor its image has a check")
     if written.get("times"):
         return cell.image_health_with(written["times"]) or {}
     if written and wants_image is None:
@@ -255,10 +251,7 @@ def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
 
 
 async def _wait_healthy(
-    stand_in: StandInPlan,
-    cell: Cell,
-    health: Mapping[str, Any],
-    program: Program | None = None,
+    stand_in: StandInPlan, cell: Cell, health: Mapping[str, Any], program: Program | None = None
 ) -> None:
     if not health:
         return

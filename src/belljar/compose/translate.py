@@ -39,6 +39,7 @@ _TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
 _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
 """The implicit network, and the sample's own cell in a range."""
+_FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _ADDRESS: Final = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])", re.ASCII)
 _DRAWN: Final = "addresses are drawn for each range"
@@ -87,14 +88,7 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
     except CannotKeepError as error:
         error.add(seen)
         raise
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        LookupError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except _FAULTS as error:
         why = printable(str(error), max_chars=200)
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
@@ -200,13 +194,12 @@ def _health(check: Healthcheck) -> dict[str, Any]:
     written = check.model_fields_set
     if check.disable or ("test" in written and check.test is None):
         return dict(UNCHECKED)
-    if written == {"test"} and not check.test:
-        return {}
     if not check.test:
         given = {name: getattr(check, name) for name in _TIMES}
         times = {name: f"{value:.9f}s" for name, value in given.items() if value}
         times |= {"retries": str(check.retries)} if check.retries else {}
-        return {"image": True, **({"times": times} if times else {})}
+        found = {"image": True, **({"times": times} if times else {})}
+        return {} if written == {"test"} else found
     interval_s, timeout_s = check.interval or _USUAL_S, check.timeout or _USUAL_S
     retries, start_s = check.retries or _USUAL_RETRIES, check.start_period
     wait_s = min(retries * interval_s + start_s, _MAX_WAIT_S)

@@ -18,13 +18,7 @@ from belljar.differences import Difference, Kind, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
-from belljar.harness.config import (
-    BelljarConfig,
-    beside_policy,
-    named_document,
-    of_compose,
-    settled,
-)
+from belljar.harness.config import BelljarConfig, beside_policy, named_document, of_compose, settled
 from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
 from belljar.policy.guarding import OWN_CELL

@@ -192,7 +192,6 @@ class Network(Strict):
         seen: dict[str, str] = {}
         items = self.stand_ins.items()
         services = [name for name, item in items if isinstance(item, MetadataStandIn)]
-        cells = {name for name, item in items if isinstance(item, TargetStandIn)}
         if len(services) > 1:
             raise At("only one metadata service is allowed", "stand_ins", services[1], "kind")
         for pattern, owner, path in patterns:
@@ -201,7 +200,8 @@ class Network(Strict):
                 raise At(why, *path)
             seen[pattern] = owner
             known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
-            if known and path[0] != "own_cell" and owner not in {*services, *cells}:
+            may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, TargetStandIn))
+            if known and path[0] != "own_cell" and not may_be_one:
                 why = f"{quoted(known)} is the name of a metadata service"
                 raise At(f"{why}: use a stand-in of kind `metadata`", *path)
         _check_targets(self)
