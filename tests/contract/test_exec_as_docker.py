@@ -34,6 +34,15 @@ async def test_the_directory_is_entered_before_the_user_is_dropped(cell: Cell, c
     assert (await cell.exec(["sh", "-c", "touch new"], user="nobody", cwd=closed)).returncode != 0
 
 
+async def test_an_ordinary_user_listens_at_any_port(cell: Cell) -> None:
+    """Also below 1024; the setting is not the workload's to change, unless the kernel is its own."""
+    listen = "import socket; socket.create_server(('127.0.0.1', 80))"
+    assert (await cell.exec(["python3", "-c", listen], user="nobody")).success
+    setting = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
+    changed = await cell.exec(["sh", "-c", f"echo 1024 > {setting}"], user="0")
+    assert not changed.success or cell.tier != "container"
+
+
 async def test_files_are_read_and_written_from_it_too(cell: Cell, closed: str) -> None:
     """A file's name is resolved from such a directory, with the user's own rights in it."""
     client = cell._live.client

@@ -235,6 +235,8 @@ class FakeGuest:
             content += chunk
         if op.killed:
             return await self.finish(op, SIGNALED, 9, flags=2)
+        if op.kind in self.errors:
+            return await self.finish(op, IO_FAILED, self.errors[op.kind], stage=6)
         self.files[op.path()] = content
         return await self.finish(op)
 

@@ -28,6 +28,7 @@ services:
   default:
     image: default
     user: root
+    working_dir: /not/there
     volumes: ["../app:/etc/profile.d:ro", "./one.txt:/one.txt"]
     env_file: [vars.env, {path: none.env, required: false}]
     environment: {B: explicit}
@@ -38,6 +39,7 @@ services:
   web:
     image: default
     user: root
+    working_dir: /nor/here
     volumes: ["./html:/srv/html:ro"]
     command: [sh, -c, "cd /srv/html && exec python3 -m http.server 8000"]
     healthcheck: {test: "curl -fs http://127.0.0.1:8000/page", interval: 200ms, retries: 100}
@@ -88,6 +90,7 @@ async def test_a_tasks_files_and_names_are_in_its_cells(
                 == "of the applink\nsub"
             )
             assert await said(cell, "stat -c '%a %u:%g' /etc/profile.d/sub/f") == "750 0:0"
+            assert await said(cell, "pwd") == "/not/there"
             assert await said(cell, "cat /one.txt; echo two > /one.txt; cat /one.txt") == "onetwo"
             assert await said(cell, "echo $A $B $C") == "1 explicit 12"
             assert await said(cell, "getent hosts shop.example") == "10.9.8.7        shop.example"
@@ -110,7 +113,8 @@ services:
   default:
     image: default
     volumes: ["./challenges/${SAMPLE_METADATA_NAME}:/challenge:ro"]
-    command: sleep infinity
+    working_dir: /not/there
+    command: sh -c "X=hello; echo \\$$X > /tmp/x; sleep 1d"
 """
 TASK = """
 from inspect_ai import Task, task
@@ -122,21 +126,22 @@ from inspect_ai.util import sandbox
 @solver
 def look() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.output.completion = (await sandbox().exec(["cat", "/challenge/flag"])).stdout
+        shown = await sandbox().exec(["sh", "-c", "cat /challenge/flag /tmp/x; stat -c %a:%u:%n $PWD"])
+        state.output.completion = shown.stdout
         return state
     return solve
 
 @task
 def challenges() -> Task:
     names = ["first", "second"]
-    samples = [Sample(id=name, input="x", target=f"flag of {name}", metadata={"name": name}) for name in names]
+    samples = [Sample(id=name, input="x", target=f"flag of {name}hello\\n755:0:/not/there", metadata={"name": name}) for name in names]
     return Task(dataset=samples, solver=look(), scorer=includes(), sandbox="docker")
 """
 
 
 def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
     """Under `belljar run` each sample has its own directory; a name that leads out is refused
-    before any begins."""
+    before any begins. The work directory is made, and a command in words is split as Compose does."""
     (tmp_path / "compose.yaml").write_text(OF_SAMPLE)
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "low.yaml").write_text(POLICY.format(tier="container"))

@@ -278,13 +278,7 @@ class FileOperations(CellBase):
         """What a path is. Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`,
         `TimeoutError`, `CellError`."""
         (found,) = await self._look(
-            "stat",
-            path,
-            user,
-            depth=0,
-            max_entries=1,
-            timeout_s=timeout_s,
-            follow=follow_symlinks,
+            "stat", path, user, depth=0, max_entries=1, timeout_s=timeout_s, follow=follow_symlinks
         )
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
@@ -380,12 +374,7 @@ class FileOperations(CellBase):
 
     @contextmanager
     def _files_recorded(
-        self,
-        action: str,
-        path: str,
-        user: str,
-        manifest: Manifest | None = None,
-        **more: JsonValue,
+        self, action: str, path: str, user: str, manifest: Manifest | None = None, **more: JsonValue
     ) -> Iterator[dict[str, JsonValue]]:
         """Record the operation's start, and what came of it: the block fills that in.
 

@@ -308,10 +308,7 @@ class GuardedRecorder:
 
 @contextmanager
 def guarded_recorder(
-    inner: Recorder,
-    loaded: LoadedPolicy,
-    *,
-    upstreams: frozenset[str] = frozenset(),
+    inner: Recorder, loaded: LoadedPolicy, *, upstreams: frozenset[str] = frozenset()
 ) -> Iterator[GuardedRecorder]:
     """A recorder for one cell or range; leaving the block waits for its scans.
 

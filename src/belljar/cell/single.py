@@ -153,15 +153,22 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Copy what a task's compose file names, then the policy's files, into the cell; a host path is
-    never shared.
+    """Make the policy's work directory, as Docker does, then copy the files of its task and its own
+    into the cell; a host path is never shared. Raises `CellError` where the cell can't take one.
     """
-    if loaded.data is not None:
-        from belljar.cell.task_data import put_in
+    policy = loaded.policy
+    try:
+        if policy.workdir:
+            await cell.make_directory(policy.workdir)
+        if loaded.data is not None:
+            from belljar.cell.task_data import put_in
 
-        await put_in(cell, loaded.data)
-    for copy in loaded.policy.files:
-        contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
-        await cell.write_file(
-            copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user
-        )
+            await put_in(cell, loaded.data)
+        for copy in policy.files:
+            contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
+            owner = copy.owner or cell.plan.user
+            await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=owner)
+    except OSError as error:
+        from belljar.cell.task_data import not_taken
+
+        raise not_taken(cell, str(error)) from error

@@ -246,10 +246,7 @@ def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
 
 
 async def _wait_healthy(
-    stand_in: StandInPlan,
-    cell: Cell,
-    health: Mapping[str, Any],
-    program: Program | None = None,
+    stand_in: StandInPlan, cell: Cell, health: Mapping[str, Any], program: Program | None = None
 ) -> None:
     if not health:
         return

@@ -34,7 +34,7 @@ async def put_in(cell: Cell, data: TaskData) -> None:
 
     Raises:
         PolicyError: a file of the task is gone, or is not what it was when the task was read.
-        CellError: the cell can't take one.
+        CellError, OSError: the cell can't take one.
     """
     own, root = data.own, Path(data.root)
     try:
@@ -51,7 +51,8 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
     digest = hashlib.sha256()
     if not tree.is_directory:
         contents = await _contents(root, tree, tree.entries[0])
-        await _write(cell, file.target, contents, mode=tree.entries[0].mode)
+        mode = tree.entries[0].mode
+        await cell.write_file(file.target, contents, mode=mode, user="0", owner="0:0")
         digest.update(contents)
         number, size = 1, len(contents)
     else:
@@ -62,7 +63,7 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
             if entry.kind is EntryKind.FILE:
                 contents = await _contents(root, tree, entry)
                 target = posixpath.join(file.target, entry.path)
-                await _write(cell, target, contents, mode=entry.mode)
+                await cell.write_file(target, contents, mode=entry.mode, user="0", owner="0:0")
                 size += len(contents)
             # Kind, mode, path, link, and the digest of its contents
             words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
@@ -93,13 +94,6 @@ async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
         raise _unreadable(error) from error
 
 
-async def _write(cell: Cell, target: str, contents: bytes, *, mode: int) -> None:
-    try:
-        await cell.write_file(target, contents, mode=mode, user="0", owner="0:0")
-    except (OSError, TimeoutError) as error:
-        raise _not_taken(cell, target, str(error)) from error
-
-
 async def _make_directories(cell: Cell, target: str, tree: Tree) -> None:
     """The directory instead of what its image has there, as a mount hides that; with all
     below it.
@@ -123,7 +117,7 @@ async def _run(cell: Cell, target: str, argv: list[str]) -> None:
     output = await cell.exec(argv, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
     if not output.success:
         why = output.why_not_started or output.stderr.decode("utf-8", "replace")
-        raise _not_taken(cell, target, why)
+        raise not_taken(cell, f"{target}: {why}")
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
@@ -131,14 +125,9 @@ async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
         written = await cell.read_file(HOSTS, max_bytes=_MAX_HOSTS_BYTES, user="0")
     except FileNotFoundError:
         written = b""
-    except (OSError, TimeoutError) as error:
-        raise _not_taken(cell, HOSTS, str(error)) from error
     lines = "".join(f"{address}\t{name}\n" for name, address in hosts)
     begun = written if not written or written.endswith(b"\n") else written + b"\n"
-    try:
-        await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
-    except (OSError, TimeoutError) as error:
-        raise _not_taken(cell, HOSTS, str(error)) from error
+    await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
 
 
 def _unreadable(error: OSError | ValueError) -> PolicyError:
@@ -150,9 +139,10 @@ def _unreadable(error: OSError | ValueError) -> PolicyError:
     )
 
 
-def _not_taken(cell: Cell, target: str, why: str) -> CellError:
+def not_taken(cell: Cell, why: str) -> CellError:
+    """Return the error for a place in the cell that can't be made or written."""
     return CellError(
-        f"{printable(target)} can't be put there: {printable(why.strip(), max_chars=300)}",
+        f"a file can't be put there: {printable(why.strip(), max_chars=300)}",
         where=f"cell {cell.id}",
         hint="look at what the image has there; a directory needs `mkdir` and `rm` in the image",
     )

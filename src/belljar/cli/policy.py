@@ -249,7 +249,7 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
 
 
 @click.command("check", options_metavar="[OPTIONS]")
-@click.argument("target", metavar="TASK|COMPOSE|POLICY")
+@click.argument("target", metavar="TASK|COMPOSE|DOCKERFILE|POLICY")
 @click.option(
     "--policy",
     "run_policy",

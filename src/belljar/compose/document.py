@@ -304,10 +304,11 @@ def _included(
     item: object, files: TaskFiles, chain: tuple[str, ...], read: list[str]
 ) -> dict[str, Any]:
     fields = {"path": item} if isinstance(item, str) else mapping(item, "include")
-    if set(fields) != {"path"}:
-        raise refusal("", "include", "only its `path` is read")
-    path = text(fields["path"])
+    listed = each(fields.get("path"))
+    if set(fields) != {"path"} or len(listed) != 1:
+        raise refusal("", "include", "only its `path` is read, with one file")
     try:
+        path = text(listed[0])
         if "$" in path:
             raise ValueError("its path has a reference, which is not known yet")
         found = files.path(path)
@@ -324,4 +325,5 @@ def _included(
     except CannotKeepError:
         raise
     except (OSError, ValueError) as error:
-        raise refusal("", "include", f"{printable(path)}: {printable(reason(error))}") from error
+        shown = printable(str(listed[0]), max_chars=100)
+        raise refusal("", "include", f"{shown}: {printable(reason(error))}") from error

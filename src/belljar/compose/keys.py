@@ -114,10 +114,9 @@ def read_service(
     name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
 ) -> Converted:
     """Convert a service; keys that cells can't keep go to `refused`."""
-    where, known = f"service {name}", {}
+    where, known, home = f"service {name}", {}, files.of(written) if files is not None else None
+    written = {key: value for key, value in written.items() if not _means_nothing(key, value)}
     for key, value in written.items():
-        if value is None or key.startswith("x-"):
-            continue
         fate = KEYS.get(key)
         if fate is None or fate.outcome is Outcome.REFUSED:
             refused.add(where, key, fate.why if fate else UNKNOWN)
@@ -125,10 +124,10 @@ def read_service(
             known[key] = value
     reasons = {key: fate.why for key, fate in KEYS.items()}
     model = parse(Service, known, where, refused, reasons)
-    converted = Converted(name, model, files.of(written) if files is not None else None)
-    for key, value in written.items():
+    converted = Converted(name, model, home)
+    for key in written:
         fate = KEYS.get(key)
-        if value is not None and fate is not None and fate.outcome is Outcome.DROPPED:
+        if fate is not None and fate.outcome is Outcome.DROPPED:
             converted.dropped(key, fate.why)
         elif fate is not None and fate.convert is not None and key in model.model_fields_set:
             with refused.collected():
@@ -138,6 +137,15 @@ def read_service(
     return converted
 
 
+def _means_nothing(key: str, value: object) -> bool:
+    """Return whether it is as if the key were not written, for Compose."""
+    if value is None or key.startswith("x-") or (key in _MAY_BE_BLANK and value == ""):
+        return True
+    is_refused = key in KEYS and KEYS[key].outcome is Outcome.REFUSED
+    return is_refused and value in ([], {}, "")
+
+
+_MAY_BE_BLANK: Final = ("user", "working_dir", "network_mode", "ipc", "cgroup", "runtime")
 _HINT_BUILD: Final = (
     "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service "
     "`image: NAME` (beside its `build`, if you like)"
@@ -264,6 +272,8 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
 def _security_opt(options: list[str], converted: Converted) -> None:
     for option in options:
         name, _, rest = option.replace("=", ":", 1).partition(":")
+        if (name, rest) == ("no-new-privileges", "false"):
+            continue  # Docker's default
         if name == "no-new-privileges" and rest in ("", "true"):
             converted.add("rights", setuid_programs="off")
         elif (name, rest) == ("seccomp", "unconfined"):

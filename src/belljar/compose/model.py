@@ -338,7 +338,7 @@ class Service(Part):
     volumes: list[Annotated[Mount, BeforeValidator(_short_mount)]] = []
     init: Switch = False
     expose: list[Any] = []
-    network_mode: Literal["none", "bridge"] | None = None
+    network_mode: Literal["none", "bridge", "default"] | None = None
     use_api_socket: Off = None
     scale: One = 1
     ipc: Literal["private", "shareable", "none"] | None = None

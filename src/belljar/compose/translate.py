@@ -23,6 +23,7 @@ from belljar.compose.model import Condition, Healthcheck, Network, Service, pars
 from belljar.compose.values import CannotKeepError, Refusals, changed, is_idle, mapping, refusal
 from belljar.differences import Difference
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.hosts import read_host
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 
@@ -38,6 +39,7 @@ _TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
 _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
 """The implicit network, and the sample's own cell in a range."""
+_FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _ADDRESS: Final = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])", re.ASCII)
 _DRAWN: Final = "addresses are drawn for each range"
@@ -86,14 +88,7 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
     except CannotKeepError as error:
         error.add(seen)
         raise
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        LookupError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except _FAULTS as error:
         why = printable(str(error), max_chars=200)
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
@@ -112,7 +107,8 @@ def _read(
     written = services_of(compose)  # first: of a file that has none, no key is shown
     refused = Refusals()
     for key in sorted(map(str, compose)):
-        if key not in SECTIONS and not key.startswith("x-"):
+        is_written = compose.get(key) or key not in _REASONS
+        if is_written and key not in SECTIONS and not key.startswith("x-"):
             refused.add("", key, _REASONS.get(key, "cells have no use for this part of a file"))
     default = default_service(written)
     converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
@@ -162,8 +158,6 @@ def _read(
 def add_program(cell: Converted) -> None:
     """Add its program, directories and health check. Raises `CannotKeepError`."""
     made = [*cell.directories, *cell.model.tmpfs]
-    if "workdir" in cell.words:  # Docker makes it too
-        made = [cell.words["workdir"], *made]
     cell.program = program_of(cell.model) | ({"directories": made} if made else {})
     if restart := restart_policy(cell.model):
         cell.program["restart"] = restart
@@ -175,11 +169,12 @@ def program_of(service: Service) -> dict[str, Any]:
     """Return the program, in a target cell's fields.
 
     `command` is all of it; `arguments` follow the image's entrypoint. As in Compose, an
-    `entrypoint` drops the image's command, and an empty one its entrypoint too.
+    `entrypoint` drops the image's command, and an empty one its entrypoint too; so does `[""]`.
     """
     if service.entrypoint is None:
         return {} if service.command is None else {"arguments": service.command}
-    return {"command": [*service.entrypoint, *(service.command or ())]}
+    entrypoint = [] if service.entrypoint == [""] else service.entrypoint
+    return {"command": [*entrypoint, *(service.command or ())]}
 
 
 def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,17 +188,18 @@ def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
 def _health(check: Healthcheck) -> dict[str, Any]:
     """It asks at least once a second, and waits as long as Inspect does for Compose.
 
-    That is start_period and a timeout, and `retries` times interval and timeout. Times alone are
-    those of the image's check.
+    That is start_period and a timeout, and `retries` times interval and timeout. Times alone, and
+    those of an empty test, are those of the image's check.
     """
     written = check.model_fields_set
     if check.disable or ("test" in written and check.test is None):
         return dict(UNCHECKED)
-    if check.test is None:
+    if not check.test:
         given = {name: getattr(check, name) for name in _TIMES}
         times = {name: f"{value:.9f}s" for name, value in given.items() if value}
         times |= {"retries": str(check.retries)} if check.retries else {}
-        return {"image": True, **({"times": times} if times else {})}
+        found = {"image": True, **({"times": times} if times else {})}
+        return {} if written == {"test"} else found
     interval_s, timeout_s = check.interval or _USUAL_S, check.timeout or _USUAL_S
     retries, start_s = check.retries or _USUAL_RETRIES, check.start_period
     wait_s = min(retries * interval_s + start_s, _MAX_WAIT_S)
@@ -349,6 +345,11 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
         given = [name, service.hostname, service.container_name, *aliases, *linked[name]]
         names[name] = list(dict.fromkeys(item.lower() for item in given if item))
         for item in names[name]:
+            try:
+                read_host(item)
+            except ValueError as error:
+                why = f"its compose service {printable(name)} can't have this name here: {error}"
+                raise CannotKeepError(why) from None
             if owner.setdefault(item, name) != name:
                 both = printable(f"{owner[item]} and {name}")
                 raise CannotKeepError(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -175,6 +174,41 @@ def _as_go_prints(value: float) -> str:
     return f"{mantissa}e{int(exponent):+03d}"
 
 
+_PIECE: Final = re.compile(
+    r"""(?P<gap>[ \t\r\n]+|[;&|<>])|'(?P<raw>[^']*)'|"(?P<text>(?:[^"\\]|\\.)*)"|"""
+    r"""(?P<kept>`(?:[^`\\]|\\.)*`|\$\((?:[^()\\]|\\.)*\))|"""
+    r"""(?P<plain>(?:[^ \t\r\n;&|<>'"`()\\$]|\\.)+|\$)""",
+    re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED: Final = {"n": "\n", "t": "\t"}
+
+
+def _split(command: str) -> list[str]:
+    """Split a command as Compose does, by go-shellwords 1.0.13: it knows no shell's operators.
+
+    A backslash counts in double quotes too; an operator ends the command, with the number before a
+    `>`; what a shell would run for its output stays as it is written.
+    """
+    found, word, at = list[str](), None, 0
+    while at < len(command):
+        if (piece := _PIECE.match(command, at)) is None:
+            why = "Compose reads no command with an open quote, or a parenthesis outside of quotes"
+            raise ValueError(why)
+        at, kind, shown = piece.end(), piece.lastgroup or "", piece[piece.lastgroup or 0]
+        if kind != "gap":
+            literal = kind in ("raw", "kept")
+            plain = shown if literal else _ESCAPE.sub(lambda it: _ESCAPED.get(it[1], it[1]), shown)
+            word = (word or "") + plain
+            continue
+        if word is not None and not (shown == ">" and word.isascii() and word.isdigit()):
+            found.append(word)
+        word = None
+        if not shown.isspace():
+            break
+    return found if word is None else [*found, word]
+
+
 def words(value: object) -> list[str]:
     """A command; text is split. At most `MAX_COMMAND_CHARS`."""
     if not isinstance(value, Sequence):
@@ -182,7 +216,7 @@ def words(value: object) -> list[str]:
     parts = [value] if isinstance(value, str) else [text(word) for word in value]
     if sum(map(len, parts)) > MAX_COMMAND_CHARS:
         raise ValueError(f"a command of more than {MAX_COMMAND_CHARS:,} characters")
-    return shlex.split(value) if isinstance(value, str) else parts
+    return _split(value) if isinstance(value, str) else parts
 
 
 def limit(value: object) -> str | None:
@@ -250,12 +284,14 @@ def hosts(value: object) -> list[tuple[str, str]]:
 
 
 def health_test(value: object) -> list[str] | None:
-    """A health check's command; None for `NONE`."""
+    """A health check's command; None for `NONE`; [] for the image's."""
     if isinstance(value, str):
         return ["sh", "-c", value]
     if not isinstance(value, (list, tuple)):
         raise ValueError("a test that is no command")
-    kind, *rest = [text(word) for word in value] or [""]
+    if not value:
+        return []
+    kind, *rest = [text(word) for word in value]
     if kind == "NONE":
         return None
     if kind == "CMD-SHELL" and len(rest) == 1:

@@ -273,7 +273,7 @@ def kind_of(target: str) -> str:
     if target in PRESETS:
         return "policy"
     path = Path(target)
-    if is_dockerfile_name(target):
+    if is_dockerfile_name(target) and path.suffix != ".py":
         return "compose"  # of one service that is built, as for Inspect
     if path.suffix not in {".yaml", ".yml"}:
         return "task"

@@ -110,13 +110,14 @@ def config_of(document: Mapping[str, Any]) -> ImageConfig:
     env = {
         name: value for name, _, value in (word.partition("=") for word in _words(config, "Env"))
     }
+    entrypoint = tuple(_words(config, "Entrypoint"))
     if "" in env:
         raise _broken("a variable without a name in Env")
     return ImageConfig(
         env=env,
         user=_word(config.get("User") or "root", "User"),
         workdir=_directory(config.get("WorkingDir") or "/", "WorkingDir"),
-        entrypoint=tuple(_words(config, "Entrypoint")),
+        entrypoint=() if entrypoint == ("",) else entrypoint,  # Docker clears it so
         cmd=tuple(_words(config, "Cmd")),
         healthcheck=_health_check(config.get("Healthcheck")),
         shell=tuple(_words(config, "Shell")),

@@ -81,10 +81,7 @@ def run_tool(
 
 
 def _polled(
-    wait: Callable[[float], _T],
-    argv: Sequence[str],
-    timeout_s: float,
-    watch: Watch = lambda: None,
+    wait: Callable[[float], _T], argv: Sequence[str], timeout_s: float, watch: Watch = lambda: None
 ) -> _T:
     """Return the result of `wait`; calls `watch` meanwhile. Raises `HostError` at `timeout_s`."""
     give_up = time.monotonic() + timeout_s

@@ -6,12 +6,7 @@ from collections.abc import Iterator
 
 from belljar.host import HostFacts
 from belljar.plan.model import REAL, Bound, bound
-from belljar.plan.network import (
-    CATCH_ALL_PORTS,
-    NetworkPlan,
-    PortPlan,
-    plan_network,
-)
+from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan, PortPlan, plan_network
 from belljar.policy import LoadedPolicy
 from belljar.policy.guarding import METADATA_ADDRESS
 from belljar.units import format_size, printable

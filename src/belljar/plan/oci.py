@@ -167,6 +167,8 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
         if shape.runtime.kind == "runsc":
             namespaces.append({"type": "network", "path": STAGES_NETWORK})
         config["linux"]["namespaces"] = namespaces
+    elif shape.runtime.kind != "runsc":  # as Docker, and as the stage of a cell with a port
+        config["linux"]["sysctl"] = {"net.ipv4.ip_unprivileged_port_start": "0"}
     config["process"]["args"] = [
         AGENT_IN_CELL,
         "--contained",

@@ -24,14 +24,7 @@ from belljar.policy.limits import (
     lowered,
 )
 from belljar.policy.network import Network, read_network
-from belljar.policy.sections import (
-    At,
-    FilesField,
-    HostToolsField,
-    ResourcesField,
-    Rights,
-    Strict,
-)
+from belljar.policy.sections import At, FilesField, HostToolsField, ResourcesField, Rights, Strict
 from belljar.policy.signals import DecoysField, GuardField, StopsField, check_services
 from belljar.policy.stand_ins import TargetStandIn
 

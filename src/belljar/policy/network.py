@@ -200,7 +200,8 @@ class Network(Strict):
                 raise At(why, *path)
             seen[pattern] = owner
             known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
-            if known and owner not in services:
+            may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, TargetStandIn))
+            if known and path[0] != "own_cell" and not may_be_one:
                 why = f"{quoted(known)} is the name of a metadata service"
                 raise At(f"{why}: use a stand-in of kind `metadata`", *path)
         _check_targets(self)

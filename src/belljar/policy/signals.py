@@ -61,9 +61,7 @@ def _read_place(value: object) -> str:
 Id: TypeAlias = Annotated[
     str,
     kinds.matching(
-        "an id",
-        _ID,
-        "is not a valid id: use at most 32 lower-case letters, digits, `_` and `-`",
+        "an id", _ID, "is not a valid id: use at most 32 lower-case letters, digits, `_` and `-`"
     ),
 ]
 
@@ -272,8 +270,7 @@ class ActionsText(Strict):
         default=None, description="What is taken out of a cell: flag, redact, stop."
     )
     model: ActionField = Field(
-        default=None,
-        description="What would be sent to the model's provider: flag, redact, stop.",
+        default=None, description="What would be sent to the model's provider: flag, redact, stop."
     )
 
     @model_validator(mode="after")
@@ -345,8 +342,7 @@ class StopsText(Strict):
         default=None, description="A decoy's value was presented to a service."
     )
     sent: StopField = Field(
-        default=None,
-        description="A decoy's value or protected data was on its way to an endpoint.",
+        default=None, description="A decoy's value or protected data was on its way to an endpoint."
     )
     breach: StopField = Field(
         default=None, description="An isolation layer failed. Default stop_run."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from tests.fakes.vm import staged
 from belljar.cell import open_cell, prepare
 from belljar.cell.parts import MachineParts, refused
 from belljar.cell.single import copy_in, planned
-from belljar.errors import HostError, PolicyError
+from belljar.channel.frames import OpKind
+from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind, MemoryRecorder
 from belljar.ledger import Status, verify
 from belljar.ledger.schema import check_data
@@ -73,6 +75,29 @@ async def test_the_policys_files_are_copied_in(tmp_path: Path) -> None:
         assert stage.guest.files == {"/data/notes": b"contents"}
         assert stage.kinds() == [Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED]
         assert stage.recorder.events[0].data["user"] == "0"
+
+
+async def test_a_policys_work_directory_is_made_first(tmp_path: Path) -> None:
+    """Whatever is written into the cell is written from there; the policy's own is root's."""
+    (tmp_path / "notes").write_bytes(b"contents")
+    policy = tmp_path / "policy.yaml"
+    files = "files:\n  - {source: notes, target: /data/notes}\n"
+    policy.write_text(f"belljar: 1\nrisk: high\nworkdir: /not/there\n{files}")
+    async with staged() as stage:
+        await copy_in(stage.cell, load_policy(policy))
+        assert list(stage.guest.files) == ["/not/there", "/data/notes"]
+
+
+@pytest.mark.parametrize("fields", ["workdir: /etc/hosts/d", "files: [{source: n, target: /n/n}]"])
+async def test_what_a_cell_cannot_take_is_its_error(tmp_path: Path, fields: str) -> None:
+    """A work directory or a file that can't be made is a `CellError`, which names it."""
+    (tmp_path / "n").write_bytes(b"")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"belljar: 1\nrisk: high\n{fields}\n")
+    async with staged() as stage:
+        stage.guest.errors[OpKind.WRITE] = errno.ENOTDIR
+        with pytest.raises(CellError, match=r"/etc/hosts/d|/n/n"):
+            await copy_in(stage.cell, load_policy(policy))
 
 
 async def test_an_unprepared_host_is_refused_on_record(tmp_path: Path) -> None:

@@ -124,10 +124,10 @@ async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
     with pytest.raises(PolicyError, match="no such file"):
         await put(Asked(), data_of(tmp_path, TaskFile(target="/a", source="none")))
-    with pytest.raises(CellError, match="/srv can't be put there: no such thing"):
+    with pytest.raises(CellError, match="/srv: no such thing"):
         await put(
             Asked(fails="mkdir"),
             data_of(tmp_path, TaskFile(target="/srv", source="d")),
         )
-    with pytest.raises(CellError, match="directory"):
+    with pytest.raises(IsADirectoryError):
         await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(target="/a", source="f")))

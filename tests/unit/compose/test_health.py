@@ -53,6 +53,12 @@ def test_nothing_to_ask(check: dict[str, Any]) -> None:
     assert Health.model_validate(read_health(check), strict=False).image is False
 
 
+def test_an_empty_test_is_none() -> None:
+    """As for Docker: the image's check, with the file's times; alone it says nothing."""
+    assert read_health({"test": []}) == {}
+    assert read_health({"test": [], "retries": 5}) == read_health({"retries": 5})
+
+
 def test_times_alone_are_of_the_images_check() -> None:
     """Docker merges field by field: the image's test, and its times where the file has none."""
     config = ImageConfig(
@@ -73,7 +79,7 @@ def test_times_alone_are_of_the_images_check() -> None:
 @pytest.mark.parametrize(
     ("check", "named"),
     [
-        ({"test": []}, "none of CMD"),
+        ({"test": ["x", []]}, "no text"),
         ({"test": ["curl", "x"]}, "none of CMD"),
         ({"test": ["CMD"]}, "none of CMD"),
         ({"test": {"a": 1}}, "no command"),

@@ -51,6 +51,7 @@ def read(task: Path, text: str) -> dict[str, Any]:
         "../shared/compose.yaml",
         "[../shared/compose.yaml]",
         "[{path: ../shared/compose.yaml}]",
+        "[{path: [../shared/compose.yaml]}]",
     ],
 )
 def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> None:
@@ -111,17 +112,20 @@ def test_a_name_that_both_have_is_an_error(task: Path) -> None:
         "${SAMPLE_METADATA_X}/compose.yaml",
         "{path: ../shared/compose.yaml, env_file: .env}",
         "{path: ../shared/compose.yaml, project_directory: .}",
-        "{path: [../shared/compose.yaml]}",
+        "{path: [../shared/compose.yaml, ../shared/compose.yaml]}",
+        "{path: [[../shared/compose.yaml]]}",
+        "{path: 7.0.0}",
         "{path: ../shared/compose.yaml, made_up: 1}",
         "{path: ../shared/db.env}",
         "7",
     ],
 )
 def test_what_is_not_included(task: Path, written: str) -> None:
-    """Itself, what is outside of the task, what there is not, what has variables of its own."""
+    """Itself, what is outside of the task, what there is not, what has variables of its own; the
+    error names the key."""
     (task.parent.parent / "out.yaml").write_text("services: {x: {image: i}}")
     (task / "link.yaml").symlink_to("/etc/passwd")
-    with pytest.raises(PolicyError) as refused:
+    with pytest.raises(PolicyError, match="include") as refused:
         read(task, f"include: {written}\nservices: {{default: {{image: i}}}}")
     assert "root:" not in str(refused.value)
 

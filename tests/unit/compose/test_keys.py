@@ -93,7 +93,7 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("cap_add", ["SYS_ADMIN"]),
         ("security_opt", ["systempaths=unconfined"]),
         ("security_opt", [7]),
-        ("security_opt", ["no-new-privileges:false"]),
+        ("security_opt", ["no-new-privileges:perhaps"]),
         ("security_opt", "no-new-privileges"),
         ("cpus", "many"),
         ("pid", "host"),
@@ -203,17 +203,30 @@ def test_what_is_refused_hides_nothing_that_differs() -> None:
     assert "tty" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, "") for key in ("user", "working_dir", "pid", "uts", "ipc", "runtime", "cgroup")),
+        *((key, []) for key in ("profiles", "group_add", "secrets", "configs", "post_start")),
+        ("sysctls", {}),
+        ("network_mode", ""),
+        ("security_opt", ["no-new-privileges:false"]),
+        ("healthcheck", {"test": []}),
+    ],
+)
+def test_what_means_nothing_is_no_difference(key: str, value: object) -> None:
+    """An empty value, as a variable without a value gives it, and Docker's defaults in words."""
+    assert read_compose(two(**{key: value})) == read_compose(two())
+    assert read_compose({**two(), "secrets": {}, "configs": None}) == read_compose(two())
+
+
 def test_a_tmpfs_is_a_directory() -> None:
     """Of the cell: anybody's, unless its options say otherwise."""
     assert shop(tmpfs=["/run:size=64m,mode=700,uid=1000", "/var/../tmp"])["directories"] == [
         "/run:mode=700,uid=1000",
         "/tmp:mode=1777",
     ]
-    assert shop(tmpfs="/cache", working_dir="/w", volumes=["/v"])["directories"] == [
-        "/w",
-        "/v",
-        "/cache:mode=1777",
-    ]
+    assert shop(tmpfs="/cache", volumes=["/v"])["directories"] == ["/v", "/cache:mode=1777"]
 
 
 def test_an_image_is_never_built() -> None:
@@ -256,6 +269,8 @@ def test_what_runs() -> None:
     assert program_of(Service.model_validate({"entrypoint": ["e"], "command": ["c", "d"]})) == {
         "command": ["e", "c", "d"]
     }
+    cleared = Service.model_validate({"entrypoint": [""], "command": ["c"]})
+    assert program_of(cleared) == {"command": ["c"]}
     assert program_of(Service.model_validate({"entrypoint": "e f"})) == {"command": ["e", "f"]}
     assert program_of(Service.model_validate({"entrypoint": "", "command": "c"})) == {
         "command": ["c"]

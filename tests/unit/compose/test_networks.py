@@ -82,10 +82,11 @@ def test_services_without_a_network() -> None:
 
 
 def test_the_bridge_is_the_usual_network() -> None:
-    """As without the line, alone and among others."""
-    assert shop(network_mode="bridge") == shop()
-    alone = {"services": {"default": {"image": "i", "network_mode": "bridge"}}}
-    assert read_compose(alone) == read_compose({"services": {"default": {"image": "i"}}})
+    """As without the line, alone and among others; so are Docker's other words for it."""
+    for mode in ("bridge", "default", ""):
+        assert shop(network_mode=mode) == shop()
+        alone = {"services": {"default": {"image": "i", "network_mode": mode}}}
+        assert read_compose(alone) == read_compose({"services": {"default": {"image": "i"}}})
 
 
 def test_a_network_must_be_declared() -> None:
@@ -228,10 +229,20 @@ def test_a_name_of_two_services() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["_web", "a b", "x" * 65, "default"])
+@pytest.mark.parametrize("name", ["metadata", "instance-data", "metadata.google.internal"])
+def test_a_name_of_a_metadata_service(name: str) -> None:
+    """Is a cell's as any other: it leads nowhere else."""
+    for other in ("default", "web"):  # as another service, and as the sample's own
+        network = read_compose({"services": {name: {"image": "a"}, other: {"image": "b"}}}).network
+        assert Network.model_validate(network, strict=False).has_cells
+
+
+@pytest.mark.parametrize(
+    "name", ["_web", "a b", "x" * 65, "x" * 64, "default", "localhost", "0x1", "123", "a..b"]
+)
 def test_a_name_that_no_cell_can_have(name: str) -> None:
     """Is refused here, by name, and not as a fault of the policy."""
-    with pytest.raises(CannotKeepError, match="can't be called"):
+    with pytest.raises(CannotKeepError, match=r"compose service .*can't"):
         read_compose(
             {"services": {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}}
         )

@@ -37,7 +37,6 @@ def test_one_service_is_a_cell_without_a_network() -> None:
     ) == Composed(
         service="x",
         changes={"image": "i", "user": "u", "workdir": "/w"},
-        program={"directories": ["/w"]},
     )
 
 

@@ -120,14 +120,61 @@ def test_what_is_no_number(written: str) -> None:
     assert number(written) is None
 
 
-@pytest.mark.parametrize("command", ["'a", 'a "b', "a\\"])
-def test_an_open_quote_is_refused(command: str) -> None:
-    """And a backslash at the end."""
-    with pytest.raises(ValueError, match="No "):
+@pytest.mark.parametrize(
+    ("command", "split"),
+    [
+        # (what go-shellwords 1.0.13 gives: Compose 5)
+        (
+            'sh -c "X=hello; echo \\$X > /tmp/x; sleep 1d"',
+            ["sh", "-c", "X=hello; echo $X > /tmp/x; sleep 1d"],
+        ),
+        ('sh -c "echo one && \\\necho two"', ["sh", "-c", "echo one && \necho two"]),
+        (r"""python -c "print('a\n')\t" """, ["python", "-c", "print('a\n')\t"]),
+        (r"""printf 'a\n' a\n a\ b \'""", ["printf", r"a\n", "a\n", "a b", "'"]),
+        (r'"\a\"\\" x', ['a"\\', "x"]),
+        ("echo a; sleep 1", ["echo", "a"]),
+        ("a&&b", ["a"]),
+        ("a|b", ["a"]),
+        ("a <b", ["a"]),
+        ("a 2>/dev/null b", ["a"]),
+        ("a 2</dev/null b", ["a", "2"]),
+        ("a b2>c", ["a", "b2"]),
+        ("a \"b;c\"';d' \\&", ["a", "b;c;d", "&"]),
+        ("a; 'b", ["a"]),
+        ("a '' \"\" b''", ["a", "", "", "b"]),
+        ("a\tb\r\n c\n", ["a", "b", "c"]),
+        ("a `b ; c` x$(d 'e f' | g)y", ["a", "`b ; c`", "x$(d 'e f' | g)y"]),
+        ('a #b $c ${d} e="f g"', ["a", "#b", "$c", "${d}", "e=f g"]),
+        ("", []),
+        (" ; a", []),
+    ],
+)
+def test_a_command_is_split_as_compose_does(command: str, split: list[str]) -> None:
+    """A backslash counts in double quotes; an operator ends a command."""
+    assert words(command) == split
+
+
+@pytest.mark.parametrize("command", ["(a)", "a (", "a)", "'a", 'a "', "a `b", "a $(b", "a\\"])
+def test_a_command_that_compose_cannot_read(command: str) -> None:
+    """Is refused."""
+    with pytest.raises(ValueError, match="Compose reads no command"):
         words(command)
 
 
-@pytest.mark.parametrize("unit", ["a", "a ", "'a'", '"', "\\a", "''", '"\\a"'])
+@given(st.lists(st.text()), st.text("ab1 \t\r\n'\"#=$"))
+def test_a_plain_command_is_split_as_a_shell_does(quoted: list[str], written: str) -> None:
+    """Words in single quotes come out as they are, and plain text as `shlex` splits it."""
+    assert words(shlex.join(quoted)) == quoted
+    try:
+        split = shlex.split(written)
+    except ValueError:
+        with pytest.raises(ValueError, match="Compose reads no command"):
+            words(written)
+    else:
+        assert words(written) == split
+
+
+@pytest.mark.parametrize("unit", ["a", "a ", "'a'", '"', "\\a", "''", '"a"'])
 def test_a_command_is_bounded(unit: str) -> None:
     """As text and as a list."""
     longest = unit * (MAX_COMMAND_CHARS // len(unit))

@@ -127,6 +127,9 @@ def test_a_compose_file_that_asks_for_metadata_is_judged_without_a_sample(tmp_pa
         ("Dockerfile", "FROM x", "compose"),
         ("api.Dockerfile", None, "compose"),
         ("task.py", "", "task"),
+        ("Dockerfile", "FROM default", "compose"),
+        ("lab.Dockerfile", None, "compose"),
+        ("Dockerfile.py", "", "task"),
         ("gone.yaml", None, "policy"),
     ],
 )
@@ -140,6 +143,18 @@ def test_what_a_target_is(name: str, text: str | None, kind: str, tmp_path: Path
         "task",
         "task",
     )
+
+
+def test_a_dockerfile_is_checked_as_a_build(tmp_path: Path) -> None:
+    """As Inspect takes one for a sandbox; one that is not there is refused."""
+    path = tmp_path / "Dockerfile"
+    (gone,) = check_compose(str(path), OPTIONS)
+    assert gone.error is not None
+    assert "no such file" in gone.error.what
+    path.write_text("FROM default\n")
+    (found,) = check_compose(str(path), OPTIONS)
+    assert found.error is None
+    assert ("service default", "build") in {(each.where, each.key) for each in found.differences}
 
 
 def test_an_image_that_is_built_is_missed_with_its_build(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_plain_compose_file_is_honoured() -> None:
         "user": "agent",
         "env": (("A", "1"),),
         "network": "none",
-        "program": ServiceProgram(arguments=("tail", "-f", "/dev/null"), directories=("/srv",)),
+        "program": ServiceProgram(arguments=("tail", "-f", "/dev/null")),
         "rights": AS_IN_DOCKER,
         "builds": (),
     }

@@ -27,6 +27,13 @@ def read(**config: Any) -> ImageConfig:  # noqa: ANN401 - JSON
     return config_of({"config": config})
 
 
+def test_an_entrypoint_of_an_empty_word_is_none() -> None:
+    """Docker clears an entrypoint so; the image's command stays."""
+    found = read(Entrypoint=[""], Cmd=["serve"])
+    assert (found.entrypoint, found.cmd) == ((), ("serve",))
+    assert read(Entrypoint=["", "x"]).entrypoint == ("", "x")
+
+
 def test_everything_that_a_dockerfile_states() -> None:
     """Each key of it is kept as it is."""
     check = {

@@ -63,7 +63,8 @@ def test_a_container_is_closed_on_every_side(tier: Tier) -> None:
     for kind in ("uidMappings", "gidMappings"):
         assert linux[kind] == [{"containerID": 0, "hostID": 1, "size": ID_COUNT}]
     assert process["noNewPrivileges"] is True
-    assert not {"devices", "resources", "cgroupsPath", "sysctl"} & set(linux)
+    assert not {"devices", "resources", "cgroupsPath"} & set(linux)
+    assert set(linux.get("sysctl", {})) <= {"net.ipv4.ip_unprivileged_port_start"}
     assert not {"hooks", "annotations"} & set(config)
     assert set(process["capabilities"]) == {"bounding", "effective", "permitted"}
     forbidden = {
@@ -206,6 +207,10 @@ def test_a_port_is_in_the_stages_network_namespace() -> None:
         theirs = [item for item in connected["linux"]["namespaces"] if item["type"] == "network"]
         assert theirs == (
             [{"type": "network", "path": "/proc/self/ns/net"}] if runtime is RUNSC else []
+        )
+        # the stage's has it already, and runc sets none where it makes no network
+        assert alone["linux"].pop("sysctl", None) == (
+            {"net.ipv4.ip_unprivileged_port_start": "0"} if runtime is RUNC else None
         )
         alone["linux"]["namespaces"] = [
             item for item in alone["linux"]["namespaces"] if item["type"] != "network"

@@ -294,9 +294,7 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     # Its status is the same for every failure: only its message says what to do next.
     if status != 0 and b"No space left" in complaint:
         raise HostError(
-            "no space is left to pack the image",
-            where=str(into.parent),
-            hint=HINT_SPACE,
+            "no space is left to pack the image", where=str(into.parent), hint=HINT_SPACE
         )
     if status != 0:
         raise failed(argv, status, bytes(complaint))
