@@ -130,8 +130,8 @@ services:
 def test_all_images_of_a_tasks_samples_are_got(
     home: Path, served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sample's own, by its metadata and by its own sandbox; a `.env` file beside the task
-    changes nothing of where they come from."""
+    """Each sample's own, by its metadata and by its own sandbox; a `.env` file beside the task that
+    would change where they come from is refused."""
     for name in ("by-tag:1", "by-tag:2", "own:1", "web:1"):
         served.put(
             name.partition(":")[0], name.partition(":")[2], [layer(entry(name.replace(":", "-")))]
@@ -148,6 +148,8 @@ def test_all_images_of_a_tasks_samples_are_got(
         f" '{served.address}/web:1'}}}}"
     )
     before = dict(os.environ)
+    assert run(["image", "import", "--from-task", "several.py"]) == 4
+    (tmp_path / ".env").unlink()
     assert run(["image", "import", "--from-task", "several.py"]) == 0
     assert dict(os.environ) == before
     for name in ("by-tag:1", "by-tag:2", "own:1", "web:1"):

@@ -98,8 +98,7 @@ def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar)
     plan = planned(user)
     assert plan["tier"] == "microvm"
     why = " ".join(plan["warnings"])
-    assert "tier container" in why
-    assert "tier gvisor" in why
+    assert "container, gvisor can't be used here" in why
     assert "not handed to this user" in why
     assert user("exec", "low", "--", "true").returncode == 0
     for tier in TIERS:
@@ -148,10 +147,7 @@ def test_without_ids_containers_are_refused_with_the_hint(
         ran = grouped("exec", "low", "--", "true")
         listed = grouped("image", "ls")
     assert plan["tier"] == "microvm"
-    assert any(
-        "subordinate ids" in warning and "usermod --add-subuids" in warning
-        for warning in plan["warnings"]
-    )
+    assert any("subordinate ids" in warning for warning in plan["warnings"])
     assert refused.returncode == 3, refused.stderr
     assert b"has no 65,536 subordinate ids in /etc/subuid or /etc/subgid" in refused.stderr
     assert b"usermod --add-subuids" in refused.stderr

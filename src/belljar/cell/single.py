@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
@@ -158,8 +159,9 @@ async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
     """
     policy = loaded.policy
     try:
-        if policy.workdir:
-            await cell.make_directory(policy.workdir)
+        workdir = posixpath.normpath(policy.workdir or "/")
+        if workdir.strip("/"):  # the root is always there
+            await cell.make_directory(workdir)
         if loaded.data is not None:
             from belljar.cell.task_data import put_in
 

@@ -213,9 +213,7 @@ def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
 
 def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> None:
     """Inspect would find them, so they are what the author meant."""
-    (tmp_path / "compose.yaml").write_text(
-        "services:\n  default:\n    image: ctf:2\n    init: true\n"
-    )
+    (tmp_path / "compose.yaml").write_text("services:\n  default:\n    image: ctf:2\n")
     task = adapted(tmp_path, "docker")
     assert task.sandbox == SandboxEnvironmentSpec(
         "belljar", BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
