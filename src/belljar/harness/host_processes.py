@@ -34,7 +34,7 @@ _watching: Counter[str] | None = None
 
 @contextmanager
 def watched_processes() -> Iterator[Counter[str]]:
-    """How often the block's code, but neither Belljar nor Inspect by itself, started a program."""
+    """Count the programs that the block's code, not Belljar or Inspect by itself, starts."""
     global _watching  # a hook can't be taken away, so one stays and looks here
     _install()
     _watching = found = Counter[str]()
@@ -74,7 +74,7 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 def _is_the_tasks(frame: FrameType | None) -> bool:
-    """Whether the first caller that is no library for starting programs is neither's own code."""
+    """Return whether the first caller that is no library for starting programs is the task's."""
     ours, anyio, inspect = _places()
     is_inspects = False
     while frame is not None:

@@ -26,7 +26,7 @@ _ARCHIVES: Final = (b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 EMPTY: Final = "empty"
 """An empty directory beside what `prepare` makes."""
 PATTERN: Final = re.compile(r"[*?[\\]")
-"""What makes a source a pattern."""
+"""A character that makes a source a pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

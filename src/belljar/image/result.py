@@ -10,6 +10,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -90,20 +91,25 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
     `out` is held by its descriptor, and the tree is judged where the namespace can't reach it.
     Raises `LayerError` for what an image may not have, `HostError`.
     """
-    work = tools.inside.work
-    made = work / "out"
-    made.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
-    out_fd = os.open(made, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        give_tree(made, tools.inside.first_uid)
-        out = Path(f"/proc/self/fd/{out_fd}")
-        return _packed(tools, out, volumes, keep_setuid=keep_setuid)
+        with _held_directory(tools.inside.work / "out", tools.inside.first_uid) as out:
+            return _packed(tools, out, volumes, keep_setuid=keep_setuid)
     except LayerError:
         raise
     except (OSError, ValueError) as error:  # not what the tools write
         raise LayerError(f"its files can't be listed: {printable(str(error))}") from error
+
+
+@contextmanager
+def _held_directory(path: Path, owner: int) -> Iterator[Path]:
+    """Make a directory; a path to it that holds whatever its owner puts in its place."""
+    path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        give_tree(path, owner)
+        yield Path(f"/proc/self/fd/{fd}")
     finally:
-        os.close(out_fd)
+        os.close(fd)
 
 
 def _packed(tools: Tools, out: Path, volumes: Iterable[str], *, keep_setuid: bool) -> BuildResult:

@@ -346,8 +346,8 @@ _MAX_PROGRAM_CHARS: Final = 200
 def render_plan(
     plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """What the cell can read, write, reach and consume, the layers between it and the host, and
-    what is emulated.
+    """Return lines on what the cell can read, write, reach and consume, the layers between it and
+    the host, and what is emulated.
 
     `real` is applied to each line about a real network, so that it can be shown in red.
     """

@@ -193,7 +193,7 @@ class RunFindings:
 
     @property
     def never_began(self) -> bool:
-        """Whether no sample and no cell is on record, and nothing is wrong with the record."""
+        """True if no sample and no cell is on record, and nothing is wrong with the record."""
         codes = {reason.code for reason in self.problems}
         return not (self.rows or self.reused or self.strays or codes - _NOTHING_RAN)
 

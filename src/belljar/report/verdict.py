@@ -303,7 +303,7 @@ def _unlogged(
 
 
 def _was_cancelled(cells: Sequence[CellFindings], logs: Iterable[LogRecord]) -> bool:
-    """Whether a sample that no log has ended as its evaluation did: by another's error, or Ctrl-C.
+    """Return whether a sample that no log has ended by another's error, or by Ctrl-C.
 
     Inspect drops a sample whose own end meets its cancellation. Only a readable log of that very
     evaluation says that there was one, and only a sample that ended on record, its cells destroyed

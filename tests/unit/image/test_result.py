@@ -175,3 +175,11 @@ def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
     assert result.config.volumes == ("/v",)
     assert result.rootfs == tmp_path / "scratch/rootfs"
     assert result.rootfs.read_bytes() == b"hsqs"
+
+
+def test_a_place_of_the_results_that_a_step_has_taken_is_refused(tmp_path: Path) -> None:
+    """The directory is made anew, or the build ends with one error."""
+    forger = Forger(tmp_path / "scratch/build", honest, packed)
+    (forger.inside.work / "out").mkdir()
+    with pytest.raises(LayerError):
+        pack_result(cast("Tools", forger), (), keep_setuid=False)
