@@ -99,6 +99,7 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
     console.print()
     console.print(table(findings))
     lines = (
+        *model_lines(findings),
         *network_lines(findings, findings.run_id),
         *signal_lines(findings, verbose=verbose),
         *remarks(findings),
@@ -177,6 +178,26 @@ def _cells(row: Row) -> list[str]:
         "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
         "; ".join((*map(str, row.reasons), *degraded, *not_run, *transcript.notes)),
     ]
+
+
+def model_lines(findings: RunFindings) -> list[str]:
+    """An escaped line for each model cell."""
+    lines = []
+    for cell in findings.models:
+        if (use := cell.model) is None:
+            continue
+        probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
+        failed = f", {use.failed:,} failed" if use.failed else ""
+        tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
+        proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
+        lines.append(
+            f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
+            f"{cell.cell_id}, {cell.tier}, no network device; {use.requests:,} request(s){failed}, "
+            f"{tokens}; probes {probed}; {proven}"
+        )
+        if cell.death:
+            lines.append(f"error: model cell {cell.cell_id} died: {printable(cell.death)}")
+    return lines
 
 
 def differing(findings: RunFindings) -> list[str]:

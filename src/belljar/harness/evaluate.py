@@ -19,6 +19,7 @@ import click
 
 from belljar.errors import BelljarError, PolicyError
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
+from belljar.harness.models import check_models
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
     InspectOptions,
@@ -33,6 +34,7 @@ from belljar.harness.session import Session, session_scope
 from belljar.harness.source import CellSource, RealCells, print_status
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
+from belljar.policy import demanded_tier
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
@@ -94,6 +96,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if request.policy:
             _check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
+        check_models(options.model, request.home)
         session = Session(
             operator_options={
                 "run_policy": _absolute(request.policy),
@@ -115,6 +118,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if session.stopped is not None:
             raise session.stopped
         _show_preview(previews, session)
+        for policy in (each.policy.policy for each in previews if each.policy is not None):
+            session.models.need(demanded_tier(policy.risk, policy.tier))
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
         return _run_tasks(request, options, tasks, session)
 

@@ -35,6 +35,8 @@ def enter(session: Session) -> None:
 async def leave(session: Session) -> None:
     """Count a user out; the last closes the run."""
     session.users = max(0, session.users - 1)
+    if not session.users:
+        await session.models.close(session)
     if session.users or session.own is None:
         return
     from belljar.harness.evidence import own_evidence, put_on_record

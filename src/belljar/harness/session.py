@@ -28,6 +28,7 @@ from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import AttachSocket
+from belljar.harness.models import ModelCells
 from belljar.harness.operator import OperatorOptions
 from belljar.harness.sample_record import (
     Containment,
@@ -81,6 +82,7 @@ class Session:
         directories: begun tasks' directories.
         builds: begun configurations' `BelljarConfig.builds`.
         is_previewed: differences were shown before the run.
+        models: the model cells that its samples ask.
     """
 
     run: RunDirectory | None = None
@@ -103,6 +105,7 @@ class Session:
     directories: list[Path] = field(default_factory=list)
     builds: list[ServiceBuild] = field(default_factory=list)
     is_previewed: bool = False
+    models: ModelCells = field(default_factory=ModelCells)
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""

@@ -12,11 +12,13 @@ from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
 from belljar.plan.qemu import VmShape
 from belljar.policy import Resources, Tier
+from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy import Policy
+    from belljar.policy.serving import ModelBlock
 
 _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
@@ -239,6 +241,7 @@ def blast_radius(
                 for file in policy.files
             ),
             *((f"the environment: {names}",) if env else ()),
+            *(() if policy.model is None else _weights(policy.model)),
             _HOST_SEEN[tier],
         ),
         write=(
@@ -253,6 +256,11 @@ def blast_radius(
         ),
         consume=tuple(f"{each.what}: {each.most}" for each in held),
     )
+
+
+def _weights(model: ModelBlock) -> tuple[str, ...]:
+    shown = f"the weights sha256:{model.weights.sha256[:_SHOWN_DIGITS]}, as {WEIGHTS_IN_CELL}"
+    return (f"{shown}, read-only; other cells of this model see the same files",)
 
 
 _HOST_TOOLS: Final = (

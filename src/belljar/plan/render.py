@@ -4,6 +4,7 @@ dynamic string is escaped.
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -57,6 +58,11 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     if image and image.program:
         yield "runs", _program(image)
+    if (model := plan.policy.model) is not None:
+        server = model.server if isinstance(model.server, str) else shlex.join(model.server)
+        shown = printable(server, max_chars=_MAX_PROGRAM_CHARS)
+        bounds = f"{model.context} tokens, {model.parallel} request(s) at a time"
+        yield "serves", f"a model by {shown} on its own loopback, port {model.port}; {bounds}"
     if rights := str(plan.rights):
         yield "rights", f"inside the cell, beyond an ordinary container's: {rights}"
     yield "as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}"

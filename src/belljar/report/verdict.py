@@ -123,13 +123,17 @@ def judge(evidence: Evidence) -> RunFindings:
     rows, reused = _rows(evidence, everywhere, interrupted=interrupted)
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
     taken_ranges = {found.range_id for row in rows for found in row.ranges}
-    strays = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    others = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    models = [cell for cell in others if cell.model is not None]
+    strays = [cell for cell in others if cell.model is None]
     stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken_ranges]
     signals = evidence.signals.of(
-        [cell.cell_id for cell in strays], [each.range_id for each in stray_ranges]
+        [cell.cell_id for cell in others], [each.range_id for each in stray_ranges]
     )
     problems = [*doubts, *_log_reasons(logs)]
     problems += [reason for cell in strays for reason in cell.end_reasons]
+    # All samples depend on it: what is missing of its evidence is missing of the run's.
+    problems += [reason for cell in models for reason in cell.reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
     is_evaluation = run.kind in _WITH_SAMPLES
@@ -143,6 +147,7 @@ def judge(evidence: Evidence) -> RunFindings:
         run_id=run.run_id,
         rows=tuple(rows),
         strays=tuple(strays),
+        models=tuple(models),
         stray_ranges=tuple(stray_ranges),
         reused=tuple(reused),
         problems=tuple(problems),

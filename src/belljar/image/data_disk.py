@@ -1,0 +1,54 @@
+"""A microVM's read-only disk of a directory, made once beside it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from belljar.image.tools import run_tool, tool
+from belljar.store.home import need_space
+from belljar.store.locks import locked
+
+# Nothing is compressed: weights gain nothing by it, and an emulated guest would pay for inflating.
+# Owners and times are neutral, so that one directory gives one disk.
+_OPTIONS: Final = [
+    "-noI",
+    "-noD",
+    "-noF",
+    "-noX",
+    "-no-xattrs",
+    "-all-root",
+    "-all-time",
+    "0",
+    "-mkfs-time",
+    "0",
+    "-b",
+    "131072",
+    "-no-progress",
+    "-quiet",
+]
+_TIMEOUT_S: Final = 4 * 3600.0
+
+
+def ensure_data_disk(home: Path, directory: Path, disk: Path) -> None:
+    """Blocking. Raises `HostError`: no space, or no mksquashfs."""
+    if disk.exists():
+        return
+    with locked(home, f"disk-{disk.parent.name[:16]}"):
+        if disk.exists():
+            return
+        total_bytes = sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
+        need_space(home, total_bytes, "a disk of the weights for microVMs")
+        draft = disk.with_name(f".{disk.name}.{os.getpid()}")
+        try:
+            argv = [tool("mksquashfs"), str(directory), str(draft), "-noappend", *_OPTIONS]
+            run_tool(argv, timeout_s=_TIMEOUT_S)
+            draft.chmod(0o444)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            draft.rename(disk)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)

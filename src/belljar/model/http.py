@@ -1,0 +1,249 @@
+"""HTTP/1.1 to a model server in a cell, over a byte stream; the server is hostile.
+
+Its answer is bounded in size and time, and must be JSON, or server-sent events of JSON. What breaks
+that is a `ServerViolation`; the caller ends the cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, Final, TypeAlias
+
+import anyio
+import h11
+from anyio.abc import ByteStream
+
+from belljar.dataclass import dataclass
+from belljar.errors import CellError
+from belljar.units import format_size, printable
+
+Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
+Header: TypeAlias = tuple[bytes, bytes]
+MAX_HEAD_BYTES: Final = 64 << 10
+MAX_LINE_BYTES: Final = 4 << 20
+"""Of one server-sent event: a tool call comes whole in one."""
+MAX_DEPTH: Final = 64
+EVENT_STREAM: Final = "text/event-stream"
+_HOP_BY_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
+)
+_DONE: Final = b"[DONE]"
+_KEPT_ANSWERS: Final = frozenset({b"content-type", b"retry-after"})
+
+
+class ServerViolation(CellError):  # noqa: N818 - named for what the server did
+    """The server sent what no such server sends, or too much of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of one request and its answer."""
+
+    answer_bytes: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A request to the server."""
+
+    method: str
+    path: str
+    headers: Sequence[Header] = ()
+    body: bytes = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """Token counts, as the server says; None where it says none."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+    def take(self, answer: object) -> None:
+        """Those of one JSON document."""
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        if not isinstance(usage, dict):
+            return
+        for name in ("prompt_tokens", "completion_tokens"):
+            count = usage.get(name)
+            if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 40:
+                setattr(self, name, count)
+
+
+class Answer:
+    """An answer whose head has come; its body is checked as it is read."""
+
+    def __init__(
+        self, status: int, headers: Sequence[Header], parts: AsyncIterator[bytes], bounds: Bounds
+    ) -> None:
+        self.status = status
+        self.headers = tuple(
+            (name, value) for name, value in headers if name.lower() in _KEPT_ANSWERS
+        )
+        self.usage = Usage()
+        self.total_bytes = 0
+        self._digest = hashlib.sha256()
+        self._parts = parts
+        self._bounds = bounds
+        kinds = [value for name, value in headers if name.lower() == b"content-type"]
+        kind = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
+        self.is_stream = kind == EVENT_STREAM.encode()
+        if len(kinds) != 1 or kind not in (b"application/json", EVENT_STREAM.encode()):
+            shown = printable(kind, max_chars=60) or "nothing"
+            raise ServerViolation(f"the server's answer is {shown}, not JSON")
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was read."""
+        return self._digest.hexdigest()
+
+    async def checked(self) -> AsyncIterator[bytes]:
+        """The body: whole if it is JSON, event by event if it is a stream.
+
+        Raises `ServerViolation`; `CellError` when the server breaks off.
+        """
+        if not self.is_stream:
+            body = b"".join([part async for part in self._bounded()])
+            self.usage.take(parse_json(body))
+            yield body
+            return
+        held, is_done = bytearray(), False
+        async for part in self._bounded():
+            held += part
+            if (end := held.rfind(b"\n") + 1) > 0:
+                whole = bytes(held[:end])
+                del held[:end]
+                for document in events_of(whole):
+                    is_done = is_done or document is None
+                    self.usage.take(document)
+                yield whole
+            if len(held) > MAX_LINE_BYTES:
+                raise ServerViolation(f"a line of more than {format_size(MAX_LINE_BYTES)}")
+        if held.strip() or not is_done:
+            raise BrokenOffError("the server ended its answer in the middle")
+
+    async def _bounded(self) -> AsyncIterator[bytes]:
+        most = self._bounds.answer_bytes
+        async for part in self._parts:
+            self.total_bytes += len(part)
+            self._digest.update(part)
+            if self.total_bytes > most:
+                raise ServerViolation(f"an answer of more than {format_size(most)}")
+            yield part
+
+
+class BrokenOffError(CellError):
+    """The server ended the connection before its answer was whole, or gave none."""
+
+
+def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """One JSON object. Raises `ServerViolation`."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ServerViolation("the server's answer is not valid JSON") from None
+    if not isinstance(value, dict) or _depth(value) > MAX_DEPTH:
+        raise ServerViolation("the server's answer is no JSON object of a usual shape")
+    return value
+
+
+def events_of(lines: bytes) -> Iterator[Any]:
+    """The JSON documents of server-sent events, in whole lines; None for the end's mark.
+
+    Raises `ServerViolation`.
+    """
+    for line in lines.split(b"\n"):
+        line = line.rstrip(b"\r")
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            continue
+        if not line.startswith(b"data:"):
+            raise ServerViolation("a stream that is not made of server-sent events")
+        data = line[len(b"data:") :].strip()
+        yield None if data == _DONE else parse_json(data)
+
+
+def _depth(value: Any) -> int:  # noqa: ANN401 - JSON
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        inner = (
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        )
+        level = [each for values in inner for each in values]
+    return depth
+
+
+def _sent_headers(question: Question) -> list[Header]:
+    """Host and length are ours; what concerns one connection only is left out."""
+    own = {b"host", b"content-length", b"authorization", *_HOP_BY_HOP}
+    kept = [(name, value) for name, value in question.headers if name.lower() not in own]
+    length = str(len(question.body)).encode()
+    return [(b"Host", b"model"), (b"Content-Length", length), (b"Connection", b"close"), *kept]
+
+
+@asynccontextmanager
+async def asked(connect: Connect, question: Question, bounds: Bounds) -> AsyncIterator[Answer]:
+    """Send the question and give its answer, whose body is read inside the block.
+
+    Leaving the block ends the connection, by which a server stops its work. No cancel scope is open
+    across the yield: each wait has its own, until the request's one deadline.
+
+    Raises `ServerViolation`, `BrokenOffError`, `TimeoutError`, `OSError` and `CellError` of
+    `connect`.
+    """
+    give_up = anyio.current_time() + bounds.timeout_s
+    async with connect() as stream:
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        request = h11.Request(
+            method=question.method, target=question.path, headers=_sent_headers(question)
+        )
+        sent = [request, *([h11.Data(data=question.body)] if question.body else [])]
+        data = b"".join(connection.send(each) or b"" for each in (*sent, h11.EndOfMessage()))
+
+        has_ended = False
+
+        async def next_event() -> Any:  # noqa: ANN401 - h11's events
+            nonlocal has_ended
+            try:
+                while (event := connection.next_event()) is h11.NEED_DATA:
+                    with _until(give_up):
+                        try:
+                            connection.receive_data(await stream.receive())
+                        except anyio.EndOfStream:
+                            has_ended = True
+                            connection.receive_data(b"")
+            except h11.RemoteProtocolError as error:
+                if has_ended:
+                    raise BrokenOffError("the server ended its answer in the middle") from None
+                why = printable(str(error), max_chars=100)
+                raise ServerViolation(f"the server's answer is not HTTP: {why}") from None
+            return event
+
+        with _until(give_up):
+            try:
+                await stream.send(data)
+            except anyio.BrokenResourceError:
+                raise BrokenOffError("the server took no request") from None
+        head = await next_event()
+        while isinstance(head, h11.InformationalResponse):
+            head = await next_event()
+        if not isinstance(head, h11.Response):
+            raise BrokenOffError("the server gave no answer")
+
+        async def parts() -> AsyncIterator[bytes]:
+            while isinstance(event := await next_event(), h11.Data):
+                yield bytes(event.data)
+            if not isinstance(event, h11.EndOfMessage):
+                raise BrokenOffError("the server ended its answer in the middle")
+
+        yield Answer(head.status_code, list(head.headers), parts(), bounds)
+
+
+@contextmanager
+def _until(give_up: float) -> Iterator[None]:
+    with anyio.fail_after(max(0.0, give_up - anyio.current_time())):
+        yield

@@ -1,0 +1,305 @@
+"""The life of a model cell: weights, cell, probes, server, requests, probes, proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+from anyio.abc import ByteStream
+
+from belljar.capture import Capture, body_of
+from belljar.cell import open_cell
+from belljar.errors import BelljarError, CellError, HostError, PolicyError
+from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
+from belljar.host.settings import PolicyLike, resolve_here
+from belljar.model.http import (
+    Answer,
+    Bounds,
+    BrokenOffError,
+    Question,
+    ServerViolation,
+    Usage,
+    asked,
+)
+from belljar.model.presets import LLAMA_IMAGE, server_argv
+from belljar.model.weights import StoredWeights, find_weights, verify_weights
+from belljar.policy import LoadedPolicy, Tier, demanded_tier, with_tier
+from belljar.probe.run import breach_of, probe_cell
+from belljar.store.home import belljar_home
+from belljar.units import format_duration, printable
+
+if TYPE_CHECKING:
+    from belljar.cell import BackgroundCommand, Cell
+    from belljar.ledger import RunDirectory
+    from belljar.policy.serving import ModelBlock
+
+HEALTH_PATH: Final = "/health"
+_HEALTH_TIMEOUT_S: Final = 10.0
+_HEALTH_INTERVAL_S: Final = 0.2
+_SHOWN_CHARS: Final = 600
+KEEP_TEXT_BYTES: Final = 1 << 20
+"""Of a request or an answer, in the record."""
+
+
+def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
+    """The policy of a model cell, with its weights found in the store. Starts nothing.
+
+    Raises `PolicyError`: it has no `model` block, or is wrong. `HostError`: the store lacks the
+    weights.
+    """
+    loaded = resolve_here(policy)
+    model = loaded.policy.model
+    if model is None:
+        hint = "add a `model` block; docs/model.md has an example"
+        raise PolicyError("it is not the policy of a model cell", where=loaded.source, hint=hint)
+    if model.gpu is not None:
+        what = "this version passes no GPU through: it would open the host's driver to the model"
+        raise HostError(what, where=f"{loaded.source}: model.gpu", hint="leave `gpu` out")
+    try:
+        stored = find_weights(model.weights.sha256, home=home)
+    except HostError as error:
+        place = model.weights.file or model.weights.directory
+        if place is not None:
+            error.hint = f"add them: `belljar model add {printable(place)}`"
+        raise
+    return replace(loaded, weights=stored.data)
+
+
+def at_least(loaded: LoadedPolicy, tier: Tier | None) -> LoadedPolicy:
+    """The same in no lower tier than `tier`, the evaluated samples'."""
+    own = demanded_tier(loaded.policy.risk, loaded.policy.tier)
+    return loaded if tier is None or tier <= own else with_tier(loaded, tier)
+
+
+class AbandonedError(Exception):
+    """The caller did not read the whole answer."""
+
+
+class ModelCell:
+    """A model server that answers. Made by `open_model`.
+
+    Attributes:
+        cell: where it runs.
+        policy: of the cell.
+        problem: why it answers no more, once a violation ended it.
+    """
+
+    def __init__(
+        self, cell: Cell, policy: LoadedPolicy, model: ModelBlock, run: RunDirectory
+    ) -> None:
+        self.cell, self.policy, self.model = cell, policy, model
+        self.problem: CellError | None = None
+        self._run = run
+        self._requests = 0
+        self._slots = anyio.Semaphore(model.parallel)
+
+    @property
+    def name(self) -> str:
+        """What the model is called in requests."""
+        return self.policy.policy.name
+
+    @asynccontextmanager
+    async def ask(self, question: Question) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        """An answer and its checked body, on record before it is sent and when it is over.
+
+        At most `parallel` at a time; others wait. Raises `CellError`: the cell died, or broke the
+        protocol and was ended; `BrokenOffError`, `TimeoutError`, `OSError`.
+        """
+        async with self._slots:
+            if self.problem is not None:
+                raise self.problem
+            self._requests += 1
+            number, began = self._requests, time.monotonic()
+            shown: dict[str, JsonValue] = {"request": number, "path": printable(question.path)}
+            sent = body_of("request", question.body, KEEP_TEXT_BYTES)
+            started = {**shown, "bytes": sent.total_bytes, "sha256": sent.sha256}
+            self._record(Kind.MODEL_REQUEST_STARTED, started, sent)
+            kept = Capture("answer", max_kept_bytes=KEEP_TEXT_BYTES)
+            status, usage, first_s, is_whole = 0, Usage(), 0.0, False
+            try:
+                bounds = Bounds(
+                    answer_bytes=self.model.answer, timeout_s=self.model.request_timeout
+                )
+                async with asked(self._connect, question, bounds) as answer:
+                    status, usage = answer.status, answer.usage
+
+                    async def parts() -> AsyncIterator[bytes]:
+                        nonlocal first_s, is_whole
+                        async for part in answer.checked():
+                            first_s = first_s or time.monotonic() - began
+                            kept.feed(part)
+                            yield part
+                        is_whole = True
+
+                    yield answer, parts()
+                    if not is_whole:
+                        raise AbandonedError
+            except AbandonedError:
+                self._failed(shown, "the caller gave it up", status, kept)
+                return
+            except BaseException as error:
+                self._failed(shown, _reason(error), status, kept)
+                if isinstance(error, ServerViolation):
+                    raise await self._ended(error) from error
+                raise
+            completed: dict[str, JsonValue] = {
+                **shown,
+                "status": status,
+                "bytes": kept.total_bytes,
+                "sha256": kept.sha256,
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "first_byte_ms": round(first_s * 1000, 3),
+                "duration_ms": round((time.monotonic() - began) * 1000, 3),
+            }
+            self._record(Kind.MODEL_REQUEST_COMPLETED, completed, kept.body())
+
+    def _failed(self, shown: dict[str, JsonValue], reason: str, status: int, kept: Capture) -> None:
+        data = {**shown, "reason": reason, "status": status, "bytes": kept.total_bytes}
+        self._record(Kind.MODEL_REQUEST_FAILED, data, kept.body())
+
+    def _connect(self) -> AbstractAsyncContextManager[ByteStream]:
+        return self.cell.connect(self.model.port, keep_bytes=0)
+
+    def _record(self, kind: Kind, data: dict[str, JsonValue], body: Body) -> None:
+        keeps = self.model.record == "text" and body.total_bytes
+        is_asked = kind is Kind.MODEL_REQUEST_STARTED
+        event = Event(
+            kind=kind,
+            cell_id=self.cell.id,
+            actor=Actor.HARNESS if is_asked else Actor.GUEST,
+            # Tokens and text are the server's word; sizes and times were seen here.
+            trust=Trust.HOST_OBSERVED if is_asked else Trust.GUEST_REPORTED,
+            data=data,
+            bodies=(body,) if keeps else (),
+        )
+        self._run.recorder.record(event)
+
+    async def _ended(self, error: ServerViolation) -> CellError:
+        """End the cell after a violation; the error for every later request."""
+        data: dict[str, JsonValue] = {"error": type(error).__name__, "reason": error.what}
+        self._run.recorder.record(
+            Event(kind=Kind.PROTOCOL_VIOLATION, cell_id=self.cell.id, data=data)
+        )
+        self.problem = CellError(
+            f"the model cell was ended: {error.what}",
+            where=f"cell {self.cell.id}",
+            hint="look at what it sent: `belljar ledger show last --kind model`",
+        )
+        with anyio.CancelScope(shield=True):
+            await self.cell.destroy()
+        return self.problem
+
+
+def _reason(error: BaseException) -> str:
+    what = error.what if isinstance(error, BelljarError) else str(error)
+    return printable(f"{type(error).__name__}: {what}", max_chars=300)
+
+
+@asynccontextmanager
+async def open_model(
+    policy: LoadedPolicy,
+    *,
+    run: RunDirectory,
+    home: Path | None = None,
+    actor: Actor = Actor.HARNESS,
+) -> AsyncIterator[ModelCell]:
+    """A model cell whose server answers; destroyed with proof when the block is left.
+
+    `policy`: of `load_model`. No task group or cancel scope is open across the yield.
+
+    Raises:
+        HostError, PolicyError: the weights are not what was added, or as `open_cell`.
+        CellError: the server does not become healthy. ContainmentBreach: a probe found a way out,
+            or the destruction something left.
+    """
+    home = home or belljar_home()
+    model = policy.policy.model
+    if model is None:
+        raise PolicyError("it is not the policy of a model cell", where=policy.source)
+    stored = find_weights(model.weights.sha256, home=home)
+    await anyio.to_thread.run_sync(verify_weights, stored)
+    async with AsyncExitStack() as stack:
+        opened = open_cell(policy, run=run, home=home, actor=actor)
+        cell = await stack.enter_async_context(opened)
+        await _probe(cell, run, "start")
+        argv = server_argv(
+            model,
+            served=stored.served,
+            threads=policy.policy.resources.cpus,
+            name=policy.policy.name,
+        )
+        served = ModelCell(cell, policy, model, run)
+        try:
+            command = await cell.start(argv)
+            await _wait_healthy(served, command, stored)
+            yield served
+        finally:
+            if served.problem is None and cell.destruction is None:
+                with anyio.CancelScope(shield=True):
+                    await _probe_at_end(cell, run)
+        await anyio.to_thread.run_sync(verify_weights, stored)
+
+
+async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
+    report = await probe_cell(cell, recorder=run.recorder, phase=phase)
+    if (breach := breach_of(report, cell.id)) is not None:
+        raise breach
+
+
+async def _probe_at_end(cell: Cell, run: RunDirectory) -> None:
+    """A dead cell's missing probes are the verdict's business."""
+    try:
+        await _probe(cell, run, "end")
+    except CellError:
+        return
+
+
+async def _wait_healthy(
+    served: ModelCell, command: BackgroundCommand, stored: StoredWeights
+) -> None:
+    """Until the server says that it is ready. Raises `CellError`."""
+    model, cell = served.model, served.cell
+    give_up = anyio.current_time() + model.start_timeout
+    why = "it did not listen"
+    question = Question(method="GET", path=HEALTH_PATH)
+    bounds = Bounds(answer_bytes=1 << 20, timeout_s=_HEALTH_TIMEOUT_S)
+    while anyio.current_time() < give_up:
+        if not command.running:
+            raise _not_started("the model server ended", command, cell, stored)
+        try:
+            async with asked(served._connect, question, bounds) as answer:
+                async for _ in answer.checked():
+                    pass
+                if answer.status == 200:
+                    return
+                why = f"it answered {answer.status}"
+        except ServerViolation as error:
+            raise _not_started(error.what, command, cell, stored) from error
+        except (OSError, TimeoutError, BrokenOffError) as error:
+            why = _reason(error)
+        await anyio.sleep(_HEALTH_INTERVAL_S)
+    within = format_duration(model.start_timeout)
+    raise _not_started(
+        f"the model server did not become healthy in {within}: {why}", command, cell, stored
+    )
+
+
+def _not_started(
+    what: str, command: BackgroundCommand, cell: Cell, stored: StoredWeights
+) -> CellError:
+    output = command.output()
+    written = (output.stderr + output.stdout)[-_SHOWN_CHARS:]
+    shown = printable(written, max_chars=_SHOWN_CHARS)
+    words = f"; it wrote: {shown}" if shown else ""
+    return CellError(
+        f"{what}{words}",
+        where=f"cell {cell.id}, weights {printable(stored.name)}",
+        hint=f"check `resources.memory` and the image (`{LLAMA_IMAGE}` for llama_cpp)",
+    )
