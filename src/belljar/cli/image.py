@@ -227,6 +227,7 @@ def _store() -> Store:
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
+    """Its names, digest and size, or all of it."""
     if as_json:
         print_json(made.to_json())
     else:

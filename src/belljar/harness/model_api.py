@@ -37,7 +37,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
         base_url: str | None = None,
         api_key: str | None = None,
         config: GenerateConfig = GenerateConfig(),  # noqa: B008 - Inspect's signature
-        **model_args: Any,
+        **model_args: Any,  # noqa: ANN401 - as Inspect's
     ) -> None:
         if base_url or api_key:
             raise ValueError("a model in a cell has no address and no key: leave both out")

