@@ -18,7 +18,7 @@ from belljar.errors import BelljarError
 from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session
 from belljar.model.http import BrokenOffError, Question
-from belljar.model.serve import load_model
+from belljar.model.serve import Asked, load_model
 from belljar.policy import LoadedPolicy
 
 _BASE_URL: Final = "http://model/v1"
@@ -107,22 +107,22 @@ class CellTransport(httpx2.AsyncBaseTransport):
             body=await request.aread(),
         )
         stack = AsyncExitStack()
-        answer, parts = await stack.enter_async_context(served.ask(question))
+        asked = await stack.enter_async_context(served.ask(question))
         return httpx2.Response(
-            answer.status, headers=list(answer.headers), stream=_Body(stack, parts)
+            asked.status, headers=list(asked.headers), stream=_Body(stack, asked)
         )
 
 
 class _Body(httpx2.AsyncByteStream):
     """The checked body; its end, however it comes, ends the request."""
 
-    def __init__(self, stack: AsyncExitStack, parts: AsyncIterator[bytes]) -> None:
-        self._stack, self._parts = stack, parts
+    def __init__(self, stack: AsyncExitStack, asked: Asked) -> None:
+        self._stack, self._asked = stack, asked
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for part in self._parts:
+            while (part := await self._asked.next_part()) is not None:
                 yield part
         except BaseException as error:
             # It decides what is recorded, and may raise another

@@ -6,9 +6,8 @@ that is a `ServerViolation`; the caller ends the cell.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -75,10 +74,17 @@ class Usage:
 
 
 class Answer:
-    """An answer whose head has come; its body is checked as it is read."""
+    """An answer whose head has come; its body is checked as it is read.
+
+    `is_whole`: all of it was read, and it is what it should be.
+    """
 
     def __init__(
-        self, status: int, headers: Sequence[Header], parts: AsyncIterator[bytes], bounds: Bounds
+        self,
+        status: int,
+        headers: Sequence[Header],
+        receive: Callable[[], Awaitable[bytes | None]],
+        bounds: Bounds,
     ) -> None:
         self.status = status
         self.headers = tuple(
@@ -86,8 +92,10 @@ class Answer:
         )
         self.usage = Usage()
         self.total_bytes = 0
-        self._digest = hashlib.sha256()
-        self._parts = parts
+        self.is_whole = False
+        self._held = bytearray()
+        self._is_done = False
+        self._receive = receive
         self._bounds = bounds
         kinds = [value for name, value in headers if name.lower() == b"content-type"]
         kind = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
@@ -96,44 +104,47 @@ class Answer:
             shown = printable(kind, max_chars=60) or "nothing"
             raise ServerViolation(f"the server's answer is {shown}, not JSON")
 
-    @property
-    def sha256(self) -> str:
-        """Of all that was read."""
-        return self._digest.hexdigest()
+    async def next_part(self) -> bytes | None:
+        """More of the body, checked: all of it if it is JSON, whole lines if it is a stream.
 
-    async def checked(self) -> AsyncIterator[bytes]:
-        """The body: whole if it is JSON, event by event if it is a stream.
-
-        Raises `ServerViolation`; `CellError` when the server breaks off.
+        None at its end. Raises `ServerViolation`; `BrokenOffError` when it is not whole.
         """
-        if not self.is_stream:
-            body = b"".join([part async for part in self._bounded()])
-            self.usage.take(parse_json(body))
-            yield body
-            return
-        held, is_done = bytearray(), False
-        async for part in self._bounded():
-            held += part
-            if (end := held.rfind(b"\n") + 1) > 0:
-                whole = bytes(held[:end])
-                del held[:end]
-                for document in events_of(whole):
-                    is_done = is_done or document is None
-                    self.usage.take(document)
-                yield whole
-            if len(held) > MAX_LINE_BYTES:
-                raise ServerViolation(f"a line of more than {format_size(MAX_LINE_BYTES)}")
-        if held.strip() or not is_done:
-            raise BrokenOffError("the server ended its answer in the middle")
-
-    async def _bounded(self) -> AsyncIterator[bytes]:
-        most = self._bounds.answer_bytes
-        async for part in self._parts:
+        while not self.is_whole:
+            part = await self._receive()
+            if part is None:
+                return self._rest()
             self.total_bytes += len(part)
-            self._digest.update(part)
-            if self.total_bytes > most:
-                raise ServerViolation(f"an answer of more than {format_size(most)}")
-            yield part
+            if self.total_bytes > self._bounds.answer_bytes:
+                raise ServerViolation(
+                    f"an answer of more than {format_size(self._bounds.answer_bytes)}"
+                )
+            self._held += part
+            if self.is_stream and (lines := self._lines()):
+                return lines
+        return None
+
+    def _lines(self) -> bytes:
+        """The whole lines of what is held."""
+        end = self._held.rfind(b"\n") + 1
+        lines = bytes(self._held[:end])
+        del self._held[:end]
+        for document in events_of(lines):
+            self._is_done = self._is_done or document is None
+            self.usage.take(document)
+        if len(self._held) > MAX_LINE_BYTES:
+            raise ServerViolation(f"a line of more than {format_size(MAX_LINE_BYTES)}")
+        return lines
+
+    def _rest(self) -> bytes | None:
+        """What is left when the server has ended its answer."""
+        rest = bytes(self._held)
+        self._held.clear()
+        if self.is_stream and (rest.strip() or not self._is_done):
+            raise BrokenOffError("the server ended its answer in the middle")
+        if not self.is_stream:
+            self.usage.take(parse_json(rest))
+        self.is_whole = True
+        return rest or None
 
 
 class BrokenOffError(CellError):
@@ -234,13 +245,15 @@ async def asked(connect: Connect, question: Question, bounds: Bounds) -> AsyncIt
         if not isinstance(head, h11.Response):
             raise BrokenOffError("the server gave no answer")
 
-        async def parts() -> AsyncIterator[bytes]:
-            while isinstance(event := await next_event(), h11.Data):
-                yield bytes(event.data)
+        async def receive() -> bytes | None:
+            event = await next_event()
+            if isinstance(event, h11.Data):
+                return bytes(event.data)
             if not isinstance(event, h11.EndOfMessage):
                 raise BrokenOffError("the server ended its answer in the middle")
+            return None
 
-        yield Answer(head.status_code, list(head.headers), parts(), bounds)
+        yield Answer(head.status_code, list(head.headers), receive, bounds)
 
 
 @contextmanager

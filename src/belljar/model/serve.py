@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,7 +24,6 @@ from belljar.model.http import (
     BrokenOffError,
     Question,
     ServerViolation,
-    Usage,
     asked,
 )
 from belljar.model.presets import LLAMA_IMAGE, server_argv
@@ -43,6 +42,8 @@ HEALTH_PATH: Final = "/health"
 _HEALTH_TIMEOUT_S: Final = 10.0
 _HEALTH_INTERVAL_S: Final = 0.2
 _SHOWN_CHARS: Final = 600
+_END_SHOWS_S: Final = 1.0
+"""A server's connections end a little before its own end is known."""
 KEEP_TEXT_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
 
@@ -81,6 +82,26 @@ class AbandonedError(Exception):
     """The caller did not read the whole answer."""
 
 
+class Asked:
+    """An answer that is kept for the record while it is read. `first_s`: when its first part came,
+    on the monotonic clock.
+    """
+
+    def __init__(self, answer: Answer, kept: Capture) -> None:
+        self.status, self.headers = answer.status, answer.headers
+        self.is_stream = answer.is_stream
+        self.first_s = 0.0
+        self._answer, self._kept = answer, kept
+
+    async def next_part(self) -> bytes | None:
+        """As `Answer.next_part`."""
+        part = await self._answer.next_part()
+        if part is not None:
+            self.first_s = self.first_s or time.monotonic()
+            self._kept.feed(part)
+        return part
+
+
 class ModelCell:
     """A model server that answers. Made by `open_model`.
 
@@ -94,6 +115,7 @@ class ModelCell:
         self, cell: Cell, policy: LoadedPolicy, model: ModelBlock, run: RunDirectory
     ) -> None:
         self.cell, self.policy, self.model = cell, policy, model
+        self.command: BackgroundCommand | None = None
         self.problem: CellError | None = None
         self._run = run
         self._requests = 0
@@ -105,8 +127,8 @@ class ModelCell:
         return self.policy.policy.name
 
     @asynccontextmanager
-    async def ask(self, question: Question) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
-        """An answer and its checked body, on record before it is sent and when it is over.
+    async def ask(self, question: Question) -> AsyncIterator[Asked]:
+        """An answer, to be read in the block; on record before it is sent and when it is over.
 
         At most `parallel` at a time; others wait. Raises `CellError`: the cell died, or broke the
         protocol and was ended; `BrokenOffError`, `TimeoutError`, `OSError`.
@@ -121,24 +143,16 @@ class ModelCell:
             started = {**shown, "bytes": sent.total_bytes, "sha256": sent.sha256}
             self._record(Kind.MODEL_REQUEST_STARTED, started, sent)
             kept = Capture("answer", max_kept_bytes=KEEP_TEXT_BYTES)
-            status, usage, first_s, is_whole = 0, Usage(), 0.0, False
+            status = 0
             try:
                 bounds = Bounds(
                     answer_bytes=self.model.answer, timeout_s=self.model.request_timeout
                 )
                 async with asked(self._connect, question, bounds) as answer:
-                    status, usage = answer.status, answer.usage
-
-                    async def parts() -> AsyncIterator[bytes]:
-                        nonlocal first_s, is_whole
-                        async for part in answer.checked():
-                            first_s = first_s or time.monotonic() - began
-                            kept.feed(part)
-                            yield part
-                        is_whole = True
-
-                    yield answer, parts()
-                    if not is_whole:
+                    status = answer.status
+                    made = Asked(answer, kept)
+                    yield made
+                    if not answer.is_whole:
                         raise AbandonedError
             except AbandonedError:
                 self._failed(shown, "the caller gave it up", status, kept)
@@ -147,15 +161,17 @@ class ModelCell:
                 self._failed(shown, _reason(error), status, kept)
                 if isinstance(error, ServerViolation):
                     raise await self._ended(error) from error
+                if isinstance(error, (OSError, BrokenOffError)):
+                    await self._check_server(error)
                 raise
             completed: dict[str, JsonValue] = {
                 **shown,
                 "status": status,
                 "bytes": kept.total_bytes,
                 "sha256": kept.sha256,
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "first_byte_ms": round(first_s * 1000, 3),
+                "prompt_tokens": answer.usage.prompt_tokens,
+                "completion_tokens": answer.usage.completion_tokens,
+                "first_byte_ms": round((made.first_s - began) * 1000, 3),
                 "duration_ms": round((time.monotonic() - began) * 1000, 3),
             }
             self._record(Kind.MODEL_REQUEST_COMPLETED, completed, kept.body())
@@ -180,6 +196,16 @@ class ModelCell:
             bodies=(body,) if keeps else (),
         )
         self._run.recorder.record(event)
+
+    async def _check_server(self, error: BaseException) -> None:
+        """Raise, now and from now on, if the server has ended."""
+        if self.command is None:
+            return
+        with suppress(TimeoutError):
+            output = await self.command.wait(timeout_s=_END_SHOWS_S)
+            what = f"the model server ended with status {output.returncode}"
+            self.problem = CellError(what, where=f"cell {self.cell.id}")
+            raise self.problem from error
 
     async def _ended(self, error: ServerViolation) -> CellError:
         """End the cell after a violation; the error for every later request."""
@@ -237,7 +263,7 @@ async def open_model(
         )
         served = ModelCell(cell, policy, model, run)
         try:
-            command = await cell.start(argv)
+            served.command = command = await cell.start(argv)
             await _wait_healthy(served, command, stored)
             yield served
         finally:
@@ -275,7 +301,7 @@ async def _wait_healthy(
             raise _not_started("the model server ended", command, cell, stored)
         try:
             async with asked(served._connect, question, bounds) as answer:
-                async for _ in answer.checked():
+                while await answer.next_part() is not None:
                     pass
                 if answer.status == 200:
                     return

@@ -29,7 +29,9 @@ _HOST_GROUP: Final = "the host's control group"
 _KERNEL: Final = "this host's kernel"
 
 
-def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
+def vm_layers(
+    *, emulated: bool, is_root: bool, has_port: bool, has_data: bool = False
+) -> tuple[Layer, ...]:
     """What is between a microVM's workload and this host."""
     uid = "this user's own uid on the host (only root can give it another)"
     if is_root:
@@ -37,6 +39,7 @@ def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, 
     device = "no network device"
     if has_port:
         device = "one network device, which leads into its range and nowhere else"
+    disks = "two disks" if has_data else "one disk"
     hardware = "the processor (KVM) and QEMU's few devices"
     return (
         Layer(
@@ -49,7 +52,7 @@ def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, 
         ),
         Layer(
             name="microvm",
-            what=f"a virtual machine with a kernel of its own; no disk but read-only ones; {device}",
+            what=f"a virtual machine with a kernel of its own; {disks}, read-only; {device}",
             enforced_by="QEMU's emulator (TCG)" if emulated else hardware,
             state="emulated" if emulated else "hardware",
         ),

@@ -263,7 +263,9 @@ def _microvm(
     return Isolation(
         tier=Tier.MICROVM,
         jail=jail,
-        layers=explain_cell.vm_layers(emulated=emulated, is_root=facts.is_root, has_port=has_port),
+        layers=explain_cell.vm_layers(
+            emulated=emulated, is_root=facts.is_root, has_port=has_port, has_data=has_data
+        ),
         bounds=explain_cell.microvm_bounds(resources, shape, jail, controllers),
         warnings=tuple(explain.vm_warnings(facts, shape, emulated=emulated)),
         emulated=emulated,
