@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from belljar.cli.console import CommandGroup, json_option, print_json, progress, table_lines
+from belljar.cli.console import (
+    CommandGroup,
+    json_option,
+    print_json,
+    progress,
+    run_async,
+    table_lines,
+    tier_option,
+)
+from belljar.errors import HostError
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
@@ -112,6 +122,68 @@ def image(*, as_json: bool) -> None:
             report=report,
         )
     print_image(made, as_json=as_json)
+
+
+@model.command()
+@click.argument("policy", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; 0: any free.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="A unix socket instead, for this user alone."
+)
+@tier_option()
+@json_option("Print address and token as one JSON object.")
+def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_json: bool) -> int:
+    """Serve the model of the policy FILE to OpenAI-compatible clients of this host.
+
+    Prints an address and a token, which each request needs as `Authorization: Bearer TOKEN`
+    (an OpenAI client's API key). The server runs in a cell without a network device; requests and
+    answers are recorded. Ends with Ctrl-C.
+    """
+    return run_async(_serve, policy, port, socket, tier, as_json=as_json)
+
+
+async def _serve(
+    policy: Path, port: int, socket: Path | None, tier: str | None, *, as_json: bool
+) -> int:
+    import secrets
+
+    import anyio
+    from anyio.abc import SocketAttribute
+
+    from belljar.cell import start_run
+    from belljar.events import Actor
+    from belljar.model.front import serve_clients
+    from belljar.model.serve import load_model, open_model
+    from belljar.policy import with_tier
+
+    loaded = with_tier(load_model(policy), tier)
+    token = secrets.token_urlsafe(32)
+    with start_run("model", str(policy), ["model", "serve", str(policy)]) as run:
+        async with open_model(loaded, run=run, actor=Actor.OPERATOR) as served:
+            listener: Any
+            try:
+                if socket is None:
+                    listener = await anyio.create_tcp_listener(
+                        local_host="127.0.0.1", local_port=port
+                    )
+                else:
+                    listener = await anyio.create_unix_listener(socket, mode=0o600)
+            except OSError as error:
+                where = str(socket or port)
+                raise HostError(f"can't listen: {error.strerror}", where=where) from error
+            async with listener:
+                address = str(socket)
+                if socket is None:
+                    bound = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's
+                    address = f"http://127.0.0.1:{bound}/v1"
+                shown = {"address": address, "token": token, "model": served.name}
+                shown |= {"cell": served.cell.id, "run": run.run_id}
+                if as_json:
+                    click.echo(json.dumps(shown))
+                else:
+                    click.echo("\n".join(f"{name:<8} {value}" for name, value in shown.items()))
+                await serve_clients(listener, served, token)
+    return 0
 
 
 def _print(found: StoredWeights, *, as_json: bool) -> None:

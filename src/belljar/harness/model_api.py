@@ -17,7 +17,7 @@ from typing_extensions import override
 from belljar.errors import BelljarError
 from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session
-from belljar.model.http import BrokenOffError, Question
+from belljar.model.http import Question
 from belljar.model.serve import Asked, load_model
 from belljar.policy import LoadedPolicy
 
@@ -82,8 +82,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
         """Not when the cell or its server is gone, or broke the protocol."""
         cause: BaseException | None = ex
         while cause is not None:
-            is_final = isinstance(cause, BelljarError) and not isinstance(cause, BrokenOffError)
-            if is_final or isinstance(cause, TimeoutError):
+            if isinstance(cause, BelljarError | TimeoutError):
                 return RetryDecision.no()
             cause = cause.__cause__
         return super().should_retry(ex)

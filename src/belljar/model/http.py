@@ -1,7 +1,7 @@
 """HTTP/1.1 to a model server in a cell, over a byte stream; the server is hostile.
 
 Its answer is bounded in size and time, and must be JSON, or server-sent events of JSON. What breaks
-that is a `ServerViolation`; the caller ends the cell.
+that is a `ServerViolationError`; the caller ends the cell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import h11
 from anyio.abc import ByteStream
 
 from belljar.dataclass import dataclass
-from belljar.errors import CellError
 from belljar.units import format_size, printable
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
@@ -33,7 +32,15 @@ _DONE: Final = b"[DONE]"
 _KEPT_ANSWERS: Final = frozenset({b"content-type", b"retry-after"})
 
 
-class ServerViolation(CellError):  # noqa: N818 - named for what the server did
+class ServerError(Exception):
+    """What a server did wrong. Not a `CellError`: the cell's channel is sound."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class ServerViolationError(ServerError):
     """The server sent what no such server sends, or too much of it."""
 
 
@@ -102,12 +109,12 @@ class Answer:
         self.is_stream = kind == EVENT_STREAM.encode()
         if len(kinds) != 1 or kind not in (b"application/json", EVENT_STREAM.encode()):
             shown = printable(kind, max_chars=60) or "nothing"
-            raise ServerViolation(f"the server's answer is {shown}, not JSON")
+            raise ServerViolationError(f"the server's answer is {shown}, not JSON")
 
     async def next_part(self) -> bytes | None:
         """More of the body, checked: all of it if it is JSON, whole lines if it is a stream.
 
-        None at its end. Raises `ServerViolation`; `BrokenOffError` when it is not whole.
+        None at its end. Raises `ServerViolationError`; `BrokenOffError` when it is not whole.
         """
         while not self.is_whole:
             part = await self._receive()
@@ -115,7 +122,7 @@ class Answer:
                 return self._rest()
             self.total_bytes += len(part)
             if self.total_bytes > self._bounds.answer_bytes:
-                raise ServerViolation(
+                raise ServerViolationError(
                     f"an answer of more than {format_size(self._bounds.answer_bytes)}"
                 )
             self._held += part
@@ -132,7 +139,7 @@ class Answer:
             self._is_done = self._is_done or document is None
             self.usage.take(document)
         if len(self._held) > MAX_LINE_BYTES:
-            raise ServerViolation(f"a line of more than {format_size(MAX_LINE_BYTES)}")
+            raise ServerViolationError(f"a line of more than {format_size(MAX_LINE_BYTES)}")
         return lines
 
     def _rest(self) -> bytes | None:
@@ -147,32 +154,32 @@ class Answer:
         return rest or None
 
 
-class BrokenOffError(CellError):
+class BrokenOffError(ServerError):
     """The server ended the connection before its answer was whole, or gave none."""
 
 
 def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """One JSON object. Raises `ServerViolation`."""
+    """One JSON object. Raises `ServerViolationError`."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise ServerViolation("the server's answer is not valid JSON") from None
+        raise ServerViolationError("the server's answer is not valid JSON") from None
     if not isinstance(value, dict) or _depth(value) > MAX_DEPTH:
-        raise ServerViolation("the server's answer is no JSON object of a usual shape")
+        raise ServerViolationError("the server's answer is no JSON object of a usual shape")
     return value
 
 
 def events_of(lines: bytes) -> Iterator[Any]:
     """The JSON documents of server-sent events, in whole lines; None for the end's mark.
 
-    Raises `ServerViolation`.
+    Raises `ServerViolationError`.
     """
     for line in lines.split(b"\n"):
         line = line.rstrip(b"\r")
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
             continue
         if not line.startswith(b"data:"):
-            raise ServerViolation("a stream that is not made of server-sent events")
+            raise ServerViolationError("a stream that is not made of server-sent events")
         data = line[len(b"data:") :].strip()
         yield None if data == _DONE else parse_json(data)
 
@@ -203,7 +210,7 @@ async def asked(connect: Connect, question: Question, bounds: Bounds) -> AsyncIt
     Leaving the block ends the connection, by which a server stops its work. No cancel scope is open
     across the yield: each wait has its own, until the request's one deadline.
 
-    Raises `ServerViolation`, `BrokenOffError`, `TimeoutError`, `OSError` and `CellError` of
+    Raises `ServerViolationError`, `BrokenOffError`, `TimeoutError`, `OSError` and `CellError` of
     `connect`.
     """
     give_up = anyio.current_time() + bounds.timeout_s
@@ -231,7 +238,7 @@ async def asked(connect: Connect, question: Question, bounds: Bounds) -> AsyncIt
                 if has_ended:
                     raise BrokenOffError("the server ended its answer in the middle") from None
                 why = printable(str(error), max_chars=100)
-                raise ServerViolation(f"the server's answer is not HTTP: {why}") from None
+                raise ServerViolationError(f"the server's answer is not HTTP: {why}") from None
             return event
 
         with _until(give_up):

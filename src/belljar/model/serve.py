@@ -23,7 +23,8 @@ from belljar.model.http import (
     Bounds,
     BrokenOffError,
     Question,
-    ServerViolation,
+    ServerError,
+    ServerViolationError,
     asked,
 )
 from belljar.model.presets import LLAMA_IMAGE, server_argv
@@ -159,7 +160,7 @@ class ModelCell:
                 return
             except BaseException as error:
                 self._failed(shown, _reason(error), status, kept)
-                if isinstance(error, ServerViolation):
+                if isinstance(error, ServerViolationError):
                     raise await self._ended(error) from error
                 if isinstance(error, (OSError, BrokenOffError)):
                     await self._check_server(error)
@@ -207,7 +208,7 @@ class ModelCell:
             self.problem = CellError(what, where=f"cell {self.cell.id}")
             raise self.problem from error
 
-    async def _ended(self, error: ServerViolation) -> CellError:
+    async def _ended(self, error: ServerViolationError) -> CellError:
         """End the cell after a violation; the error for every later request."""
         data: dict[str, JsonValue] = {"error": type(error).__name__, "reason": error.what}
         self._run.recorder.record(
@@ -224,7 +225,7 @@ class ModelCell:
 
 
 def _reason(error: BaseException) -> str:
-    what = error.what if isinstance(error, BelljarError) else str(error)
+    what = error.what if isinstance(error, BelljarError | ServerError) else str(error)
     return printable(f"{type(error).__name__}: {what}", max_chars=300)
 
 
@@ -306,7 +307,7 @@ async def _wait_healthy(
                 if answer.status == 200:
                     return
                 why = f"it answered {answer.status}"
-        except ServerViolation as error:
+        except ServerViolationError as error:
             raise _not_started(error.what, command, cell, stored) from error
         except (OSError, TimeoutError, BrokenOffError) as error:
             why = _reason(error)

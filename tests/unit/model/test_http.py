@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -17,7 +18,7 @@ from belljar.model.http import (
     BrokenOffError,
     Connect,
     Question,
-    ServerViolation,
+    ServerViolationError,
     asked,
 )
 
@@ -153,7 +154,7 @@ VIOLATIONS = {
 async def test_what_no_such_server_sends_is_a_violation(name: str) -> None:
     """Wrong types, no JSON, too deep, too long or no HTTP at all: never passed on."""
     bounds = Bounds(answer_bytes=MAX_LINE_BYTES + (2 << 20), timeout_s=30)
-    with pytest.raises(ServerViolation):
+    with pytest.raises(ServerViolationError):
         await ask(VIOLATIONS[name], BOUNDS if name in ("too much", "endless chunks") else bounds)
     assert len(b"".join(VIOLATIONS["endless head"])) > MAX_HEAD_BYTES
 
