@@ -39,8 +39,9 @@ from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import GenerateConfig, get_model
 from inspect_ai.scorer import includes
-from inspect_ai.solver import solver
-from inspect_ai.tool import ToolFunction, tool
+from inspect_ai.solver import generate, solver, use_tools
+from inspect_ai.tool import tool
+from inspect_ai.util import sandbox
 
 @tool
 def add():
@@ -58,21 +59,72 @@ def add():
 def ask():
     async def solve(state, generate):
         config = GenerateConfig(max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
-        first = await get_model().generate(state.messages, config=config)
-        assert first.completion and first.usage.output_tokens, first
-        assert first.choices[0].logprobs.content, first.choices[0]
-        if state.sample_id == "tools":
-            state.output = await get_model().generate("Add 1 and 2.", tools=[add()],
-                tool_choice=ToolFunction("add"), config=GenerateConfig(max_tokens=40, temperature=0))
-            (call,) = state.output.message.tool_calls
-            assert set(call.arguments) == {"a", "b"}, call
+        state.output = await get_model().generate(state.messages, config=config)
+        assert state.output.completion and state.output.usage.output_tokens, state.output
+        assert state.output.choices[0].logprobs.content, state.output.choices[0]
         return state
     return solve
 
+@solver
+def agent():
+    async def solve(state, generate):
+        body = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}'
+        url = "https://api.openai.com/v1/chat/completions"
+        words = ["curl", "-sS", "-H", "Content-Type: application/json", "-H", "Authorization: Bearer x"]
+        result = await sandbox().exec([*words, "-d", body, url], timeout=120)
+        state.output.completion = result.stdout + result.stderr
+        return state
+    return solve
+
+def talking(cells, *solvers, target=""):
+    samples = [Sample(id=name, input="Say hello.", target=target) for name in ("one", "two")]
+    return Task(dataset=samples, solver=list(solvers), scorer=includes(), sandbox=("belljar", cells))
+
 @task
 def talk():
-    samples = [Sample(id=name, input="Say hello.", target="") for name in ("plain", "tools")]
-    return Task(dataset=samples, solver=ask(), scorer=includes(), sandbox=("belljar", "cells.yaml"))
+    return talking("cells.yaml", ask())
+
+@task
+def tools():
+    return talking("cells.yaml", use_tools(add()), generate(), target="it is 3")
+
+@task
+def program():
+    return talking("range.yaml", agent(), target="chat.completion")
+"""
+TOOL_CALLER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def send(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.send({"status": "ok"})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        last, tool = asked["messages"][-1], asked["tools"][0]["function"]["name"]
+        call = {"id": "c1", "type": "function"}
+        call["function"] = {"name": tool, "arguments": json.dumps({"a": 1, "b": 2})}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        if last["role"] == "tool":
+            message = {"role": "assistant", "content": f"it is {last['content']}"}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        self.send({"id": "x", "object": "chat.completion", "created": 1, "model": asked["model"],
+                   "choices": [choice], "usage": usage})
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+RANGE = """
+belljar: 1
+risk: low
+network:
+  stand_ins:
+    model: {kind: openai, names: [api.openai.com]}
 """
 
 
@@ -90,6 +142,7 @@ def folder(
     (tmp_path / "model.yaml").write_text(POLICY)
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cells.yaml").write_text("belljar: 1\nrisk: low\n")
+    (tmp_path / "range.yaml").write_text(RANGE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -107,7 +160,16 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     in the verdict and destroyed; each request is on record. Streamed in the second tier."""
     stream = ["-M", "stream=true"] if tier == "gvisor" else []
     ran = belljar(
-        *("run", "task.py", "--model", "belljar/model.yaml", "--tier", tier, "--json", *stream),
+        *(
+            "run",
+            "task.py@talk",
+            "--model",
+            "belljar/model.yaml",
+            "--tier",
+            tier,
+            "--json",
+            *stream,
+        ),
         timeout_s=500,
     )
     assert ran.returncode == 0, ran.stderr.decode()
@@ -116,14 +178,14 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     assert [row["error"] for row in found["samples"]] == ["", ""]
     (model,) = found["model_cells"]
     assert (model["name"], model["weights"], model["tier"]) == ("smollm2", DIGEST, tier)
-    assert (model["requests"], model["failed"]) == (3, 0)
+    assert (model["requests"], model["failed"]) == (2, 0)
     assert model["completion_tokens"] > 0
     assert [each["phase"] for each in model["probes"]] == ["start", "end"]
     assert model["destroyed"]
     run = clean_after()
     started = events(belljar, run, "model.request.started")
     completed = events(belljar, run, "model.request.completed")
-    assert len(started) == len(completed) == 3
+    assert len(started) == len(completed) == 2
     assert all(each["path"] == "/v1/chat/completions" for each in started)
     plan = json.loads(next(run.glob("plan*.json")).read_text())
     assert plan["network"] is None
@@ -132,11 +194,52 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     assert b"no network device" in judged.stdout
 
 
+def test_a_model_calls_tools(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """A server of the author's own, whose tool calls reach the task and whose answers come back."""
+    (folder / "weights").write_text("none")
+    added = json.loads(belljar("model", "add", "weights", "--json").stdout)
+    server = ["python3", "-c", TOOL_CALLER, "{port}"]
+    model = {"weights": {"sha256": added["digest"]}, "server": server}
+    (folder / "model.yaml").write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
+    ran = belljar("run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json")
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = json.loads(ran.stdout)
+    assert list(found["samples"][0]["scores"].values()) == ["C"]
+    assert found["model_cells"][0]["requests"] == 2
+    clean_after()
+
+
+def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """The range's stand-in `openai` is answered by the model cell, and nothing else exists."""
+    ran = belljar(
+        "run", "task.py@program", "--model", "belljar/model.yaml", "--limit", "1", "--json"
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = json.loads(ran.stdout)
+    assert list(found["samples"][0]["scores"].values()) == ["C"]
+    assert found["verdict"] == "contained"
+    assert found["upstreams"] == []
+    assert found["model_cells"][0]["requests"] == 1
+    clean_after()
+
+
 def test_inspect_eval_finds_the_model_too(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
     """Without Belljar's command line."""
-    argv = [sys.executable, "-m", "inspect_ai", "eval", "task.py", "--model", "belljar/model.yaml"]
+    argv = [
+        sys.executable,
+        "-m",
+        "inspect_ai",
+        "eval",
+        "task.py@talk",
+        "--model",
+        "belljar/model.yaml",
+    ]
     ran = subprocess.run(
         [*argv, "--log-dir", "logs", "--display", "plain", "--limit", "1"],
         env=belljar.environment(),
@@ -175,7 +278,9 @@ def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar)
         "model:", "model:\n  start_timeout: 20s"
     )
     (folder / "model.yaml").write_text(policy)
-    ran = belljar("run", "task.py", "--model", "belljar/model.yaml", "--limit", "1", timeout_s=300)
+    ran = belljar(
+        "run", "task.py@talk", "--model", "belljar/model.yaml", "--limit", "1", timeout_s=300
+    )
     assert ran.returncode != 0
     assert belljar.leftovers() == []
 
@@ -183,8 +288,8 @@ def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar)
 def test_a_wrong_digest_starts_nothing(folder: Path, belljar: Belljar) -> None:
     """No run directory is made; the message says what to do."""
     before = belljar.runs()
-    (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "0" * 64))
-    ran = belljar("run", "task.py", "--model", "belljar/model.yaml")
+    (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "f" * 64))
+    ran = belljar("run", "task.py@talk", "--model", "belljar/model.yaml")
     assert ran.returncode == 3
     assert b"belljar model" in ran.stderr
     assert belljar.runs() == before
@@ -197,7 +302,7 @@ def test_an_interrupted_evaluation_leaves_nothing(
     (folder / "task.py").write_text(
         TASK.replace("max_tokens=4", "max_tokens=900").replace("temperature=0", "temperature=1")
     )
-    process = belljar.start("run", "task.py", "--model", "belljar/model.yaml")
+    process = belljar.start("run", "task.py@talk", "--model", "belljar/model.yaml")
     assert process.stderr is not None
     for line in process.stderr:
         if b"the model answers" in line:
@@ -246,7 +351,8 @@ class serving:  # noqa: N801 - read as a word at its use
 
     def __exit__(self, *_error: object) -> None:
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(timeout=120) == 130
+        self.process.communicate(timeout=120)
+        assert self.process.returncode == 130
 
 
 def test_people_and_clients_are_served_with_a_token(
@@ -256,7 +362,11 @@ def test_people_and_clients_are_served_with_a_token(
     asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     with serving(belljar) as at:
         assert at.ask(asked)["choices"]
-        for refused, status in (({"token": "x"}, 401), ({"path": "/../slots"}, 404)):
+        for refused, status in (
+            ({"token": "x"}, 401),
+            ({"path": "/../slots"}, 404),
+            ({"path": "//x"}, 404),
+        ):
             with pytest.raises(urllib.error.HTTPError) as caught:
                 at.ask(asked, **refused)
             assert caught.value.code == status

@@ -17,8 +17,8 @@ from typing_extensions import override
 from belljar.errors import BelljarError
 from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session
-from belljar.model.http import Question
-from belljar.model.serve import Asked, load_model
+from belljar.model.http import Answer, Question
+from belljar.model.serve import load_model
 from belljar.policy import LoadedPolicy
 
 _BASE_URL: Final = "http://model/v1"
@@ -106,22 +106,22 @@ class CellTransport(httpx2.AsyncBaseTransport):
             body=await request.aread(),
         )
         stack = AsyncExitStack()
-        asked = await stack.enter_async_context(served.ask(question))
+        answer = await stack.enter_async_context(served.ask(question))
         return httpx2.Response(
-            asked.status, headers=list(asked.headers), stream=_Body(stack, asked)
+            answer.status, headers=list(answer.headers), stream=_Body(stack, answer)
         )
 
 
 class _Body(httpx2.AsyncByteStream):
     """The checked body; its end, however it comes, ends the request."""
 
-    def __init__(self, stack: AsyncExitStack, asked: Asked) -> None:
-        self._stack, self._asked = stack, asked
+    def __init__(self, stack: AsyncExitStack, answer: Answer) -> None:
+        self._stack, self._answer = stack, answer
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            while (part := await self._asked.next_part()) is not None:
+            while (part := await self._answer.next_part()) is not None:
                 yield part
         except BaseException as error:
             # It decides what is recorded, and may raise another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -33,11 +34,13 @@ _TIMEOUT_S: Final = 4 * 3600.0
 
 
 def ensure_data_disk(home: Path, directory: Path, disk: Path) -> None:
-    """Blocking. Raises `HostError`: no space, or no mksquashfs."""
-    if disk.exists():
-        return
+    """Made if it is missing, or not as it was made. Blocking.
+
+    Raises `HostError`: no space, or no mksquashfs.
+    """
+    made = disk.with_suffix(".json")
     with locked(home, f"disk-{disk.parent.name[:16]}"):
-        if disk.exists():
+        if _is_as_made(disk, made):
             return
         total_bytes = sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
         need_space(home, total_bytes, "a disk of the weights for microVMs")
@@ -49,6 +52,20 @@ def ensure_data_disk(home: Path, directory: Path, disk: Path) -> None:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             draft.rename(disk)
+            made.write_text(json.dumps(_stamp(disk)))
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
+
+
+def _is_as_made(disk: Path, made: Path) -> bool:
+    try:
+        return bool(json.loads(made.read_text()) == _stamp(disk))
+    except (OSError, ValueError):
+        return False
+
+
+def _stamp(path: Path) -> list[int]:
+    """Every write changes it: the time of the inode can't be set."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]

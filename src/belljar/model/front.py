@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES: Final = 64 << 20
 MAX_CLIENTS: Final = 64
 _READ_TIMEOUT_S: Final = 60.0
+# A server may resolve dots and double slashes, and has more than a client needs beside `/v1/`
+_PATH: Final = re.compile(rb"/v1(/[A-Za-z0-9_-]+)+")
 _ALLOWED: Final = frozenset({b"GET", b"POST"})
 
 
@@ -39,7 +42,7 @@ def checked_request(request: h11.Request, token: str) -> None:
     given = dict(request.headers).get(b"authorization", b"")
     if not hmac.compare_digest(given, f"Bearer {token}".encode()):
         raise RefusedError(401, "give the token as `Authorization: Bearer TOKEN`")
-    if request.method not in _ALLOWED or not request.target.startswith(b"/v1/"):
+    if request.method not in _ALLOWED or _PATH.fullmatch(request.target) is None:
         raise RefusedError(404, "only GET and POST of /v1/ reach the model")
 
 

@@ -15,6 +15,7 @@ import anyio
 import h11
 from anyio.abc import ByteStream
 
+from belljar.capture import Capture
 from belljar.dataclass import dataclass
 from belljar.units import format_size, printable
 
@@ -24,6 +25,8 @@ MAX_HEAD_BYTES: Final = 64 << 10
 MAX_LINE_BYTES: Final = 4 << 20
 """Of one server-sent event: a tool call comes whole in one."""
 MAX_DEPTH: Final = 64
+KEEP_BYTES: Final = 1 << 20
+"""Of a request or an answer, in the record."""
 EVENT_STREAM: Final = "text/event-stream"
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
@@ -83,7 +86,10 @@ class Usage:
 class Answer:
     """An answer whose head has come; its body is checked as it is read.
 
-    `is_whole`: all of it was read, and it is what it should be.
+    Attributes:
+        is_whole: all of it was read, and it is what it should be.
+        kept: what was read, for the record.
+        first_s: when its first part came, on the event loop's clock.
     """
 
     def __init__(
@@ -98,8 +104,9 @@ class Answer:
             (name, value) for name, value in headers if name.lower() in _KEPT_ANSWERS
         )
         self.usage = Usage()
-        self.total_bytes = 0
         self.is_whole = False
+        self.kept = Capture("answer", max_kept_bytes=KEEP_BYTES)
+        self.first_s = 0.0
         self._held = bytearray()
         self._is_done = False
         self._receive = receive
@@ -120,8 +127,9 @@ class Answer:
             part = await self._receive()
             if part is None:
                 return self._rest()
-            self.total_bytes += len(part)
-            if self.total_bytes > self._bounds.answer_bytes:
+            self.first_s = self.first_s or anyio.current_time()
+            self.kept.feed(part)
+            if self.kept.total_bytes > self._bounds.answer_bytes:
                 raise ServerViolationError(
                     f"an answer of more than {format_size(self._bounds.answer_bytes)}"
                 )

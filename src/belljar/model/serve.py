@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -19,6 +18,7 @@ from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.model.http import (
+    KEEP_BYTES,
     Answer,
     Bounds,
     BrokenOffError,
@@ -45,8 +45,7 @@ _HEALTH_INTERVAL_S: Final = 0.2
 _SHOWN_CHARS: Final = 600
 _END_SHOWS_S: Final = 1.0
 """A server's connections end a little before its own end is known."""
-KEEP_TEXT_BYTES: Final = 1 << 20
-"""Of a request or an answer, in the record."""
+Shown: TypeAlias = Mapping[str, JsonValue]
 
 
 def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
@@ -79,30 +78,6 @@ def at_least(loaded: LoadedPolicy, tier: Tier | None) -> LoadedPolicy:
     return loaded if tier is None or tier <= own else with_tier(loaded, tier)
 
 
-class AbandonedError(Exception):
-    """The caller did not read the whole answer."""
-
-
-class Asked:
-    """An answer that is kept for the record while it is read. `first_s`: when its first part came,
-    on the monotonic clock.
-    """
-
-    def __init__(self, answer: Answer, kept: Capture) -> None:
-        self.status, self.headers = answer.status, answer.headers
-        self.is_stream = answer.is_stream
-        self.first_s = 0.0
-        self._answer, self._kept = answer, kept
-
-    async def next_part(self) -> bytes | None:
-        """As `Answer.next_part`."""
-        part = await self._answer.next_part()
-        if part is not None:
-            self.first_s = self.first_s or time.monotonic()
-            self._kept.feed(part)
-        return part
-
-
 class ModelCell:
     """A model server that answers. Made by `open_model`.
 
@@ -128,7 +103,7 @@ class ModelCell:
         return self.policy.policy.name
 
     @asynccontextmanager
-    async def ask(self, question: Question) -> AsyncIterator[Asked]:
+    async def ask(self, question: Question) -> AsyncIterator[Answer]:
         """An answer, to be read in the block; on record before it is sent and when it is over.
 
         At most `parallel` at a time; others wait. Raises `CellError`: the cell died, or broke the
@@ -138,62 +113,54 @@ class ModelCell:
             if self.problem is not None:
                 raise self.problem
             self._requests += 1
-            number, began = self._requests, time.monotonic()
-            shown: dict[str, JsonValue] = {"request": number, "path": printable(question.path)}
-            sent = body_of("request", question.body, KEEP_TEXT_BYTES)
-            started = {**shown, "bytes": sent.total_bytes, "sha256": sent.sha256}
-            self._record(Kind.MODEL_REQUEST_STARTED, started, sent)
-            kept = Capture("answer", max_kept_bytes=KEEP_TEXT_BYTES)
-            status = 0
+            began, answer = anyio.current_time(), None
+            shown: Shown = {"request": self._requests, "path": printable(question.path)}
+            self._record(
+                Kind.MODEL_REQUEST_STARTED, shown, body_of("request", question.body, KEEP_BYTES)
+            )
+            bounds = Bounds(answer_bytes=self.model.answer, timeout_s=self.model.request_timeout)
             try:
-                bounds = Bounds(
-                    answer_bytes=self.model.answer, timeout_s=self.model.request_timeout
-                )
                 async with asked(self._connect, question, bounds) as answer:
-                    status = answer.status
-                    made = Asked(answer, kept)
-                    yield made
-                    if not answer.is_whole:
-                        raise AbandonedError
-            except AbandonedError:
-                self._failed(shown, "the caller gave it up", status, kept)
-                return
+                    yield answer
             except BaseException as error:
-                self._failed(shown, _reason(error), status, kept)
+                self._record_failed(shown, answer, _reason(error))
                 if isinstance(error, ServerViolationError):
                     raise await self._ended(error) from error
                 if isinstance(error, (OSError, BrokenOffError)):
                     await self._check_server(error)
                 raise
-            completed: dict[str, JsonValue] = {
+            if not answer.is_whole:
+                self._record_failed(shown, answer, "the caller gave it up")
+                return
+            completed: Shown = {
                 **shown,
-                "status": status,
-                "bytes": kept.total_bytes,
-                "sha256": kept.sha256,
+                "status": answer.status,
                 "prompt_tokens": answer.usage.prompt_tokens,
                 "completion_tokens": answer.usage.completion_tokens,
-                "first_byte_ms": round((made.first_s - began) * 1000, 3),
-                "duration_ms": round((time.monotonic() - began) * 1000, 3),
+                "first_byte_ms": round((answer.first_s - began) * 1000, 3),
+                "duration_ms": round((anyio.current_time() - began) * 1000, 3),
             }
-            self._record(Kind.MODEL_REQUEST_COMPLETED, completed, kept.body())
+            self._record(Kind.MODEL_REQUEST_COMPLETED, completed, answer.kept.body())
 
-    def _failed(self, shown: dict[str, JsonValue], reason: str, status: int, kept: Capture) -> None:
-        data = {**shown, "reason": reason, "status": status, "bytes": kept.total_bytes}
+    def _record_failed(self, shown: Shown, answer: Answer | None, reason: str) -> None:
+        kept = Capture("answer") if answer is None else answer.kept
+        status = 0 if answer is None else answer.status
+        data: Shown = {**shown, "reason": reason, "status": status}
         self._record(Kind.MODEL_REQUEST_FAILED, data, kept.body())
 
     def _connect(self) -> AbstractAsyncContextManager[ByteStream]:
         return self.cell.connect(self.model.port, keep_bytes=0)
 
-    def _record(self, kind: Kind, data: dict[str, JsonValue], body: Body) -> None:
-        keeps = self.model.record == "text" and body.total_bytes
+    def _record(self, kind: Kind, data: Shown, body: Body) -> None:
         is_asked = kind is Kind.MODEL_REQUEST_STARTED
+        keeps = self.model.record == "text" and body.total_bytes
         event = Event(
             kind=kind,
             cell_id=self.cell.id,
             actor=Actor.HARNESS if is_asked else Actor.GUEST,
             # Tokens and text are the server's word; sizes and times were seen here.
             trust=Trust.HOST_OBSERVED if is_asked else Trust.GUEST_REPORTED,
-            data=data,
+            data={**data, "bytes": body.total_bytes, "sha256": body.sha256},
             bodies=(body,) if keeps else (),
         )
         self._run.recorder.record(event)
