@@ -68,7 +68,7 @@ def ask():
 @solver
 def agent():
     async def solve(state, generate):
-        body = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}'
+        body = '{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}'
         url = "https://api.openai.com/v1/chat/completions"
         words = ["curl", "-sS", "-H", "Content-Type: application/json", "-H", "Authorization: Bearer x"]
         result = await sandbox().exec([*words, "-d", body, url], timeout=120)
@@ -370,4 +370,5 @@ def test_people_and_clients_are_served_with_a_token(
             with pytest.raises(urllib.error.HTTPError) as caught:
                 at.ask(asked, **refused)
             assert caught.value.code == status
+            caught.value.close()
     assert len(events(belljar, clean_after(), "model.request.started")) == 1

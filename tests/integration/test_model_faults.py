@@ -20,7 +20,7 @@ from belljar.events import Kind
 from belljar.ledger import Line, read_events, verify
 from belljar.model.http import BrokenOffError, Question
 from belljar.model.serve import ModelCell, at_least, load_model, open_model
-from belljar.model.weights import add_weights
+from belljar.model.weights import add_weights, remove_weights
 from belljar.policy import Tier
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
@@ -236,6 +236,17 @@ async def test_requests_beyond_parallel_wait(world: World) -> None:
         line.kind for line in world.events(Kind.MODEL_REQUEST_STARTED, Kind.MODEL_REQUEST_COMPLETED)
     ]
     assert kinds == [Kind.MODEL_REQUEST_STARTED, Kind.MODEL_REQUEST_COMPLETED] * 3
+
+
+async def test_two_cells_share_one_models_weights(world: World) -> None:
+    """Both answer; the weights stay while one of them runs."""
+    async with world.model() as one:
+        async with world.model() as other:
+            assert await ask(one)
+            assert await ask(other)
+        with pytest.raises(HostError, match="in use"):
+            remove_weights("weights.bin", home=world.home)
+        assert await ask(one)
 
 
 async def test_a_cancelled_request_leaves_the_cell_usable(world: World) -> None:

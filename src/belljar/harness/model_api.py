@@ -97,8 +97,7 @@ class CellTransport(httpx2.AsyncBaseTransport):
     @override
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Raises `BelljarError`, `TimeoutError`, `OSError`; the SDK keeps them as causes."""
-        session = current_session()
-        served = await session.models.get(session, self._policy)
+        served = await current_session().model_cell(self._policy)
         question = Question(
             method=request.method,
             path=request.url.raw_path.decode("ascii"),

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from inspect_ai.hooks import Hooks, RunEnd, hooks
-from typing_extensions import override
 
-from belljar.errors import BelljarError, ContainmentBreach, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.harness.source import print_status
 from belljar.model.serve import ModelCell, at_least, load_model, open_model
 from belljar.policy import Tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.harness.session import Session
+    from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
 
 PREFIX: Final = "belljar/"
@@ -44,7 +42,7 @@ class ModelCells:
         one.
         """
         for served in self._open.values():
-            if served.cell.plan.tier < tier:
+            if Tier(served.cell.tier) < tier:
                 what = (
                     f"the model cell runs in tier `{served.cell.tier}`, which is less than this "
                     f"sample's, `{tier}`"
@@ -53,10 +51,10 @@ class ModelCells:
                 raise PolicyError(what, where=printable(served.policy.source), hint=hint)
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
-    async def get(self, session: Session, policy: LoadedPolicy) -> ModelCell:
+    async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
         """The model cell of this policy, opened if needed. Raises as `open_model`.
 
-        One that could not be opened is not tried again: the evaluation ends.
+        One that could not be opened is not tried again.
         """
         async with self._opening:
             if (failed := self._failed.get(policy.source)) is not None:
@@ -64,28 +62,17 @@ class ModelCells:
             if (served := self._open.get(policy.source)) is None:
                 raised = at_least(policy, self.tier)
                 print_status(f"belljar: starting the model cell of {printable(policy.source)}")
-                opening = open_model(raised, run=session.ensure_run(), home=session.home)
+                opening = open_model(raised, run=run, home=home)
                 try:
                     served = await self._stack.enter_async_context(opening)
                 except BelljarError as error:
                     self._failed[policy.source] = error
-                    self._give_up(session, error)
                     raise
                 self._open[policy.source] = served
                 print_status(f"belljar: the model answers, in {served.cell!r}")
             return served
 
-    @staticmethod
-    def _give_up(session: Session, error: BelljarError) -> None:
-        """Without its model an evaluation has nothing to do."""
-        if isinstance(error, ContainmentBreach):
-            session.breached(error)
-            return
-        session.refusal = session.refusal or error
-        if session.stop is not None:
-            session.stop()
-
-    async def close(self, session: Session) -> None:
+    async def close(self) -> list[BelljarError]:
         """Destroy them with proof; what goes wrong is the run's."""
         self._open.clear()
         self._failed.clear()
@@ -94,7 +81,8 @@ class ModelCells:
             try:
                 await stack.aclose()
             except BelljarError as error:
-                session.breaches.append(error)
+                return [error]
+        return []
 
 
 def named_models(model: object) -> list[str]:
@@ -107,24 +95,3 @@ def check_models(model: object, home: Path | None) -> None:
     """Refuse wrong models before anything starts. Raises `PolicyError`, `HostError`."""
     for name in named_models(model):
         load_model(Path(name), home=home)
-
-
-@hooks(name="belljar_model_cells", description="Closes the model cells of an evaluation.")
-class CloseModels(Hooks):
-    """For evaluations whose tasks have no sandbox of ours."""
-
-    @override
-    def enabled(self) -> bool:
-        """Only while a model cell runs."""
-        from belljar.harness.session import current_session
-
-        return current_session().models.is_open
-
-    @override
-    async def on_run_end(self, data: RunEnd) -> None:
-        """Close what is still open."""
-        from belljar.harness.session import current_session
-
-        session = current_session()
-        if not session.users:
-            await session.models.close(session)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
     from belljar.ledger import RunDirectory
+    from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
     from belljar.report.reasons import ReasonCode
@@ -115,6 +116,22 @@ class Session:
                 self.source.start_run("inspect", sys.argv, home=self.home)
             )
         return self.run
+
+    async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
+        """The model cell of this policy, opened if needed. Raises as `open_model`.
+
+        Without its model an evaluation has nothing to do: it ends.
+        """
+        try:
+            return await self.models.get(policy, self.ensure_run(), self.home)
+        except ContainmentBreach as error:
+            self.breached(error)
+            raise
+        except BelljarError as error:
+            if self.stop is not None and self.refusal is None:
+                self.stop()
+            self.refusal = self.refusal or error
+            raise
 
     def show_once(self, notes: Iterable[str]) -> None:
         """Print each note once in this session."""

@@ -256,6 +256,7 @@ def blast_radius(
             "this host by one byte pipe, whose every frame is checked",
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
+            *(() if policy.model is None or policy.model.gpu is None else (_GPU,)),
         ),
         consume=tuple(f"{each.what}: {each.most}" for each in held),
     )
@@ -266,6 +267,10 @@ def _weights(model: ModelBlock) -> tuple[str, ...]:
     return (f"{shown}, read-only; other cells of this model see the same files",)
 
 
+_GPU: Final = (
+    "GPUs would put this host's graphics driver, code of its kernel, and the memory of the device "
+    "in the cell's reach: refused in this version"
+)
 _HOST_TOOLS: Final = (
     "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
 )

@@ -15,7 +15,7 @@ from belljar.policy import Tier
 
 def running_in(tier: Tier) -> Any:  # noqa: ANN401 - stands for a `ModelCell`
     """A model cell of this tier."""
-    cell = SimpleNamespace(tier=tier.value, plan=SimpleNamespace(tier=tier))
+    cell = SimpleNamespace(tier=tier.value)
     return SimpleNamespace(cell=cell, policy=SimpleNamespace(source="model.yaml"))
 
 
