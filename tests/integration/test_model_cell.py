@@ -249,9 +249,9 @@ def test_inspect_eval_finds_the_model_too(
     )
     assert ran.returncode == 0, ran.stderr.decode()
     run = clean_after()
-    assert len(events(belljar, run, "model.request.completed")) == 1
     verdict = json.loads(belljar("verdict", str(run), "--json").stdout)
-    assert verdict["verdict"] == "contained"
+    assert verdict["verdict"] == "contained", ran.stdout.decode()
+    assert len(events(belljar, run, "model.request.completed")) == 1, ran.stdout.decode()
 
 
 def test_a_microvm_serves_the_same_model(folder: Path, belljar: Belljar) -> None:
