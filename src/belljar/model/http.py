@@ -27,12 +27,12 @@ MAX_LINE_BYTES: Final = 4 << 20
 MAX_DEPTH: Final = 64
 KEEP_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
-EVENT_STREAM: Final = "text/event-stream"
+_JSON: Final = b"application/json"
+_EVENT_STREAM: Final = b"text/event-stream"
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
 )
 _DONE: Final = b"[DONE]"
-_KEPT_ANSWERS: Final = frozenset({b"content-type", b"retry-after"})
 
 
 class ServerError(Exception):
@@ -100,9 +100,6 @@ class Answer:
         bounds: Bounds,
     ) -> None:
         self.status = status
-        self.headers = tuple(
-            (name, value) for name, value in headers if name.lower() in _KEPT_ANSWERS
-        )
         self.usage = Usage()
         self.is_whole = False
         self.kept = Capture("answer", max_kept_bytes=KEEP_BYTES)
@@ -113,10 +110,14 @@ class Answer:
         self._bounds = bounds
         kinds = [value for name, value in headers if name.lower() == b"content-type"]
         kind = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
-        self.is_stream = kind == EVENT_STREAM.encode()
-        if len(kinds) != 1 or kind not in (b"application/json", EVENT_STREAM.encode()):
+        if len(kinds) != 1 or kind not in (_JSON, _EVENT_STREAM):
             shown = printable(kind, max_chars=60) or "nothing"
             raise ServerViolationError(f"the server's answer is {shown}, not JSON")
+        self.is_stream = kind == _EVENT_STREAM
+        # A client waits as long as it is told: minutes at most
+        pauses = (each for each in headers if each[0].lower() == b"retry-after")
+        short = (each for each in pauses if each[1].isdigit() and len(each[1]) < 4)
+        self.headers = ((b"content-type", kind), *short)
 
     async def next_part(self) -> bytes | None:
         """More of the body, checked: all of it if it is JSON, whole lines if it is a stream.
@@ -134,8 +135,11 @@ class Answer:
                     f"an answer of more than {format_size(self._bounds.answer_bytes)}"
                 )
             self._held += part
-            if self.is_stream and (lines := self._lines()):
-                return lines
+            # Only a part with a line's end is searched: a part may be one byte of a long line
+            if self.is_stream and b"\n" in part:
+                return self._lines()
+            if self.is_stream and len(self._held) > MAX_LINE_BYTES:
+                raise ServerViolationError(f"a line of more than {format_size(MAX_LINE_BYTES)}")
         return None
 
     def _lines(self) -> bytes:
@@ -146,8 +150,6 @@ class Answer:
         for document in events_of(lines):
             self._is_done = self._is_done or document is None
             self.usage.take(document)
-        if len(self._held) > MAX_LINE_BYTES:
-            raise ServerViolationError(f"a line of more than {format_size(MAX_LINE_BYTES)}")
         return lines
 
     def _rest(self) -> bytes | None:

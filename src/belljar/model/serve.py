@@ -235,7 +235,7 @@ async def open_model(
             await _wait_healthy(served, command, stored)
             yield served
         finally:
-            if served.problem is None and cell.destruction is None:
+            if cell.destruction is None:
                 with anyio.CancelScope(shield=True):
                     await _probe_at_end(cell, run)
         await anyio.to_thread.run_sync(verify_weights, stored)

@@ -180,3 +180,21 @@ async def test_a_silent_server_is_given_up_at_the_deadline(script: list[bytes]) 
     """One deadline for all of a request."""
     with pytest.raises(TimeoutError):
         await ask(script, Bounds(answer_bytes=1 << 20, timeout_s=0.05), is_silent=True)
+
+
+async def test_of_the_servers_headers_only_two_are_passed_on() -> None:
+    """The type that was checked, and a pause of minutes at most."""
+    got, _ = await ask(
+        [answer(b"{}", "application/json; charset=utf-8", "Retry-After: 30", "Set-Cookie: a=b")]
+    )
+    assert got.headers == ((b"content-type", b"application/json"), (b"retry-after", b"30"))
+    got, _ = await ask([answer(b"{}", "application/json", "Retry-After: 86400")])
+    assert got.headers == ((b"content-type", b"application/json"),)
+
+
+async def test_a_line_that_comes_in_single_bytes_costs_no_more() -> None:
+    """A server that sends a long line so makes nobody search it again and again."""
+    text = b'data: {"a": "' + b"x" * 300_000 + b'"}\n\ndata: [DONE]\n\n'
+    with anyio.fail_after(20):
+        _, body = await ask([stream()[0], *(b"1\r\n%c\r\n" % byte for byte in text), b"0\r\n\r\n"])
+    assert body == text
