@@ -195,6 +195,8 @@ async def test_of_the_servers_headers_only_two_are_passed_on() -> None:
 async def test_a_line_that_comes_in_single_bytes_costs_no_more() -> None:
     """A server that sends a long line so makes nobody search it again and again."""
     text = b'data: {"a": "' + b"x" * 300_000 + b'"}\n\ndata: [DONE]\n\n'
-    with anyio.fail_after(20):
-        _, body = await ask([stream()[0], *(b"1\r\n%c\r\n" % byte for byte in text), b"0\r\n\r\n"])
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
+    parts = (chunks[at : at + 65536] for at in range(0, len(chunks), 65536))
+    with anyio.fail_after(30):
+        _, body = await ask([stream()[0], *parts])
     assert body == text
