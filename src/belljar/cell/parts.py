@@ -70,7 +70,7 @@ async def prepare(
             from belljar.isolation.microvm import ensure_template
 
             if weights is not None:
-                from belljar.image.data_disk import ensure_data_disk
+                from belljar.isolation.microvm.data_disk import ensure_data_disk
 
                 await anyio.to_thread.run_sync(
                     ensure_data_disk, home, weights.directory, weights.disk

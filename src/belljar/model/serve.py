@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -82,16 +82,20 @@ class ModelCell:
     """A model server that answers. Made by `open_model`.
 
     Attributes:
-        cell: where it runs.
-        policy: of the cell.
+        cell: where it runs, by `policy`.
+        command: the server.
         problem: why it answers no more, once a violation ended it.
     """
 
     def __init__(
-        self, cell: Cell, policy: LoadedPolicy, model: ModelBlock, run: RunDirectory
+        self,
+        cell: Cell,
+        policy: LoadedPolicy,
+        model: ModelBlock,
+        run: RunDirectory,
+        command: BackgroundCommand,
     ) -> None:
-        self.cell, self.policy, self.model = cell, policy, model
-        self.command: BackgroundCommand | None = None
+        self.cell, self.policy, self.model, self.command = cell, policy, model, command
         self.problem: CellError | None = None
         self._run = run
         self._requests = 0
@@ -120,7 +124,7 @@ class ModelCell:
             )
             bounds = Bounds(answer_bytes=self.model.answer, timeout_s=self.model.request_timeout)
             try:
-                async with asked(self._connect, question, bounds) as answer:
+                async with asked(self.connect, question, bounds) as answer:
                     yield answer
             except BaseException as error:
                 self._record_failed(shown, answer, _reason(error))
@@ -148,7 +152,8 @@ class ModelCell:
         data: Shown = {**shown, "reason": reason, "status": status}
         self._record(Kind.MODEL_REQUEST_FAILED, data, kept.body())
 
-    def _connect(self) -> AbstractAsyncContextManager[ByteStream]:
+    def connect(self) -> AbstractAsyncContextManager[ByteStream]:
+        """A stream to the server; the record has no bodies of it."""
         return self.cell.connect(self.model.port, keep_bytes=0)
 
     def _record(self, kind: Kind, data: Shown, body: Body) -> None:
@@ -167,8 +172,6 @@ class ModelCell:
 
     async def _check_server(self, error: BaseException) -> None:
         """Raise, now and from now on, if the server has ended."""
-        if self.command is None:
-            return
         with suppress(TimeoutError):
             output = await self.command.wait(timeout_s=_END_SHOWS_S)
             what = f"the model server ended with status {output.returncode}"
@@ -219,25 +222,19 @@ async def open_model(
         raise PolicyError("it is not the policy of a model cell", where=policy.source)
     stored = find_weights(model.weights.sha256, home=home)
     await anyio.to_thread.run_sync(verify_weights, stored)
-    async with AsyncExitStack() as stack:
-        opened = open_cell(policy, run=run, home=home, actor=actor)
-        cell = await stack.enter_async_context(opened)
+    async with open_cell(policy, run=run, home=home, actor=actor) as cell:
         await _probe(cell, run, "start")
-        argv = server_argv(
-            model,
-            served=stored.served,
-            threads=policy.policy.resources.cpus,
-            name=policy.policy.name,
-        )
-        served = ModelCell(cell, policy, model, run)
+        cpus, name = policy.policy.resources.cpus, policy.policy.name
+        argv = server_argv(model, served=stored.served, threads=cpus, name=name)
         try:
-            served.command = command = await cell.start(argv)
-            await _wait_healthy(served, command, stored)
+            served = ModelCell(cell, policy, model, run, await cell.start(argv))
+            await _wait_healthy(served, stored)
             yield served
         finally:
             if cell.destruction is None:
-                with anyio.CancelScope(shield=True):
-                    await _probe_at_end(cell, run)
+                # Those that a dead cell lacks are the verdict's business
+                with anyio.CancelScope(shield=True), suppress(CellError):
+                    await _probe(cell, run, "end")
         await anyio.to_thread.run_sync(verify_weights, stored)
 
 
@@ -247,53 +244,39 @@ async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
         raise breach
 
 
-async def _probe_at_end(cell: Cell, run: RunDirectory) -> None:
-    """A dead cell's missing probes are the verdict's business."""
-    try:
-        await _probe(cell, run, "end")
-    except CellError:
-        return
-
-
-async def _wait_healthy(
-    served: ModelCell, command: BackgroundCommand, stored: StoredWeights
-) -> None:
+async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
     """Until the server says that it is ready. Raises `CellError`."""
-    model, cell = served.model, served.cell
-    give_up = anyio.current_time() + model.start_timeout
-    why = "it did not listen"
+    timeout_s = served.model.start_timeout
+    give_up = anyio.current_time() + timeout_s
     question = Question(method="GET", path=HEALTH_PATH)
     bounds = Bounds(answer_bytes=1 << 20, timeout_s=_HEALTH_TIMEOUT_S)
+    why = "it did not listen"
     while anyio.current_time() < give_up:
-        if not command.running:
-            raise _not_started("the model server ended", command, cell, stored)
+        if not served.command.running:
+            raise _not_started("the model server ended", served, stored)
         try:
-            async with asked(served._connect, question, bounds) as answer:
+            async with asked(served.connect, question, bounds) as answer:
                 while await answer.next_part() is not None:
                     pass
                 if answer.status == 200:
                     return
                 why = f"it answered {answer.status}"
         except ServerViolationError as error:
-            raise _not_started(error.what, command, cell, stored) from error
+            raise _not_started(error.what, served, stored) from error
         except (OSError, TimeoutError, BrokenOffError) as error:
             why = _reason(error)
         await anyio.sleep(_HEALTH_INTERVAL_S)
-    within = format_duration(model.start_timeout)
-    raise _not_started(
-        f"the model server did not become healthy in {within}: {why}", command, cell, stored
-    )
+    within = format_duration(timeout_s)
+    what = f"the model server did not become healthy in {within}: {why}"
+    raise _not_started(what, served, stored)
 
 
-def _not_started(
-    what: str, command: BackgroundCommand, cell: Cell, stored: StoredWeights
-) -> CellError:
-    output = command.output()
-    written = (output.stderr + output.stdout)[-_SHOWN_CHARS:]
-    shown = printable(written, max_chars=_SHOWN_CHARS)
+def _not_started(what: str, served: ModelCell, stored: StoredWeights) -> CellError:
+    output = served.command.output()
+    shown = printable((output.stderr + output.stdout)[-_SHOWN_CHARS:], max_chars=_SHOWN_CHARS)
     words = f"; it wrote: {shown}" if shown else ""
     return CellError(
         f"{what}{words}",
-        where=f"cell {cell.id}, weights {printable(stored.name)}",
+        where=f"cell {served.cell.id}, weights {printable(stored.name)}",
         hint=f"check `resources.memory` and the image (`{LLAMA_IMAGE}` for llama_cpp)",
     )

@@ -19,11 +19,12 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
+from belljar.isolation.program_root import file_stamp
 from belljar.policy.loaded import ReadOnlyData
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked, retire_unclaimed
@@ -109,25 +110,22 @@ def add_weights(
             with locked(home, DIRECTORY):
                 with suppress(HostError):
                     return find_weights(digest, home=home)
-                for each in (scratch, *(d for d in (scratch / "data").rglob("*") if d.is_dir())):
+                for each in (scratch, *filter(Path.is_dir, scratch.rglob("*"))):
                     each.chmod(0o755)
-                (scratch / "data").chmod(0o755)
                 about = {
                     "format": _FORMAT,
                     "name": source.resolve().name,
                     "directory": is_directory,
                     "size_bytes": total_bytes,
                     "files": files,
-                    "stamps": _stamps(scratch / "data", files),
+                    "stamps": {name: file_stamp(scratch / "data" / name) for name in files},
                 }
                 (scratch / "weights.json").write_text(json.dumps(about, sort_keys=True))
                 if (parent / digest).exists():  # its description is damaged
                     remove_tree(parent / digest)
-                (scratch).rename(parent / digest)
+                scratch.rename(parent / digest)
             return find_weights(digest, home=home)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not source.exists():
-            raise PolicyError("no such file or directory", where=printable(str(source))) from error
         raise HostError(
             f"the weights can't be added: {error.strerror}",
             where=printable(str(error.filename or source)),
@@ -188,7 +186,7 @@ def verify_weights(weights: StoredWeights) -> None:
     hint = "remove them (`belljar model rm`) and add the right ones"
     try:
         present = dict(_listed(directory))
-        now = {name: _stamp(path) for name, path in present.items()}
+        now = {name: file_stamp(path) for name, path in present.items()}
         differing = changed(weights.stamps, now)
         if not differing:
             return
@@ -196,7 +194,7 @@ def verify_weights(weights: StoredWeights) -> None:
         if missing:
             what = f"{printable(missing[0])} is missing from the store"
             raise HostError(what, where=where, hint=hint)
-        files = {name: _digest(path) for name, path in present.items()}
+        files = {name: file_digest(path) for name, path in present.items()}
     except OSError as error:
         raise HostError(f"they can't be read: {error.strerror}", where=where, hint=hint) from error
     wrong = [name for name, digest in files.items() if weights.files.get(name) != digest]
@@ -222,17 +220,14 @@ def _listed(source: Path) -> Iterator[tuple[str, Path]]:
         return
     if not source.is_dir():
         raise PolicyError("no such file or directory", where=printable(str(source)))
-    count = 0
-    for path in sorted(source.rglob("*")):
-        if path.is_dir() and not path.is_symlink():
-            continue
+    paths = [path for path in sorted(source.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    if len(paths) > MAX_FILES:
+        raise PolicyError(f"more than {MAX_FILES} files", where=printable(str(source)))
+    for path in paths:
         # Model hubs keep files as links into a cache: their content is what is meant
         if not path.is_file():
             raise PolicyError("neither a file nor a directory", where=printable(str(path)))
-        count += 1
-        if count > MAX_FILES:
-            raise PolicyError(f"more than {MAX_FILES} files", where=printable(str(source)))
-        yield str(PurePosixPath(path.relative_to(source))), path
+        yield path.relative_to(source).as_posix(), path
 
 
 def _take(source: Path, target: Path) -> str:
@@ -245,7 +240,7 @@ def _take(source: Path, target: Path) -> str:
             with target.open("xb") as copy:
                 shutil.copyfileobj(file, copy, 1 << 20)
                 os.fchmod(copy.fileno(), 0o444)
-    return _digest(target)
+    return file_digest(target)
 
 
 def _reflink(source: int, target: Path) -> bool:
@@ -270,18 +265,10 @@ def _link(source: Path, target: Path, found: os.stat_result) -> bool:
     return True
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """A file's SHA-256. Raises `OSError`."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _stamp(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
-def _stamps(directory: Path, files: Mapping[str, str]) -> dict[str, list[int]]:
-    return {name: _stamp(directory / name) for name in files}
 
 
 def _read(path: Path) -> StoredWeights | None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError, PolicyError
+from belljar.isolation.program_root import file_stamp
 from belljar.model.weights import (
     StoredWeights,
     add_weights,
@@ -110,12 +111,8 @@ def test_the_original_may_go(source: Path, added: StoredWeights) -> None:
     source.unlink()
     verify_weights(added)
     again = find_weights(added.digest, home=added.path.parents[1])
-    assert not changed(again.stamps, {added.served: _stamp(added.data.directory / added.served)})
-
-
-def _stamp(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    stamp = file_stamp(added.data.directory / added.served)
+    assert not changed(again.stamps, {added.served: stamp})
 
 
 def test_weights_in_use_stay(added: StoredWeights) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.image.tools import run_tool, tool
+from belljar.isolation.program_root import file_stamp
 from belljar.store.home import need_space
 from belljar.store.locks import locked
 
@@ -52,7 +53,7 @@ def ensure_data_disk(home: Path, directory: Path, disk: Path) -> None:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             draft.rename(disk)
-            made.write_text(json.dumps(_stamp(disk)))
+            made.write_text(json.dumps(file_stamp(disk)))
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -60,12 +61,6 @@ def ensure_data_disk(home: Path, directory: Path, disk: Path) -> None:
 
 def _is_as_made(disk: Path, made: Path) -> bool:
     try:
-        return bool(json.loads(made.read_text()) == _stamp(disk))
+        return bool(json.loads(made.read_text()) == file_stamp(disk))
     except (OSError, ValueError):
         return False
-
-
-def _stamp(path: Path) -> list[int]:
-    """Every write changes it: the time of the inode can't be set."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
