@@ -1,8 +1,10 @@
-"""A model server in a cell against the same server on this host: `python bench/bench_model.py [--tiers container,gvisor] [--rounds N] [--json]`.
+"""A model server in a cell against the same server on this host:
+`python bench/bench_model.py [--tiers container,gvisor] [--rounds N] [--json]`.
 
-llama.cpp's server with SmolLM2 (`belljar model image`, `belljar model get smollm2`), one thread a processor. First token and tokens a second of a streamed answer, round trips
-of a request that computes nothing, and the time until the server answers. Host and cells take turns; the client is the same for both. On the host the server's package is
-fetched once into `build/`.
+llama.cpp's server with SmolLM2 (`belljar model image`, `belljar model get smollm2`), a thread a
+processor: the first token and tokens a second of a streamed answer, round trips of a request that
+computes nothing, the time until a cell's server answers. Host and cells take turns; the client is
+the same. The server's package for the host is fetched once into `build/`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from anyio.abc import ByteStream
 
 from belljar.cell import start_run
 from belljar.model.fetch import PUBLISHED
-from belljar.model.http import Bounds, BrokenOffError, Connect, Question, asked
+from belljar.model.http import Bounds, Connect, Question, ServerError, asked
 from belljar.model.presets import LLAMA_IMAGE, LLAMA_PIP, server_argv
 from belljar.model.serve import HEALTH_PATH, load_model, open_model
 from belljar.model.weights import find_weights
@@ -82,9 +84,9 @@ async def measure(connect: Connect, number: int) -> dict[str, float]:
     }
 
 
-@asynccontextmanager
-async def on_host() -> AsyncIterator[Connect]:
-    """The same program on this host's loopback."""
+@contextmanager
+def host_server() -> Iterator[int]:
+    """The same program on this host's loopback; its port."""
     packages = Path(__file__).parents[1] / "build" / "model-host"
     if not packages.is_dir():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages)]
@@ -100,22 +102,27 @@ async def on_host() -> AsyncIterator[Connect]:
     env = {**os.environ, "PYTHONPATH": str(packages)}
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([sys.executable, *words], env=env, stdout=quiet, stderr=quiet)
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def connect_host(port: int) -> Connect:
+    """As `ModelCell.connect`, once the server answers."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[ByteStream]:
         async with await anyio.connect_tcp("127.0.0.1", port) as stream:
             yield stream
 
-    try:
-        while process.poll() is None:
-            with suppress(OSError, BrokenOffError):
+    with anyio.fail_after(120):
+        while True:
+            with suppress(OSError, ServerError):
                 await whole(connect, HEALTH)
-                break
+                return connect
             await anyio.sleep(0.2)
-        yield connect
-    finally:
-        process.terminate()
-        process.wait()
 
 
 async def rounds(tiers: list[str], count: int) -> dict[str, dict[str, list[float]]]:
@@ -123,7 +130,7 @@ async def rounds(tiers: list[str], count: int) -> dict[str, dict[str, list[float
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with AsyncExitStack() as stack:
         run = stack.enter_context(start_run("bench", "model", []))
-        connects: dict[str, Connect] = {"host": await stack.enter_async_context(on_host())}
+        connects = {"host": await connect_host(stack.enter_context(host_server()))}
         for tier in tiers:
             began = time.perf_counter()
             loaded = with_tier(load_model(POLICY), tier)

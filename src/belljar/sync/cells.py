@@ -20,7 +20,7 @@ from belljar.cell import open as cell_open
 from belljar.cell.background import BackgroundCommand as AsyncBackgroundCommand
 from belljar.cell.background import OutputSoFar
 from belljar.cell.cell import Cell as AsyncCell
-from belljar.cell.connection import CONNECT_TIMEOUT_S
+from belljar.cell.connection import CONNECT_TIMEOUT_S, KEEP_STREAM_BYTES
 from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
 from belljar.cell.lease import DEFAULT_SIZE
@@ -287,9 +287,12 @@ class Cell(_Facade[AsyncCell]):
         *,
         user: str | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
+        keep_bytes: int = KEEP_STREAM_BYTES,
     ) -> AbstractContextManager[CellStream]:
         """See `belljar.Cell.connect`."""
-        connected = self._inner.connect(target, user=user, timeout_s=timeout_s)
+        connected = self._inner.connect(
+            target, user=user, timeout_s=timeout_s, keep_bytes=keep_bytes
+        )
         return _entered(connected, CellStream, self._loop)
 
     upload = _waiting(AsyncCell.upload)
