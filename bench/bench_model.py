@@ -27,9 +27,10 @@ import anyio
 from anyio.abc import ByteStream
 
 from belljar.cell import start_run
+from belljar.image.store import MODEL_IMAGE
 from belljar.model.fetch import PUBLISHED
 from belljar.model.http import Bounds, Connect, Question, ServerError, asked
-from belljar.model.presets import LLAMA_IMAGE, LLAMA_PIP, server_argv
+from belljar.model.presets import LLAMA_PIP, server_argv
 from belljar.model.serve import HEALTH_PATH, load_model, open_model
 from belljar.model.weights import find_weights
 from belljar.policy import with_tier
@@ -42,7 +43,7 @@ POLICY = {
     "belljar": 1,
     "name": "smollm2",
     "risk": "low",
-    "image": LLAMA_IMAGE,
+    "image": MODEL_IMAGE,
     "resources": {"cpus": CPUS, "memory": "1GiB", "disk": "64MiB"},
     "model": MODEL,
 }

@@ -75,16 +75,16 @@ def real_model(home: Path | None = None) -> None:
     """The image of llama.cpp's server and the example's weights in the store, as `belljar model`
     gets them; each once. Raises `BelljarError`."""
     from belljar.image.packages import build_packages
-    from belljar.image.store import Store
+    from belljar.image.store import MODEL_IMAGE, Store
     from belljar.model.fetch import fetch_weights
-    from belljar.model.presets import LLAMA_APT, LLAMA_IMAGE, LLAMA_PIP
+    from belljar.model.presets import LLAMA_APT, LLAMA_PIP
     from belljar.store.home import belljar_home
 
     home = home or belljar_home()
     (ROOT / "build").mkdir(exist_ok=True)
     with locked(ROOT / "build" / "model.lock"):
-        if Store(home).missing(LLAMA_IMAGE) is not None:
-            build_packages(home, LLAMA_IMAGE, base="default", apt=LLAMA_APT, pip=LLAMA_PIP)
+        if Store(home).missing(MODEL_IMAGE) is not None:
+            build_packages(home, MODEL_IMAGE, base="default", apt=LLAMA_APT, pip=LLAMA_PIP)
         fetch_weights("smollm2", home)
 
 

@@ -190,9 +190,10 @@ def model_lines(findings: RunFindings) -> list[str]:
         failed = f", {use.failed:,} failed" if use.failed else ""
         tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
         proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
+        device = "ON A NETWORK" if cell.range_id else "no network device"
         lines.append(
             f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
-            f"{cell.cell_id}, {cell.tier}, no network device; {use.requests:,} request(s){failed}, "
+            f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
             f"{tokens}; probes {probed}; {proven}"
         )
         if cell.death:

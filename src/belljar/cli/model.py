@@ -109,13 +109,14 @@ def image(*, as_json: bool) -> None:
     """
     from belljar.cli.image import print_image
     from belljar.image.packages import build_packages
-    from belljar.model.presets import LLAMA_APT, LLAMA_IMAGE, LLAMA_PIP
+    from belljar.image.store import MODEL_IMAGE
+    from belljar.model.presets import LLAMA_APT, LLAMA_PIP
     from belljar.store.home import belljar_home
 
-    with progress(f"Building {LLAMA_IMAGE}", quiet=as_json) as report:
+    with progress(f"Building {MODEL_IMAGE}", quiet=as_json) as report:
         made = build_packages(
             belljar_home(),
-            LLAMA_IMAGE,
+            MODEL_IMAGE,
             base="default",
             apt=LLAMA_APT,
             pip=LLAMA_PIP,

@@ -9,7 +9,6 @@ from belljar.policy.limits import WEIGHTS_IN_CELL
 if TYPE_CHECKING:
     from belljar.policy.serving import ModelBlock
 
-LLAMA_IMAGE: Final = "llama-cpp"
 LLAMA_APT: Final = ("libgomp1",)
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
 

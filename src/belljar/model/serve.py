@@ -17,6 +17,7 @@ from belljar.cell import open_cell
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 from belljar.host.settings import PolicyLike, resolve_here
+from belljar.image.store import MODEL_IMAGE, Store, find_images
 from belljar.model.http import (
     KEEP_BYTES,
     Answer,
@@ -27,7 +28,7 @@ from belljar.model.http import (
     ServerViolationError,
     asked,
 )
-from belljar.model.presets import LLAMA_IMAGE, server_argv
+from belljar.model.presets import server_argv
 from belljar.model.weights import StoredWeights, find_weights, verify_weights
 from belljar.policy import LoadedPolicy, Tier, demanded_tier, with_tier
 from belljar.probe.run import breach_of, probe_cell
@@ -52,7 +53,7 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
     """The policy of a model cell, with its weights found in the store. Starts nothing.
 
     Raises `PolicyError`: it has no `model` block, or is wrong. `HostError`: the store lacks the
-    weights.
+    weights or the image.
     """
     loaded = resolve_here(policy)
     model = loaded.policy.model
@@ -69,6 +70,7 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
         if place is not None:
             error.hint = f"add them: `belljar model add {printable(place)}`"
         raise
+    find_images(Store(home or belljar_home()), loaded.policy.images)
     return replace(loaded, weights=stored.data)
 
 
@@ -278,5 +280,5 @@ def _not_started(what: str, served: ModelCell, stored: StoredWeights) -> CellErr
     return CellError(
         f"{what}{words}",
         where=f"cell {served.cell.id}, weights {printable(stored.name)}",
-        hint=f"check `resources.memory` and the image (`{LLAMA_IMAGE}` for llama_cpp)",
+        hint=f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)",
     )
