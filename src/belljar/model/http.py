@@ -33,6 +33,7 @@ _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
 )
 _DONE: Final = b"[DONE]"
+_COUNTS: Final = ("prompt_tokens", "completion_tokens")
 
 
 class ServerError(Exception):
@@ -65,24 +66,6 @@ class Question:
     body: bytes = b""
 
 
-@dataclass(slots=True, kw_only=True)
-class Usage:
-    """Token counts, as the server says; None where it says none."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-    def take(self, answer: object) -> None:
-        """Those of one JSON document."""
-        usage = answer.get("usage") if isinstance(answer, dict) else None
-        if not isinstance(usage, dict):
-            return
-        for name in ("prompt_tokens", "completion_tokens"):
-            count = usage.get(name)
-            if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 40:
-                setattr(self, name, count)
-
-
 class Answer:
     """An answer whose head has come; its body is checked as it is read.
 
@@ -90,6 +73,7 @@ class Answer:
         is_whole: all of it was read, and it is what it should be.
         kept: what was read, for the record.
         first_s: when its first part came, on the event loop's clock.
+        tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
     """
 
     def __init__(
@@ -100,7 +84,7 @@ class Answer:
         bounds: Bounds,
     ) -> None:
         self.status = status
-        self.usage = Usage()
+        self.tokens: dict[str, int | None] = dict.fromkeys(_COUNTS)
         self.is_whole = False
         self.kept = Capture("answer", max_kept_bytes=KEEP_BYTES)
         self.first_s = 0.0
@@ -149,7 +133,7 @@ class Answer:
         del self._held[:end]
         for document in events_of(lines):
             self._is_done = self._is_done or document is None
-            self.usage.take(document)
+            self._take_usage(document)
         return lines
 
     def _rest(self) -> bytes | None:
@@ -159,16 +143,23 @@ class Answer:
         if self.is_stream and (rest.strip() or not self._is_done):
             raise BrokenOffError("the server ended its answer in the middle")
         if not self.is_stream:
-            self.usage.take(parse_json(rest))
+            self._take_usage(parse_json(rest))
         self.is_whole = True
         return rest or None
+
+    def _take_usage(self, document: dict[str, Any] | None) -> None:
+        usage = document.get("usage") if document is not None else None
+        for name in _COUNTS if isinstance(usage, dict) else ():
+            count = usage.get(name)
+            if type(count) is int and 0 <= count < 1 << 40:
+                self.tokens[name] = count
 
 
 class BrokenOffError(ServerError):
     """The server ended the connection before its answer was whole, or gave none."""
 
 
-def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+def parse_json(data: bytes) -> dict[str, Any]:
     """One JSON object. Raises `ServerViolationError`."""
     try:
         value = json.loads(data)
@@ -179,7 +170,7 @@ def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     return value
 
 
-def events_of(lines: bytes) -> Iterator[Any]:
+def events_of(lines: bytes) -> Iterator[dict[str, Any] | None]:
     """The JSON documents of server-sent events, in whole lines; None for the end's mark.
 
     Raises `ServerViolationError`.

@@ -141,8 +141,7 @@ class ModelCell:
             completed: Shown = {
                 **shown,
                 "status": answer.status,
-                "prompt_tokens": answer.usage.prompt_tokens,
-                "completion_tokens": answer.usage.completion_tokens,
+                **answer.tokens,
                 "first_byte_ms": round((answer.first_s - began) * 1000, 3),
                 "duration_ms": round((anyio.current_time() - began) * 1000, 3),
             }

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +50,7 @@ class StoredWeights:
     is_directory: bool
     size_bytes: int
     files: Mapping[str, str]
-    stamps: Mapping[str, Sequence[int]]
+    stamps: Mapping[str, list[int]]
     path: Path
 
     @property
@@ -79,12 +79,6 @@ def digest_of_files(files: Mapping[str, str]) -> str:
     """A directory's digest. Pure."""
     lines = "".join(f"{files[path]}  {path}\n" for path in sorted(files))
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def changed(stamps: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[str]:
-    """The files that are missing, new, or not as they were. Pure."""
-    names = sorted({*stamps, *now})
-    return [name for name in names if list(stamps.get(name, ())) != list(now.get(name, ()))]
 
 
 def add_weights(
@@ -187,20 +181,14 @@ def verify_weights(weights: StoredWeights) -> None:
     try:
         present = dict(_listed(directory))
         now = {name: file_stamp(path) for name, path in present.items()}
-        differing = changed(weights.stamps, now)
-        if not differing:
+        if now == weights.stamps:
             return
-        missing = [name for name in differing if name not in now]
-        if missing:
-            what = f"{printable(missing[0])} is missing from the store"
-            raise HostError(what, where=where, hint=hint)
         files = {name: file_digest(path) for name, path in present.items()}
     except OSError as error:
         raise HostError(f"they can't be read: {error.strerror}", where=where, hint=hint) from error
-    wrong = [name for name, digest in files.items() if weights.files.get(name) != digest]
-    if wrong:
-        sizes = f"; it has {format_size(present[wrong[0]].stat().st_size)}"
-        what = f"{printable(wrong[0])} is not what was added: its digest is another{sizes}"
+    if files != weights.files:
+        wrong = sorted(dict(files.items() ^ weights.files.items()))
+        what = f"{printable(wrong[0])} is not what was added: missing, truncated or changed"
         raise HostError(what, where=where, hint=hint)
     # The same bytes: a hard link was made or removed elsewhere, or a time was set
     draft = weights.path / f".weights.json.{os.getpid()}"
