@@ -29,9 +29,7 @@ KEEP_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
 _JSON: Final = b"application/json"
 _EVENT_STREAM: Final = b"text/event-stream"
-_HOP_BY_HOP: Final = frozenset(
-    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
-)
+_SENT: Final = frozenset({b"content-type", b"accept"})
 _DONE: Final = b"[DONE]"
 _COUNTS: Final = ("prompt_tokens", "completion_tokens")
 
@@ -197,9 +195,8 @@ def _depth(value: Any) -> int:  # noqa: ANN401 - JSON
 
 
 def _sent_headers(question: Question) -> list[Header]:
-    """Host and length are ours; what concerns one connection only is left out."""
-    own = {b"host", b"content-length", b"authorization", *_HOP_BY_HOP}
-    kept = [(name, value) for name, value in question.headers if name.lower() not in own]
+    """Host and length are ours. Clients say much of themselves and their host: it is left out."""
+    kept = [(name, value) for name, value in question.headers if name.lower() in _SENT]
     length = str(len(question.body)).encode()
     return [(b"Host", b"model"), (b"Content-Length", length), (b"Connection", b"close"), *kept]
 

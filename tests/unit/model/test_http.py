@@ -27,7 +27,11 @@ BOUNDS = Bounds(answer_bytes=1 << 20, timeout_s=30)
 QUESTION = Question(
     method="POST",
     path="/v1/chat/completions",
-    headers=[(b"Authorization", b"Bearer none"), (b"Content-Type", b"application/json")],
+    headers=[
+        (b"Authorization", b"Bearer none"),
+        (b"X-Stainless-OS", b"Linux"),
+        (b"Content-Type", b"application/json"),
+    ],
     body=b'{"x":1}',
 )
 
@@ -104,15 +108,16 @@ async def ask(
         return got, await whole(got)
 
 
-async def test_a_request_goes_out_whole_and_without_the_callers_key() -> None:
-    """Method, path, length and body are sent; a key would only tell the server something."""
+async def test_a_request_goes_out_whole_and_says_nothing_of_its_client() -> None:
+    """Method, path, length, type and body are sent; no key, and nothing of this host."""
     server = ScriptedServer([answer(b"{}")])
     async with asked(to(server), QUESTION, BOUNDS) as got:
         assert await whole(got) == b"{}"
     head, _, body = server.received.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
     assert b"content-length: 7" in head.lower()
-    assert b"authorization" not in head.lower()
+    names = {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]}
+    assert names == {b"host", b"content-length", b"connection", b"content-type"}
     assert body == b'{"x":1}'
     assert server.is_closed
 
