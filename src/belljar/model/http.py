@@ -146,8 +146,10 @@ class Answer:
         return rest or None
 
     def _take_usage(self, document: dict[str, Any] | None) -> None:
-        usage = document.get("usage") if document is not None else None
-        for name in _COUNTS if isinstance(usage, dict) else ():
+        usage = (document or {}).get("usage")
+        if not isinstance(usage, dict):
+            return
+        for name in _COUNTS:
             count = usage.get(name)
             if type(count) is int and 0 <= count < 1 << 40:
                 self.tokens[name] = count
