@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 HEALTH_PATH: Final = "/health"
 _HEALTH_TIMEOUT_S: Final = 10.0
 _HEALTH_INTERVAL_S: Final = 0.2
+_MAX_INTERVAL_S: Final = 2.0
+"""Each look is a process in the cell, which an emulated one feels."""
 _SHOWN_CHARS: Final = 600
 _END_SHOWS_S: Final = 1.0
 """A server's connections end a little before its own end is known."""
@@ -154,8 +156,9 @@ class ModelCell:
         self._record(Kind.MODEL_REQUEST_FAILED, data, kept.body())
 
     def connect(self) -> AbstractAsyncContextManager[ByteStream]:
-        """A stream to the server; the record has no bodies of it."""
-        return self.cell.connect(self.model.port, keep_bytes=0)
+        """A stream to the server. Its bytes are kept where the guard may look at them."""
+        keep_bytes = KEEP_BYTES if self.model.record == "text" else 0
+        return self.cell.connect(self.model.port, keep_bytes=keep_bytes)
 
     def _record(self, kind: Kind, data: Shown, body: Body) -> None:
         is_asked = kind is Kind.MODEL_REQUEST_STARTED
@@ -251,7 +254,7 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
     give_up = anyio.current_time() + timeout_s
     question = Question(method="GET", path=HEALTH_PATH)
     bounds = Bounds(answer_bytes=1 << 20, timeout_s=_HEALTH_TIMEOUT_S)
-    why = "it did not listen"
+    why, interval_s = "it did not listen", _HEALTH_INTERVAL_S
     while anyio.current_time() < give_up:
         if not served.command.running:
             raise _not_started("the model server ended", served, stored)
@@ -266,7 +269,8 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
             raise _not_started(error.what, served, stored) from error
         except (OSError, TimeoutError, BrokenOffError) as error:
             why = _reason(error)
-        await anyio.sleep(_HEALTH_INTERVAL_S)
+        await anyio.sleep(interval_s)
+        interval_s = min(1.5 * interval_s, _MAX_INTERVAL_S)
     within = format_duration(timeout_s)
     what = f"the model server did not become healthy in {within}: {why}"
     raise _not_started(what, served, stored)
