@@ -254,6 +254,7 @@ def test_inspect_eval_finds_the_model_too(
     assert len(events(belljar, run, "model.request.completed")) == 1, ran.stdout.decode()
 
 
+@pytest.mark.thorough  # the second disk is shown by test_model_faults; this takes minutes
 def test_a_microvm_serves_the_same_model(folder: Path, belljar: Belljar) -> None:
     """Weights come by a second disk; a token of an emulated processor takes seconds."""
     (folder / "model.yaml").write_text(POLICY.replace("cpus: 2", "cpus: 1"))
