@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.machine import link_or_copy, locked
 
-from belljar.errors import HostError
+from belljar.errors import BelljarError
 from belljar.image.apt import PrivateApt, debian_sources, host_sources
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +71,23 @@ def inspect_evals() -> Path:
     return found / "inspect_evals"
 
 
+def real_model(home: Path | None = None) -> None:
+    """The image of llama.cpp's server and the example's weights in the store, as `belljar model`
+    gets them; each once. Raises `BelljarError`."""
+    from belljar.image.packages import build_packages
+    from belljar.image.store import MODEL_IMAGE, Store
+    from belljar.model.fetch import fetch_weights
+    from belljar.model.presets import LLAMA_APT, LLAMA_PIP
+    from belljar.store.home import belljar_home
+
+    home = home or belljar_home()
+    (ROOT / "build").mkdir(exist_ok=True)
+    with locked(ROOT / "build" / "model.lock"):
+        if Store(home).missing(MODEL_IMAGE) is not None:
+            build_packages(home, MODEL_IMAGE, base="default", apt=LLAMA_APT, pip=LLAMA_PIP)
+        fetch_weights("smollm2", home)
+
+
 def linked(source: Path, target: Path) -> Path:
     """A copy of a directory of packages; its files are hard links where they can be."""
     return Path(shutil.copytree(source, target, copy_function=link_or_copy))
@@ -108,5 +125,6 @@ if __name__ == "__main__":
     try:
         real_packages()
         inspect_evals()
-    except (HostError, subprocess.CalledProcessError) as error:
+        real_model()
+    except (BelljarError, subprocess.CalledProcessError) as error:
         sys.exit(f"the packages for the tests' clients can't be fetched: {error}")

@@ -90,6 +90,7 @@ int watch_add(enum watch_kind kind, uint32_t id, int fd, uint32_t events);
 void watch_del(enum watch_kind kind, int fd);
 
 /* ---- hide.c ---- */
+#define DATA_DISK "/data" /* of the machine's own tree: where the second disk is mounted */
 #define COMMAND_LINE "BOOT_IMAGE=/boot/vmlinuz root=/dev/vda1 ro quiet\n" /* an ordinary machine's, in place of the kernel's own */
 extern bool in_sentry;            /* the kernel is gVisor's */
 /* After a call that gVisor lacks: runsc skips names it does not know in its profile, so that the profile's EPERM comes first. */

@@ -132,6 +132,12 @@ static int find_port(void)
     return fd;
 }
 
+static bool has_data_disk(void)
+{
+    char line[4096];
+    return read_at(AT_FDCWD, "/proc/cmdline", line, sizeof line) > 0 && strstr(line, " data_disk") != NULL; /* DATA_DISK_WORD of plan/qemu.py */
+}
+
 int boot(void)
 {
     umask(022);
@@ -152,6 +158,10 @@ int boot(void)
     channel_open(port);
     wait_for("/dev/vda");
     must_mount("/dev/vda", "/ro", "squashfs", MS_RDONLY | MS_NOSUID | MS_NODEV, NULL);
+    if (has_data_disk()) {
+        wait_for("/dev/vdb");
+        must_mount("/dev/vdb", DATA_DISK, "squashfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+    }
     int error = cgroups_mount();
     if (error != 0)
         fatal("cgroup", error);

@@ -177,6 +177,17 @@ static int make_tmp(void)
     return own_dir("tmp", 01777);
 }
 
+/* The second disk, if there is one, at one fixed place. */
+static int make_data(void)
+{
+    struct stat s;
+    if (lstat(DATA_DISK, &s) != 0)
+        return errno == ENOENT ? 0 : -1;
+    if (own_dir("weights", 0755) != 0 || mount(DATA_DISK, "weights", NULL, MS_BIND, NULL) != 0)
+        return -1;
+    return mount(NULL, "weights", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | NO, NULL);
+}
+
 /* The old root, and with it the initramfs, the channel's device, the block device, /run and the cgroup tree, leaves this mount namespace for good. */
 static int pivot(void)
 {
@@ -209,6 +220,8 @@ int rootfs_build(const struct config *config, int user_ns, const char **stage)
         return failed(stage, "command line");
     if (make_tmp() != 0)
         return failed(stage, "/tmp");
+    if (make_data() != 0)
+        return failed(stage, "/weights");
     if (pivot() != 0)
         return failed(stage, "pivot");
     umask(022);

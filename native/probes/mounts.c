@@ -131,10 +131,12 @@ static void lasting(struct finding *f)
     absent(f, "no disk is mounted");
 }
 
-/* gVisor's two: the image, and the image's /tmp in the same bounded layer, both from the jailed process of this very cell. */
+/* gVisor's: the image, the image's /tmp in the same bounded layer, a model cell's weights, read-only; all from the jailed process of this very cell. */
 static bool is_gvisors_own(const char *type, const char *line, const char *point)
 {
-    return strcmp(type, "9p") == 0 && strstr(line, "trans=fd") != NULL && (strcmp(point, "/") == 0 || strcmp(point, "/tmp") == 0);
+    if (strcmp(type, "9p") != 0 || strstr(line, "trans=fd") == NULL)
+        return false;
+    return strcmp(point, "/") == 0 || strcmp(point, "/tmp") == 0 || (strcmp(point, "/weights") == 0 && !is_writable(line));
 }
 
 static void look_served(struct finding *f, const char *line)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.events import Event, Kind, Recorder
 from belljar.host import HostFacts
 from belljar.image import Image, Kernel, Store, current_kernel
@@ -57,15 +57,31 @@ async def prepare(
     Raises as `gather_parts`, after recording the refusal.
     """
     home = home or belljar_home()
+    weights = policy.weights
     try:
+        if (policy.policy.model is None) != (weights is None):
+            what = "a policy with a `model` block is for a model cell only"
+            hint = "use it as `--model belljar/FILE`, or with `belljar model serve`"
+            raise PolicyError(what, where=policy.source, hint=hint)
         if reaped := await reap(home):
             recorder.record(reaped_event(reaped))
         parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
         if isinstance(parts, MachineParts):
             from belljar.isolation.microvm import ensure_template
 
+            if weights is not None:
+                from belljar.isolation.microvm.data_disk import ensure_data_disk
+
+                await anyio.to_thread.run_sync(
+                    ensure_data_disk, home, weights.directory, weights.disk
+                )
             await ensure_template(
-                parts.plan, parts.image, parts.kernel, home=home, recorder=recorder
+                parts.plan,
+                parts.image,
+                parts.kernel,
+                home=home,
+                recorder=recorder,
+                weights=weights,
             )
         else:
             from belljar.isolation.oci import ensure_tree

@@ -21,6 +21,7 @@ from belljar.image import image_health
 from belljar.isolation.hold import refuse_if_stopped
 from belljar.isolation.sandbox import do_while_starting
 from belljar.policy import LoadedPolicy
+from belljar.policy.loaded import ReadOnlyData
 from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
@@ -60,7 +61,13 @@ async def ready_cell(
     """
     data = {**place, **planned(loaded, parts, ahead=ahead)}
     opening = open_live(
-        parts, home=home, recorder=recorder, planned=data, port=port, part_of=part_of
+        parts,
+        home=home,
+        recorder=recorder,
+        planned=data,
+        port=port,
+        part_of=part_of,
+        weights=loaded.weights,
     )
     async with opening as live:
         from belljar.cell.cell import Cell
@@ -111,6 +118,7 @@ def open_live(
     planned: dict[str, object],
     port: Port | None = None,
     part_of: str = "",
+    weights: ReadOnlyData | None = None,
 ) -> AbstractAsyncContextManager[Sandbox]:
     """By the plan's tier. `port`: its place on its range's network."""
     if isinstance(parts, MachineParts):
@@ -125,6 +133,7 @@ def open_live(
             planned=planned,
             port=port,
             part_of=part_of,
+            weights=weights,
         )
     from belljar.isolation.oci import open_container
 
@@ -136,12 +145,15 @@ def open_live(
         planned=planned,
         port=port,
         part_of=part_of,
+        weights=weights,
     )
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
     """What the event `cell.planned` says of a cell to come."""
-    early = {"ahead": True} if ahead else {}
+    early: dict[str, object] = {"ahead": True} if ahead else {}
+    if loaded.weights is not None:
+        early["model"] = {"name": loaded.policy.name, "weights": loaded.weights.digest}
     return {
         **early,
         "policy_sha256": hashlib.sha256(loaded.text).hexdigest(),

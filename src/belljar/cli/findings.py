@@ -105,6 +105,7 @@ def _show(
     if findings.rows:
         console.print(table(findings, every=every))
     lines = (
+        *model_lines(findings),
         *network_lines(findings, findings.run_id, verbose=verbose),
         *signal_lines(findings, verbose=verbose),
         *remarks(findings),
@@ -197,6 +198,27 @@ def _cells(row: Row, *more: Row) -> list[str]:
         "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
         "; ".join((*map(str, row.reasons), *degraded, *not_run, *transcript.notes)),
     ]
+
+
+def model_lines(findings: RunFindings) -> list[str]:
+    """An escaped line for each model cell."""
+    lines = []
+    for cell in findings.models:
+        if (use := cell.model) is None:
+            continue
+        probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
+        failed = f", {use.failed:,} failed" if use.failed else ""
+        tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
+        proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
+        device = "ON A NETWORK" if cell.range_id else "no network device"
+        lines.append(
+            f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
+            f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
+            f"{tokens}; probes {probed}; {proven}"
+        )
+        if cell.death:
+            lines.append(f"error: model cell {cell.cell_id} died: {printable(cell.death)}")
+    return lines
 
 
 def differing(findings: RunFindings) -> list[str]:

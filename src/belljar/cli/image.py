@@ -120,7 +120,7 @@ def import_(
         made = import_image(
             store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report
         )
-    _print_image(made, as_json=as_json)
+    print_image(made, as_json=as_json)
 
 
 @image.command()
@@ -148,7 +148,7 @@ def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
                 where=printable(name),
                 hint="choose another name, or move this one with --force",
             )
-    _print_image(store.name(image, name), as_json=as_json)
+    print_image(store.name(image, name), as_json=as_json)
 
 
 @image.command()
@@ -182,7 +182,7 @@ def inspect(ref: str, *, verify: bool, as_json: bool) -> None:
     if verify:
         verify_image(found)
     if as_json:
-        _print_image(found, as_json=True)
+        print_image(found, as_json=True)
         return
     for name, value in found.to_json().items():
         text = value if isinstance(value, str) else json.dumps(value)
@@ -215,7 +215,8 @@ def _store() -> Store:
     return Store(belljar_home())
 
 
-def _print_image(made: Image, *, as_json: bool) -> None:
+def print_image(made: Image, *, as_json: bool) -> None:
+    """Its names, digest and size, or all of it."""
     if as_json:
         print_json(made.to_json())
     else:
@@ -358,7 +359,7 @@ def build(
             made, is_new = build_dockerfile(home, request, report=report)
         if not is_new:
             report("unchanged: this image is in the store already")
-    _print_image(made, as_json=as_json)
+    print_image(made, as_json=as_json)
 
 
 # --- import of all images of compose files or tasks

@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("policy", "policy", "policy", "Check a policy; print the schema or a preset."),
         ("plan", "policy", "plan", "Print what a cell of a policy could do on this host."),
         ("image", "image", "image", "Build, import, name, list, inspect and remove images."),
+        ("model", "model", "model", "Host a model in a cell: weights, image, serving."),
         ("check", "policy", "check", "Show how a task would run here, without running it."),
         ("run", "run", "run", "Run an Inspect evaluation in cells."),
         ("exec", "exec", "exec_command", "Run one command in a fresh cell."),

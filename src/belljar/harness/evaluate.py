@@ -20,6 +20,7 @@ from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_processes
+from belljar.harness.models import check_models
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
     InspectOptions,
@@ -36,6 +37,7 @@ from belljar.harness.source import CellSource, RealCells, print_status
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
+from belljar.policy import demanded_tier
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
@@ -101,6 +103,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
+        check_models(options.model, request.home)
         session = Session(
             operator_options={
                 "run_policy": _absolute(request.policy),
@@ -131,6 +134,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if all(each.error is None for each in previews):
             _check_model(options, tasks)
         _show_preview(previews, session)
+        for policy in (each.policy.policy for each in previews if each.policy is not None):
+            session.models.need(demanded_tier(policy.risk, policy.tier))
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
         return _run_tasks(request, options, tasks, session)
 

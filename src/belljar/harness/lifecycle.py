@@ -7,12 +7,14 @@ import threading
 from typing import Final
 
 import anyio
+from inspect_ai.hooks import Hooks, RunEnd, hooks
+from typing_extensions import override
 
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError
 from belljar.harness.attach import login_command, release_cells, remove_dead_sockets
 from belljar.harness.dotenv import restore_start
-from belljar.harness.session import Session
+from belljar.harness.session import Session, current_session
 from belljar.harness.source import print_status
 from belljar.probe.witness import sweep_watches
 from belljar.units import printable
@@ -35,9 +37,28 @@ def enter(session: Session) -> None:
         print_status(f"belljar: recording into {run.path}")
 
 
+@hooks(name="belljar_model_cells", description="Closes the model cells of an evaluation.")
+class CloseModels(Hooks):
+    """For evaluations whose tasks have no sandbox of ours."""
+
+    @override
+    def enabled(self) -> bool:
+        """Only while a model cell runs."""
+        return current_session().models.is_open
+
+    @override
+    async def on_run_end(self, data: RunEnd) -> None:
+        """Close what is still open, and the run that only a model cell opened."""
+        session = current_session()
+        if not session.users:
+            await leave(session)
+
+
 async def leave(session: Session) -> None:
     """Count a user out; the last closes the run."""
     session.users = max(0, session.users - 1)
+    if not session.users:
+        session.breaches += await session.models.close()
     if session.users or session.own is None:
         return
     from belljar.harness.evidence import own_evidence, put_on_record

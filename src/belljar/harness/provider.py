@@ -41,6 +41,7 @@ from belljar.harness.sample_record import SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
 from belljar.harness.warm import cells_at_once, host_cpus_and_memory
 from belljar.plan.explain_network import announcements
+from belljar.policy import LoadedPolicy, Tier, demanded_tier
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.stand_ins import ServiceProgram
 from belljar.units import format_size, printable
@@ -150,6 +151,16 @@ async def start_program(cell: Cell, service: str, program: ServiceProgram | None
         await serve(cell, plan)
 
 
+async def start_model(session: Session) -> None:
+    """The model cell of the task, before its first sample. Raises as `Session.model_cell`."""
+    from inspect_ai.model._model import active_model
+
+    model = active_model()
+    policy = getattr(model.api, "policy", None) if model is not None else None
+    if isinstance(policy, LoadedPolicy) and policy.weights is not None:
+        await session.model_cell(policy)
+
+
 _POLLING_INTERVAL_S: Final = 0.2
 
 
@@ -248,8 +259,12 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             session.show_once(sentences(sample.differences))
             await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
         session.show_once(announcements(sample.policy))
+        policy = sample.policy.policy
+        session.models.need(demanded_tier(policy.risk, policy.tier))
+        await start_model(session)
         environment = await cls._open(session, own, sample, identify(task_name, metadata))
         try:
+            session.models.need(Tier(environment.cell.tier))
             await environment.probe_start()
             await start_program(environment.cell, sample.service, sample.program)
         except BaseException:

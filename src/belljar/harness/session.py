@@ -29,6 +29,7 @@ from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import AttachSocket
+from belljar.harness.models import ModelCells
 from belljar.harness.operator import OperatorOptions
 from belljar.harness.sample_record import (
     Containment,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
     from belljar.ledger import RunDirectory
+    from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
     from belljar.report.reasons import ReasonCode
@@ -83,6 +85,7 @@ class Session:
         directories: begun tasks' directories.
         builds: begun configurations' `BelljarConfig.builds`.
         is_previewed: differences were shown before the run.
+        models: the model cells that its samples ask.
     """
 
     run: RunDirectory | None = None
@@ -108,6 +111,7 @@ class Session:
     builds: list[ServiceBuild] = field(default_factory=list)
     is_previewed: bool = False
     host_processes: Mapping[str, int] = field(default_factory=dict)
+    models: ModelCells = field(default_factory=ModelCells)
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
@@ -118,6 +122,22 @@ class Session:
                 self.source.start_run("inspect", sys.argv, home=self.home)
             )
         return self.run
+
+    async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
+        """The model cell of this policy, opened if needed. Raises as `open_model`.
+
+        Without its model an evaluation has nothing to do: it ends.
+        """
+        try:
+            return await self.models.get(policy, self.ensure_run(), self.home)
+        except ContainmentBreach as error:
+            self.breached(error)
+            raise
+        except BelljarError as error:
+            if self.stop is not None and self.refusal is None:
+                self.stop()
+            self.refusal = self.refusal or error
+            raise
 
     def show_once(self, notes: Iterable[str]) -> None:
         """Print each note once in this session."""

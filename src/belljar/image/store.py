@@ -35,6 +35,8 @@ MADE_HERE: Final = {
     "inspect": "belljar image build inspect",
 }
 """Images that Belljar makes, and their commands."""
+MODEL_IMAGE: Final = "llama-cpp"
+"""Of llama.cpp's server; anybody's image may have that name."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _SEAL_BYTES: Final = 4096
 
@@ -316,6 +318,8 @@ def command_for(ref: str) -> str:
     """The command that gets the image."""
     if ref in MADE_HERE:
         return MADE_HERE[ref]
+    if ref == MODEL_IMAGE:
+        return "belljar model image"
     reference = _parsed(ref)
     return (
         f"belljar image import "

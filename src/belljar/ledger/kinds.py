@@ -154,6 +154,7 @@ texts: Final[Check] = items(text)
 
 _OP: Final[Shape] = {"op": count}
 _REASON: Final[Shape] = {"reason": text}
+_REQUEST: Final[Shape] = {"request": count, "path": text, "bytes": count, "sha256": HEX64}
 _TIMED: Final[Shape] = {"duration_ms": number}
 _CELL_CHECKING: Final[Shape] = {"phase": one_of("baseline", "call", "end")}
 _DESTROYED: Final[Shape] = {
@@ -250,6 +251,16 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "unread_bytes": count,
     },
     Kind.CONNECT_FAILED: _OP_FAILED,
+    Kind.MODEL_REQUEST_STARTED: _REQUEST,
+    Kind.MODEL_REQUEST_COMPLETED: {
+        **_REQUEST,
+        **_TIMED,
+        "status": count,
+        "prompt_tokens": maybe(count),
+        "completion_tokens": maybe(count),
+        "first_byte_ms": number,
+    },
+    Kind.MODEL_REQUEST_FAILED: {**_REQUEST, **_REASON, "status": count},
     Kind.FILE_WRITE_STARTED: {**_OP_BYTES, "path": text},
     Kind.FILE_WRITE_COMPLETED: _OP,
     Kind.FILE_WRITE_FAILED: _OP_FAILED,

@@ -351,7 +351,8 @@ def render_plan(
 
     `real` is applied to each line about a real network, so that it can be shown in red.
     """
-    import textwrap
+    import shlex
+import textwrap
 
     lines: list[str] = []
     for label, text in _blocks(plan):
@@ -389,6 +390,11 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     if image and image.program:
         yield "runs", _program(image)
+    if (model := plan.policy.model) is not None:
+        server = model.server if isinstance(model.server, str) else shlex.join(model.server)
+        shown = printable(server, max_chars=_MAX_PROGRAM_CHARS)
+        bounds = f"{model.context} tokens, {model.parallel} request(s) at a time"
+        yield "serves", f"a model by {shown} on its own loopback, port {model.port}; {bounds}"
     if rights := str(plan.rights):
         yield "rights", f"inside the cell, beyond an ordinary container's: {rights}"
     yield "as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}"

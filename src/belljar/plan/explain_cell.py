@@ -12,11 +12,13 @@ from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
 from belljar.plan.qemu import VmShape
 from belljar.policy import Resources, Tier
+from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy import Policy
+    from belljar.policy.serving import ModelBlock
 
 _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
@@ -27,7 +29,9 @@ _HOST_GROUP: Final = "the host's control group"
 _KERNEL: Final = "this host's kernel"
 
 
-def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
+def vm_layers(
+    *, emulated: bool, is_root: bool, has_port: bool, has_data: bool = False
+) -> tuple[Layer, ...]:
     """What is between a microVM's workload and this host."""
     uid = "this user's own uid on the host (only root can give it another)"
     if is_root:
@@ -35,6 +39,7 @@ def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, 
     device = "no network device"
     if has_port:
         device = "one network device, which leads into its range and nowhere else"
+    disks = "two disks" if has_data else "one disk"
     hardware = "the processor (KVM) and QEMU's few devices"
     return (
         Layer(
@@ -47,7 +52,7 @@ def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, 
         ),
         Layer(
             name="microvm",
-            what=f"a virtual machine with a kernel of its own; one disk, read-only; {device}",
+            what=f"a virtual machine with a kernel of its own; {disks}, read-only; {device}",
             enforced_by="QEMU's emulator (TCG)" if emulated else hardware,
             state="emulated" if emulated else "hardware",
         ),
@@ -239,6 +244,7 @@ def blast_radius(
                 for file in policy.files
             ),
             *((f"the environment: {names}",) if env else ()),
+            *(() if policy.model is None else _weights(policy.model)),
             _HOST_SEEN[tier],
         ),
         write=(
@@ -250,11 +256,21 @@ def blast_radius(
             "this host by one byte pipe, whose every frame is checked",
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
+            *(() if policy.model is None or policy.model.gpu is None else (_GPU,)),
         ),
         consume=tuple(f"{each.what}: {each.most}" for each in held),
     )
 
 
+def _weights(model: ModelBlock) -> tuple[str, ...]:
+    shown = f"the weights sha256:{model.weights.sha256[:_SHOWN_DIGITS]}, as {WEIGHTS_IN_CELL}"
+    return (f"{shown}, read-only; other cells of this model see the same files",)
+
+
+_GPU: Final = (
+    "GPUs would put this host's graphics driver, code of its kernel, and the memory of the device "
+    "in the cell's reach: refused in this version"
+)
 _HOST_TOOLS: Final = (
     "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
 )

@@ -164,7 +164,14 @@ def _choose(
             refused[tier] = found[0]
             continue
         resources = policy.resources
-        isolation = isolation_of(tier, resources, facts, has_port=has_port, rights=policy.rights)
+        isolation = isolation_of(
+            tier,
+            resources,
+            facts,
+            has_port=has_port,
+            rights=policy.rights,
+            has_data=policy.model is not None,
+        )
         # The tier could run here; whether this policy fits it is another question.
         hardware = hardware_obstacle(facts) if needs_hardware(policy.risk) else None
         sizes = size_obstacles(resources, isolation.jail.memory_max_bytes, facts)
@@ -222,17 +229,23 @@ def isolation_of(
     *,
     has_port: bool = False,
     rights: Rights | None = None,
+    has_data: bool = False,
 ) -> Isolation:
-    """The tier for these resources here, as far as this host allows."""
-    make = _microvm if tier is Tier.MICROVM else _oci
-    return make(tier, resources, facts, granted(rights, tier), has_port=has_port)
+    """The tier for these resources here, as far as this host allows.
+
+    `has_data`: a directory of the host's is in it, read-only.
+    """
+    given = granted(rights, tier)
+    if tier is Tier.MICROVM:
+        return _microvm(resources, facts, given, has_port=has_port, has_data=has_data)
+    return _oci(tier, resources, facts, given, has_port=has_port)
 
 
 def _microvm(
-    tier: Tier, resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool
+    resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool, has_data: bool
 ) -> Isolation:
     emulated, controllers = facts.kvm.state is not KvmState.PROVEN, facts.cgroup.controllers
-    shape = vm_shape(resources, emulated=emulated, has_port=has_port)
+    shape = vm_shape(resources, emulated=emulated, has_port=has_port, has_data=has_data)
     jail = JailLimits(
         memory_max_bytes=vmm_memory_max_bytes(shape),
         # Without the controller the number of threads bounds it.
@@ -252,9 +265,11 @@ def _microvm(
         setuid_programs=rights.setuid_programs,
     )
     return Isolation(
-        tier=tier,
+        tier=Tier.MICROVM,
         jail=jail,
-        layers=explain_cell.vm_layers(emulated=emulated, is_root=facts.is_root, has_port=has_port),
+        layers=explain_cell.vm_layers(
+            emulated=emulated, is_root=facts.is_root, has_port=has_port, has_data=has_data
+        ),
         bounds=explain_cell.microvm_bounds(resources, shape, jail, controllers),
         warnings=tuple(explain.vm_warnings(facts, shape, emulated=emulated)),
         emulated=emulated,
@@ -264,7 +279,9 @@ def _microvm(
     )
 
 
-def vm_shape(resources: Resources, *, emulated: bool, has_port: bool = False) -> VmShape:
+def vm_shape(
+    resources: Resources, *, emulated: bool, has_port: bool = False, has_data: bool = False
+) -> VmShape:
     """The VM: its RAM holds processes, files and its kernel."""
     workload_mib = _up(resources.memory_bytes + resources.disk_bytes, _MIB)
     overhead_mib = GUEST_OVERHEAD_MIB + _MIB_A_CPU * resources.cpus
@@ -275,6 +292,7 @@ def vm_shape(resources: Resources, *, emulated: bool, has_port: bool = False) ->
         accel="tcg" if emulated else "kvm",
         cpu_model="max" if emulated else "host",
         nic=has_port,
+        data_disk=has_data,
     )
 
 

@@ -14,7 +14,7 @@ from belljar.dataclass import dataclass
 from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.plan.seccomp import seccomp_profile
 from belljar.policy import Resources, Tier
-from belljar.policy.limits import NOTHING_GRANTED, Granted
+from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted
 
 OCI_VERSION: Final = "1.0.2"
 ID_COUNT: Final = 1 << 16
@@ -105,6 +105,7 @@ class OciCell:
         probe: "": there is none.
         tmp: the image's /tmp, if any, mounted over itself: gVisor's own has no inode limit.
         has_port: the jail's stage has a network namespace with a link.
+        weights: a directory that the workload sees read-only; "": there is none.
     """
 
     hostname: str
@@ -113,6 +114,7 @@ class OciCell:
     probe: str = "/i/probe"
     tmp: str = ""
     has_port: bool = False
+    weights: str = ""
 
 
 def oci_shape(
@@ -155,6 +157,8 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     config["root"]["path"] = cell.root
     binds = [(cell.agent, AGENT_IN_CELL), *([(cell.probe, PROBE_IN_CELL)] if cell.probe else [])]
     config["mounts"] += [_bind(source, target, executable=True) for source, target in binds]
+    if cell.weights:
+        config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL))
     if cell.tmp:
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
         config["mounts"].append(

@@ -25,8 +25,9 @@ AGENT_PORT: Final = "org.qemu.guest_agent.0"
 KERNEL_PATH: Final = "/i/kernel"
 INITRD_PATH: Final = "/i/initrd"
 DISK_PATH: Final = "/i/disk"
+DATA_DISK_PATH: Final = "/i/data"
 MEMORY_PATH: Final = "/i/memory"
-MOUNT_POINTS: Final = (KERNEL_PATH, INITRD_PATH, DISK_PATH, MEMORY_PATH)
+MOUNT_POINTS: Final = (KERNEL_PATH, INITRD_PATH, DISK_PATH, DATA_DISK_PATH, MEMORY_PATH)
 
 # loglevel=1: the console is a small buffer nobody pumps, so only emergencies (a panic says
 # everything by itself) may go there. Nobody reads pressure figures, groups by session or has a
@@ -38,6 +39,8 @@ KERNEL_COMMAND_LINE: Final = (
     "swiotlb=noforce "
     "lsm=lockdown,landlock,yama"
 )
+DATA_DISK_WORD: Final = " data_disk"
+"""Tells the guest agent (native/guest/boot.c) to wait for the second disk."""
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"
 """The network device's until RENEW, while its link is down."""
 _OFFLOADS: Final = (
@@ -67,6 +70,8 @@ class VmShape:
     accel: Accel
     cpu_model: str
     nic: bool = False
+    data_disk: bool = False
+    """A second disk, read-only; see `WEIGHTS_IN_CELL`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +125,7 @@ def qemu_argv(
         *("-name", f"guest={name}", "-sandbox", _SANDBOX),
         *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
         *_machine(shape, role, counter_khz if shape.accel == "tcg" else 0),
-        *_devices(fds),
+        *_devices(fds, has_data_disk=shape.data_disk),
         *(("-incoming", "defer") if role is Role.CLONE else ()),
     )
 
@@ -139,6 +144,7 @@ def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
     command_line = (
         f"{KERNEL_COMMAND_LINE} tsc_early_khz={counter_khz}" if counter_khz else KERNEL_COMMAND_LINE
     )
+    command_line += DATA_DISK_WORD if shape.data_disk else ""
     kernel = ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", command_line)
     return (
         *("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model),
@@ -148,9 +154,15 @@ def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
     )
 
 
-def _devices(fds: VmFds) -> tuple[str, ...]:
-    file = f"file.driver=file,file.filename={DISK_PATH},file.locking=off"
-    disk = f"driver=raw,node-name=disk,read-only=on,{file}"
+def _disk(name: str, path: str) -> tuple[str, ...]:
+    file = f"file.driver=file,file.filename={path},file.locking=off"
+    return (
+        *("-blockdev", f"driver=raw,node-name={name},read-only=on,{file}"),
+        *("-device", f"virtio-blk-device,drive={name}"),
+    )
+
+
+def _devices(fds: VmFds, *, has_data_disk: bool) -> tuple[str, ...]:
     # Plain frames only, both ways: what the guest would rather leave to the device it does itself,
     # as nobody behind the socket could make up for it
     nic = (
@@ -165,7 +177,8 @@ def _devices(fds: VmFds) -> tuple[str, ...]:
         *("-serial", "chardev:console"),
         *("-device", "virtio-serial-device", "-chardev", f"socket,id=agent,fd={fds.agent}"),
         *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
-        *("-blockdev", disk, "-device", "virtio-blk-device,drive=disk"),
+        *_disk("disk", DISK_PATH),
+        *(_disk("data", DATA_DISK_PATH) if has_data_disk else ()),
         *("-object", "rng-builtin,id=rng", "-device", "virtio-rng-device,rng=rng"),
         *(() if fds.net is None else nic),
     )
@@ -190,6 +203,7 @@ class TemplateInputs:
     host_cpu: str
     shape: VmShape
     guest: GuestLimits
+    data_digest: str = ""
     preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ from belljar.errors import PolicyError
 from belljar.units import format_size
 
 _S = TypeVar("_S", bound="_Scale")
+WEIGHTS_IN_CELL: Final = "/weights"
+"""Where a model cell's weights are, read-only."""
 
 
 class _Scale(Enum):

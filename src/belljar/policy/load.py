@@ -33,6 +33,7 @@ from belljar.policy.loaded import (
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, OwnCell, Record, Upstream
 from belljar.policy.sections import At, FileCopy, HostToolsText, ResourcesText, Rights
+from belljar.policy.serving import Gpu, ModelBlock, Weights
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
 from belljar.policy.stand_ins import MODELS, CellStandIn, Health
 from belljar.policy.yaml_tree import Problem, Tree
@@ -56,6 +57,9 @@ _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("guard", "protect"): ProtectedText,
     ("guard", "action"): ActionsText,
     ("on",): StopsText,
+    ("model",): ModelBlock,
+    ("model", "weights"): Weights,
+    ("model", "gpu"): Gpu,
     ("network",): Network,
     ("network", "record"): Record,
     ("network", "own_cell"): OwnCell,

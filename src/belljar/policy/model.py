@@ -25,6 +25,7 @@ from belljar.policy.limits import (
 )
 from belljar.policy.network import Network, read_network
 from belljar.policy.sections import At, FilesField, HostToolsField, ResourcesField, Rights, Strict
+from belljar.policy.serving import ModelBlock
 from belljar.policy.signals import DecoysField, GuardField, StopsField, check_services
 from belljar.policy.stand_ins import TargetStandIn
 
@@ -105,6 +106,11 @@ class Policy(Strict):
         description="What is looked for in all that leaves the cell, and what becomes of it. "
         "Default: credentials and decoys are flagged, and blocked on their way to a real service.",
     )
+    model: ModelBlock | None = Field(
+        default=None,
+        description="Makes this the policy of a model cell: the server and its weights. It has no "
+        "network.",
+    )
     on: StopsField = Field(
         default_factory=dict,
         description="What is stopped when something happens. Default: a breach stops the run.",
@@ -131,6 +137,20 @@ class Policy(Strict):
                     why = f"tier `{item.tier}` is less than this range's, `{least}`; a tier can"
                     raise At(f"{why} only be raised", "stand_ins", name, "tier")
         return network
+
+    @field_validator("model", mode="after")
+    @classmethod
+    def _shut_in(cls, model: ModelBlock | None, info: ValidationInfo) -> ModelBlock | None:
+        if model is None:
+            return None
+        if info.data.get("network") is not None:
+            raise ValueError("a model cell has no network device: leave `network` out")
+        risk = info.data.get("risk")
+        is_high = risk is not None and risk > Risk.MEDIUM
+        if is_high and model.gpu is not None and model.gpu.reason is None:
+            why = "the host's graphics driver would be in the model's reach"
+            raise At(f"risk `{risk}` gets no GPU without a `reason`: {why}", "gpu")
+        return model
 
     @field_validator("decoys", mode="after")
     @classmethod

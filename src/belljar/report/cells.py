@@ -85,8 +85,33 @@ class Degraded:
 
 
 @dataclass(slots=True, kw_only=True)
+class ModelUse:
+    """What was asked of a model cell. Tokens are its server's count."""
+
+    name: str
+    weights: str
+    requests: int = 0
+    failed: int = 0
+    request_bytes: int = 0
+    answer_bytes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def take(self, kind: Kind, data: Mapping[str, Any]) -> None:
+        """One event more."""
+        if kind is Kind.MODEL_REQUEST_STARTED:
+            self.requests += 1
+            self.request_bytes += _count(data["bytes"])
+            return
+        self.failed += kind is Kind.MODEL_REQUEST_FAILED
+        self.answer_bytes += _count(data["bytes"])
+        self.prompt_tokens += _count(data.get("prompt_tokens"))
+        self.completion_tokens += _count(data.get("completion_tokens"))
+
+
+@dataclass(slots=True, kw_only=True)
 class CellFindings:
-    """One cell.
+    """One cell. `model`: of a model cell, what was asked of it.
 
     `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
     own. `host_tools`: allowed
@@ -97,6 +122,7 @@ class CellFindings:
     tier: str = ""
     emulated: bool = False
     begun: bool = False
+    model: ModelUse | None = None
     ahead: bool = False
     taken: bool = False
     task: str = ""
@@ -308,6 +334,12 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.range_id = str(data.get("range", ""))
         case Kind.CELL_STARTING | Kind.CELL_CLONING:
             cell.begun = True
+            if isinstance(about := data.get("model"), Mapping):
+                cell.model = ModelUse(name=str(about["name"]), weights=str(about["weights"]))
+        case (
+            Kind.MODEL_REQUEST_STARTED | Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED
+        ) if cell.model is not None:
+            cell.model.take(kind, data)
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:

@@ -133,15 +133,16 @@ class RunFindings:
     """The run as a whole.
 
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
-    log. `reused`: judged by another run. `host_processes`: how often the task's own code started
-    which program on this host. `refusal_code`: exit code of what prevented the run, or 0.
-    `failure_code`: of what ended the evaluation, or 0.
+    log. `models`: model cells. `reused`: judged by another run. `host_processes`: how often the
+    task's own code started which program on this host. `refusal_code`: exit code of what prevented
+    the run, or 0. `failure_code`: of what ended the evaluation, or 0.
     `unsealed_logs`: Inspect's logs that no signature covers.
     """
 
     run_id: str = ""
     rows: tuple[Row, ...] = ()
     strays: tuple[CellFindings, ...] = ()
+    models: tuple[CellFindings, ...] = ()
     stray_ranges: tuple[RangeFindings, ...] = ()
     reused: tuple[Transcript, ...] = ()
     problems: tuple[Reason, ...] = ()
@@ -258,7 +259,21 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         "tools": [use.to_json() for use in findings.tools],
         "host_processes": dict(findings.host_processes),
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
+        "model_cells": [_model_json(cell) for cell in findings.models],
         "unused_cells": [cell.cell_id for cell in findings.unused],
+    }
+
+
+def _model_json(cell: CellFindings) -> dict[str, Any]:
+    return {
+        "cell": cell.cell_id,
+        "tier": cell.tier,
+        "emulated": cell.emulated,
+        **(asdict(cell.model) if cell.model is not None else {}),
+        "death": cell.death,
+        "probes": [asdict(each) for each in cell.probings],
+        "destroyed": cell.destroyed and cell.clean,
+        "lasted_s": round(cell.lasted_s, 3),
     }
 
 

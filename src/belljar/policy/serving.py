@@ -1,0 +1,114 @@
+"""The block `model:` of a policy: which server answers, with which weights."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from belljar.policy import fields as kinds
+from belljar.policy.sections import Strict, list_of
+from belljar.units import listed
+
+DEFAULT_PORT: Final = 8080
+PRESETS: Final = ("llama_cpp", "vllm")
+_MAX_WORDS: Final = 256
+_SHA256: Final = kinds.checked(
+    "a SHA-256",
+    "is not a SHA-256: write 64 hexadecimal digits",
+    re.compile(r"(sha256:)?[0-9a-fA-F]{64}", re.ASCII).fullmatch,
+    "^(sha256:)?[0-9a-fA-F]{64}$",
+    convert=lambda text: text.lower().removeprefix("sha256:"),
+)
+_PLACE: Final = kinds.checked(
+    "a path", "is not a path", lambda text: bool(text) and text.isprintable(), ""
+)
+
+
+def _read_server(value: object) -> object:
+    words = tuple(value) if isinstance(value, list | tuple) else ()
+    if 0 < len(words) <= _MAX_WORDS and all(isinstance(w, str) and "\0" not in w for w in words):
+        return words
+    if value in PRESETS:
+        return value
+    what = f"{listed(PRESETS)}, or a command as a list of words"
+    raise kinds.expected(what, value, shows_text=True)
+
+
+class Weights(Strict):
+    """The model's weights, which the store has by their digest."""
+
+    file: Annotated[str, _PLACE] | None = Field(
+        default=None,
+        description="Where the file was when it was added to the store; only its digest counts.",
+    )
+    directory: Annotated[str, _PLACE] | None = Field(
+        default=None, description="Likewise, of weights that are a directory."
+    )
+    sha256: Annotated[str, _SHA256] = Field(
+        description="The digest that `belljar model add` printed."
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Weights:
+        if self.file is not None and self.directory is not None:
+            raise ValueError("write `file` or `directory`, not both")
+        return self
+
+
+class Gpu(Strict):
+    """Graphics processors for the server."""
+
+    devices: Annotated[
+        tuple[Annotated[str, _PLACE], ...], list_of("devices", 16, schema=list[str])
+    ] = Field(description="Device files of this host.")
+    reason: Annotated[str, _PLACE] | None = Field(
+        default=None, description="Why this is acceptable; needed for risk high and critical."
+    )
+
+
+class ModelBlock(Strict):
+    """A model server in a cell of its own, without a network device."""
+
+    weights: Weights = Field(description="The weights, which the cell gets read-only at /weights.")
+    server: Annotated[
+        Literal["llama_cpp", "vllm"] | tuple[str, ...],
+        BeforeValidator(
+            _read_server, json_schema_input_type=Literal["llama_cpp", "vllm"] | list[str]
+        ),
+    ] = Field(
+        default="llama_cpp",
+        description="`llama_cpp`, `vllm`, or the command of an OpenAI-compatible server.",
+    )
+    port: Annotated[int, kinds.Whole(min=1, max=65535)] = Field(
+        default=DEFAULT_PORT, description="Where it listens, on the cell's own loopback."
+    )
+    context: Annotated[int, kinds.Whole(min=128, max=1 << 24)] = Field(
+        default=4096, description="Tokens of one request, prompt and answer together."
+    )
+    parallel: Annotated[int, kinds.Whole(min=1, max=32)] = Field(
+        default=1, description="Requests that it answers at one time."
+    )
+    start_timeout: Annotated[float, kinds.Duration(min="1s", max="1h")] = Field(
+        default=300.0,
+        description="After this long without an answer the server counts as broken.",
+        json_schema_extra={"default": "5m"},
+    )
+    request_timeout: Annotated[float, kinds.Duration(min="1s", max="1d")] = Field(
+        default=600.0,
+        description="After this long a request is given up.",
+        json_schema_extra={"default": "10m"},
+    )
+    answer: Annotated[int, kinds.Size(min="1KiB", max="1GiB")] = Field(
+        default=16 << 20,
+        description="The most of one answer; more is a violation, which ends the cell.",
+        json_schema_extra={"default": "16MiB"},
+    )
+    record: Literal["text", "digest"] = Field(
+        default="text",
+        description="What the record keeps of a request and its answer besides sizes and digests.",
+    )
+    gpu: Gpu | None = Field(
+        default=None, description="Graphics processors. Refused in this version."
+    )

@@ -1,0 +1,375 @@
+"""A real model in a cell: llama.cpp's server with SmolLM2, asked by Inspect, by people, by a
+client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import Belljar
+from tests.machine import link_or_copy
+from tests.real_packages import real_model
+
+from belljar.model.fetch import PUBLISHED
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+DIGEST = PUBLISHED["smollm2"].sha256
+POLICY = f"""
+belljar: 1
+name: smollm2
+risk: low
+image: llama-cpp
+resources: {{cpus: 2, memory: 1GiB, disk: 64MiB}}
+model:
+  weights: {{sha256: {DIGEST}}}
+  context: 1024
+  parallel: 2
+"""
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, solver, use_tools
+from inspect_ai.tool import tool
+from inspect_ai.util import sandbox
+
+@tool
+def add():
+    async def execute(a: int, b: int) -> int:
+        '''Add two numbers.
+
+        Args:
+            a: One.
+            b: The other.
+        '''
+        return a + b
+    return execute
+
+@solver
+def ask():
+    async def solve(state, generate):
+        config = GenerateConfig(max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
+        state.output = await get_model().generate(state.messages, config=config)
+        assert state.output.completion and state.output.usage.output_tokens, state.output
+        assert state.output.choices[0].logprobs.content, state.output.choices[0]
+        return state
+    return solve
+
+@solver
+def agent():
+    async def solve(state, generate):
+        body = '{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}'
+        url = "https://api.openai.com/v1/chat/completions"
+        words = ["curl", "-sS", "-H", "Content-Type: application/json", "-H", "Authorization: Bearer x"]
+        result = await sandbox().exec([*words, "-d", body, url], timeout=120)
+        state.output.completion = result.stdout + result.stderr
+        return state
+    return solve
+
+def talking(cells, *solvers, target=""):
+    samples = [Sample(id=name, input="Say hello.", target=target) for name in ("one", "two")]
+    return Task(dataset=samples, solver=list(solvers), scorer=includes(), sandbox=("belljar", cells))
+
+@task
+def talk():
+    return talking("cells.yaml", ask())
+
+@task
+def tools():
+    return talking("cells.yaml", use_tools(add()), generate(), target="it is 3")
+
+@task
+def program():
+    return talking("range.yaml", agent(), target="chat.completion")
+"""
+TOOL_CALLER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def send(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.send({"status": "ok"})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        last, tool = asked["messages"][-1], asked["tools"][0]["function"]["name"]
+        call = {"id": "c1", "type": "function"}
+        call["function"] = {"name": tool, "arguments": json.dumps({"a": 1, "b": 2})}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        if last["role"] == "tool":
+            message = {"role": "assistant", "content": f"it is {last['content']}"}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        self.send({"id": "x", "object": "chat.completion", "created": 1, "model": asked["model"],
+                   "choices": [choice], "usage": usage})
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+RANGE = """
+belljar: 1
+risk: low
+network:
+  stand_ins:
+    model: {kind: openai, names: [api.openai.com]}
+"""
+
+
+@pytest.fixture
+def folder(
+    prepared_home: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The working directory, with a task and a model's policy; the store has image and weights."""
+    real_model(prepared_home)
+    for name in ("images", "weights"):
+        for entry in (prepared_home / name).iterdir():
+            if not (home / name / entry.name).exists() and not entry.name.startswith("."):
+                shutil.copytree(entry, home / name / entry.name, copy_function=link_or_copy)
+    shutil.copy2(prepared_home / "image-names.json", home / "image-names.json")
+    (tmp_path / "model.yaml").write_text(POLICY)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cells.yaml").write_text("belljar: 1\nrisk: low\n")
+    (tmp_path / "range.yaml").write_text(RANGE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
+    """Those of one kind."""
+    return [line["data"] for line in belljar.events(run) if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+def test_an_evaluation_asks_a_model_in_a_cell(
+    tier: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """Tools, log probabilities, usage; one model cell, in no lower tier than the samples', probed,
+    in the verdict and destroyed; each request is on record. Streamed in the second tier."""
+    stream = ["-M", "stream=true"] if tier == "gvisor" else []
+    ran = belljar(
+        *(
+            "run",
+            "task.py@talk",
+            "--model",
+            "belljar/model.yaml",
+            "--tier",
+            tier,
+            "--json",
+            *stream,
+        ),
+        timeout_s=500,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = json.loads(ran.stdout)
+    assert found["verdict"] == "contained"
+    assert [row["error"] for row in found["samples"]] == ["", ""]
+    (model,) = found["model_cells"]
+    assert (model["name"], model["weights"], model["tier"]) == ("smollm2", DIGEST, tier)
+    assert (model["requests"], model["failed"]) == (2, 0)
+    assert model["completion_tokens"] > 0
+    assert [each["phase"] for each in model["probes"]] == ["start", "end"]
+    assert model["destroyed"]
+    run = clean_after()
+    started = events(belljar, run, "model.request.started")
+    completed = events(belljar, run, "model.request.completed")
+    assert len(started) == len(completed) == 2
+    assert all(each["path"] == "/v1/chat/completions" for each in started)
+    plan = json.loads(next(run.glob("plan*.json")).read_text())
+    assert plan["network"] is None
+    judged = belljar("verdict", str(run))
+    assert judged.returncode == 0
+    assert b"no network device" in judged.stdout
+
+
+def test_a_model_calls_tools(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """A server of the author's own, whose tool calls reach the task and whose answers come back."""
+    (folder / "weights").write_text("none")
+    added = json.loads(belljar("model", "add", "weights", "--json").stdout)
+    server = ["python3", "-c", TOOL_CALLER, "{port}"]
+    model = {"weights": {"sha256": added["digest"]}, "server": server}
+    (folder / "model.yaml").write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
+    ran = belljar("run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json")
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = json.loads(ran.stdout)
+    assert list(found["samples"][0]["scores"].values()) == ["C"]
+    assert found["model_cells"][0]["requests"] == 2
+    clean_after()
+
+
+def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """The range's stand-in `openai` is answered by the model cell, and nothing else exists."""
+    ran = belljar(
+        "run", "task.py@program", "--model", "belljar/model.yaml", "--limit", "1", "--json"
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = json.loads(ran.stdout)
+    assert list(found["samples"][0]["scores"].values()) == ["C"]
+    assert found["verdict"] == "contained"
+    assert found["upstreams"] == []
+    assert found["model_cells"][0]["requests"] == 1
+    clean_after()
+
+
+def test_inspect_eval_finds_the_model_too(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """Without Belljar's command line."""
+    argv = [
+        sys.executable,
+        "-m",
+        "inspect_ai",
+        "eval",
+        "task.py@talk",
+        "--model",
+        "belljar/model.yaml",
+    ]
+    ran = subprocess.run(
+        [*argv, "--log-dir", "logs", "--display", "plain", "--limit", "1"],
+        env=belljar.environment(),
+        capture_output=True,
+        timeout=500,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    run = clean_after()
+    verdict = json.loads(belljar("verdict", str(run), "--json").stdout)
+    assert verdict["verdict"] == "contained", ran.stdout.decode()
+    assert len(events(belljar, run, "model.request.completed")) == 1, ran.stdout.decode()
+
+
+@pytest.mark.thorough  # the second disk is shown by test_model_faults; this takes minutes
+def test_a_microvm_serves_the_same_model(folder: Path, belljar: Belljar) -> None:
+    """Weights come by a second disk; a token of an emulated processor takes seconds."""
+    (folder / "model.yaml").write_text(POLICY.replace("cpus: 2", "cpus: 1"))
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    with serving(belljar, "--tier", "microvm") as at:
+        answer = at.ask(asked)
+    assert answer["usage"]["completion_tokens"] == 1
+
+
+def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar) -> None:
+    """Weights whose chat template is no template, or never ends: an error of that request or start,
+    nothing else."""
+    weights = (Path(belljar.home) / "weights" / DIGEST / "data").iterdir()
+    content = next(weights).read_bytes()
+    start = content.index(b"{% for message in messages")
+    hostile = b"{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}"
+    end = content.index(b"{% endif %}", start) + len(b"{% endif %}")
+    padded = hostile.ljust(end - start)[: end - start]
+    (folder / "hostile.gguf").write_bytes(content[:start] + padded + content[end:])
+    added = json.loads(belljar("model", "add", "hostile.gguf", "--json").stdout)
+    policy = POLICY.replace(DIGEST, added["digest"]).replace(
+        "model:", "model:\n  start_timeout: 20s"
+    )
+    (folder / "model.yaml").write_text(policy)
+    ran = belljar(
+        "run", "task.py@talk", "--model", "belljar/model.yaml", "--limit", "1", timeout_s=300
+    )
+    assert ran.returncode != 0
+    assert belljar.leftovers() == []
+
+
+def test_a_wrong_digest_starts_nothing(folder: Path, belljar: Belljar) -> None:
+    """No run directory is made; the message says what to do."""
+    before = belljar.runs()
+    (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "f" * 64))
+    ran = belljar("run", "task.py@talk", "--model", "belljar/model.yaml")
+    assert ran.returncode == 3
+    assert b"belljar model" in ran.stderr
+    assert belljar.runs() == before
+
+
+def test_an_interrupted_evaluation_leaves_nothing(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """Ctrl-C while the model writes: its cell is destroyed with proof, and the record ends."""
+    (folder / "task.py").write_text(
+        TASK.replace("max_tokens=4", "max_tokens=900").replace("temperature=0", "temperature=1")
+    )
+    process = belljar.start("run", "task.py@talk", "--model", "belljar/model.yaml")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if b"the model answers" in line:
+            break
+    for run in belljar.runs()[-1:]:
+        while not events(belljar, run, "model.request.started"):
+            assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    run = clean_after()
+    assert events(belljar, run, "run.finished")[0]["outcome"] == "interrupted"
+    assert len(events(belljar, run, "cell.destroyed")) == len(events(belljar, run, "cell.planned"))
+
+
+class Served:
+    """A client of `belljar model serve`."""
+
+    def __init__(self, about: dict[str, str]) -> None:
+        self.address, self.token = about["address"], about["token"]
+
+    def ask(self, body: object, *, token: str = "", path: str = "/chat/completions") -> Any:  # noqa: ANN401
+        """The answer's JSON."""
+        request = urllib.request.Request(  # noqa: S310 - loopback
+            self.address + path,
+            data=json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {token or self.token}",
+                "Content-Type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=500) as answer:  # noqa: S310
+            return json.load(answer)
+
+
+class serving:  # noqa: N801 - read as a word at its use
+    """`belljar model serve`, ended with Ctrl-C."""
+
+    def __init__(self, belljar: Belljar, *options: str) -> None:
+        self.process = belljar.start("model", "serve", "model.yaml", "--json", *options)
+
+    def __enter__(self) -> Served:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1].decode()
+        return Served(json.loads(line))
+
+    def __exit__(self, *_error: object) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.communicate(timeout=120)
+        assert self.process.returncode == 130
+
+
+def test_people_and_clients_are_served_with_a_token(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """On loopback: whoever lacks the token gets nothing, and only `/v1/` reaches the server."""
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    with serving(belljar) as at:
+        assert at.ask(asked)["choices"]
+        for refused, status in (
+            ({"token": "x"}, 401),
+            ({"path": "/../slots"}, 404),
+            ({"path": "//x"}, 404),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                at.ask(asked, **refused)
+            assert caught.value.code == status
+            caught.value.close()
+    assert len(events(belljar, clean_after(), "model.request.started")) == 1

@@ -1,0 +1,291 @@
+"""Model servers that are broken or hostile, in real cells: a clear error each, nothing left, and a
+record that verifies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.integration.conftest import Belljar
+
+from belljar.cell import start_run
+from belljar.errors import BelljarError, CellError, HostError
+from belljar.events import Kind
+from belljar.ledger import Line, read_events, verify
+from belljar.model.http import BrokenOffError, Question
+from belljar.model.serve import ModelCell, at_least, load_model, open_model
+from belljar.model.weights import add_weights, remove_weights
+from belljar.policy import Tier
+
+pytestmark = [pytest.mark.vm, pytest.mark.anyio]
+SERVER = '''
+import json, socketserver, sys, time, os
+from http.server import BaseHTTPRequestHandler
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def send(self, kind, body, status=200):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        """health"""
+        self.send("application/json", b'{"status": "ok"}')
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        """answer"""
+    def log_message(self, *_):
+        pass
+    def flood(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        while True:
+            self.wfile.write(b'data: {"token": "x"}\\n\\n' * 4096)
+class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+"""start"""
+print("serving", flush=True)
+Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+'''
+ECHO = "self.send('application/json', json.dumps({'got': len(body)}).encode())"
+ASK = Question(method="POST", path="/v1/chat/completions", body=b'{"messages": []}')
+
+
+@dataclass
+class World:
+    """A store, and the policy of a model whose server is a few lines of Python."""
+
+    home: Path
+    folder: Path
+    run: Path | None = None
+
+    @asynccontextmanager
+    async def model(
+        self, answering: str = ECHO, *, tier: Tier = Tier.CONTAINER, **fields: object
+    ) -> AsyncIterator[ModelCell]:
+        """A model cell with this server; `start`, `health`: more of its lines."""
+        program = SERVER.replace('"""answer"""', answering)
+        for name in ("start", "health"):
+            program = program.replace(f'"""{name}"""', str(fields.pop(name, "pass")))
+        weights = self.folder / "weights.bin"
+        weights.write_bytes(b"the weights")
+        added = add_weights(weights, home=self.home)
+        model = {
+            "weights": {"sha256": added.digest},
+            "server": ["python3", "-c", program, "{port}"],
+            "start_timeout": "90s",
+            **fields,
+        }
+        resources = {"memory": "256MiB", "disk": "64MiB"}
+        policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
+        loaded = at_least(load_model(policy, home=self.home), tier)
+        with start_run("model", "m", [], home=self.home) as run:
+            self.run = run.path
+            async with open_model(loaded, run=run, home=self.home) as served:
+                yield served
+
+    def events(self, *kinds: Kind) -> list[Line]:
+        """Those of the last run, whose ledger must be whole."""
+        assert self.run is not None
+        assert verify(self.run).problem is None
+        return [line for line in read_events(self.run) if line.kind in kinds]
+
+
+@pytest.fixture
+def world(home: Path, belljar: Belljar, tmp_path: Path) -> Iterator[World]:
+    """Nothing is left afterwards, and each cell's end is proven."""
+    made = World(home, tmp_path)
+    yield made
+    assert belljar.leftovers() == []
+    assert all(line.data["clean"] for line in made.events(Kind.CELL_DESTROYED))
+
+
+async def ask(served: ModelCell, question: Question = ASK) -> bytes:
+    """The whole answer."""
+    parts = []
+    async with served.ask(question) as asked:
+        while (part := await asked.next_part()) is not None:
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR, Tier.MICROVM])
+async def test_weights_are_read_only_and_requests_are_on_record(tier: Tier, world: World) -> None:
+    """In every tier: the same bytes at /weights, not writable, no device but the loopback; an event
+    before and after each request, probes at start and end."""
+    async with world.model(tier=tier) as served:
+        assert json.loads(await ask(served)) == {"got": len(ASK.body)}
+        cell = served.cell
+        read = await cell.exec(["cat", "/weights/weights.bin"])
+        assert read.stdout == b"the weights"
+        write = await cell.exec(["sh", "-c", "echo x > /weights/y"], user="root")
+        assert write.returncode != 0
+        devices = await cell.exec(["ls", "/sys/class/net"])
+        assert devices.stdout.split() in ([b"lo"], [])
+    started, completed = world.events(Kind.MODEL_REQUEST_STARTED, Kind.MODEL_REQUEST_COMPLETED)
+    assert started.data["bytes"] == len(ASK.body)
+    assert started.bodies
+    assert completed.data["status"] == 200
+    probes = world.events(Kind.PROBE_COMPLETED)
+    assert [(each.data["phase"], each.data["verdict"]) for each in probes] == [
+        ("start", "contained"),
+        ("end", "contained"),
+    ]
+
+
+VIOLATIONS = {
+    "garbage": "self.wfile.write(bytes(range(256)) * 64)",
+    "html": "self.send('text/html', b'<html>')",
+    "no json": "self.send('application/json', b'tokens ' * 1000)",
+    "a flood of tokens": "self.flood()",
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+async def test_a_violation_ends_the_cell(name: str, world: World) -> None:
+    """It is on record, and every later request fails at once with the reason."""
+    async with world.model(VIOLATIONS[name], answer="64KiB") as served:
+        with pytest.raises(CellError, match="ended"):
+            await ask(served)
+        with pytest.raises(CellError, match="ended"):
+            await ask(served)
+        assert served.cell.destruction is not None
+    assert world.events(Kind.PROTOCOL_VIOLATION)
+    assert world.events(Kind.MODEL_REQUEST_FAILED)
+
+
+HALF = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"a"'
+FAILURES = {
+    "nothing": ("time.sleep(600)", TimeoutError),
+    "half an answer": (f"self.wfile.write({HALF!r}); self.close_connection = True", BrokenOffError),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_request_that_fails_is_one_requests_error(name: str, world: World) -> None:
+    """The cell and its server go on."""
+    answer, error = FAILURES[name]
+    async with world.model(f"if b'bad' in body: {answer}\n        else: {ECHO}") as served:
+        bad = Question(method="POST", path="/v1/chat/completions", body=b"bad")
+        served.model = served.model.model_copy(update={"request_timeout": 2.0})
+        with pytest.raises(error):
+            await ask(served, bad)
+        assert await ask(served)
+
+
+async def test_a_server_that_dies_is_an_error_for_good(world: World) -> None:
+    """In mid-stream, by itself: that request and all later ones fail, and no retry waits for it."""
+    dies = "self.send_response(200); self.wfile.flush(); os._exit(9)"
+    async with world.model(dies) as served:
+        for _ in range(2):
+            with pytest.raises(CellError, match="model server ended"):
+                await ask(served)
+
+
+async def test_a_killed_cell_is_an_error_for_good(world: World) -> None:
+    """As the operator may do at any time."""
+    async with world.model("time.sleep(600)") as served, anyio.create_task_group() as tasks:
+
+        async def kill() -> None:
+            await anyio.sleep(0.5)  # the request is under way
+            await served.cell.destroy(reason="killed")
+
+        tasks.start_soon(kill)
+        with pytest.raises(BelljarError):
+            await ask(served)
+        with pytest.raises(BelljarError):
+            await ask(served)
+
+
+STARTS: dict[str, tuple[dict[str, Any], str]] = {
+    "ends at once": ({"start": "sys.exit('no such weights')"}, "no such weights"),
+    "never healthy": (
+        {"health": "return self.send('application/json', b'{}', 503)", "start_timeout": "3s"},
+        "503",
+    ),
+    "speaks no http": ({"health": "return self.wfile.write(b'hello\\r\\n\\r\\n')"}, "HTTP"),
+    "too little memory": ({"start": "x = bytearray(1 << 30)"}, "ended|memory|died"),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+async def test_a_server_that_does_not_come_up_says_why(name: str, world: World) -> None:
+    """With what it wrote, and nothing is asked of it."""
+    fields, words = STARTS[name]
+    with pytest.raises(CellError, match=words):
+        async with world.model(**fields):
+            pass
+
+
+async def test_requests_beyond_parallel_wait(world: World) -> None:
+    """One at a time by default."""
+    slow = f"time.sleep(0.5); {ECHO}"
+    async with world.model(slow) as served, anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask, served)
+    kinds = [
+        line.kind for line in world.events(Kind.MODEL_REQUEST_STARTED, Kind.MODEL_REQUEST_COMPLETED)
+    ]
+    assert kinds == [Kind.MODEL_REQUEST_STARTED, Kind.MODEL_REQUEST_COMPLETED] * 3
+
+
+async def test_two_cells_share_one_models_weights(world: World) -> None:
+    """Both answer; the weights stay while one of them runs."""
+    async with world.model() as one:
+        async with world.model() as other:
+            assert await ask(one)
+            assert await ask(other)
+        with pytest.raises(HostError, match="in use"):
+            remove_weights("weights.bin", home=world.home)
+        assert await ask(one)
+
+
+async def test_a_cancelled_request_leaves_the_cell_usable(world: World) -> None:
+    """It is on record as given up."""
+    async with world.model(f"if b'slow' in body: time.sleep(600)\n        else: {ECHO}") as served:
+        with anyio.move_on_after(1):
+            await ask(served, Question(method="POST", path="/v1", body=b"slow"))
+        assert await ask(served)
+    assert len(world.events(Kind.MODEL_REQUEST_FAILED)) == 1
+
+
+async def test_a_record_of_digests_keeps_no_text(world: World) -> None:
+    """`record: digest`: sizes and digests alone, in every event of the run."""
+    secret = b"a secret of the operator's"
+    async with world.model(record="digest") as served:
+        await ask(served, Question(method="POST", path="/v1", body=secret))
+    assert world.run is not None
+    kept = [path.read_bytes() for path in world.run.rglob("*") if path.is_file()]
+    assert kept
+    assert not any(secret in content for content in kept)
+
+
+def overwrite(served: ModelCell) -> None:
+    """Put other bytes in the place of its weights."""
+    stored = served.policy.weights
+    assert stored is not None
+    file = stored.directory / "weights.bin"
+    file.chmod(0o644)
+    file.write_bytes(b"other words")
+
+
+async def test_changed_weights_start_nothing(world: World) -> None:
+    """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed."""
+    with pytest.raises(HostError, match="not what was added"):
+        async with world.model() as served:
+            overwrite(served)
+    first = world.run
+    with pytest.raises(HostError, match="not what was added"):
+        async with world.model():
+            pass
+    assert world.run != first
+    assert not world.events(Kind.CELL_PLANNED)

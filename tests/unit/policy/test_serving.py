@@ -1,0 +1,66 @@
+"""The block `model:` of a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from belljar.errors import PolicyError
+from belljar.policy import policy_of
+from belljar.policy.serving import ModelBlock
+
+DIGEST = "ab" * 32
+
+
+def model_of(risk: str = "low", **fields: object) -> ModelBlock:
+    """The block of a policy with these fields."""
+    model = {"weights": {"sha256": DIGEST}, **fields}
+    block = policy_of({"belljar": 1, "risk": risk, "model": model}).policy.model
+    assert block is not None
+    return block
+
+
+def test_a_block_has_defaults_for_all_but_the_weights() -> None:
+    """llama.cpp, one request at a time, text on record."""
+    model = model_of(weights={"sha256": f"sha256:{DIGEST.upper()}"})
+    assert (model.server, model.parallel, model.record) == ("llama_cpp", 1, "text")
+    assert model.weights.sha256 == DIGEST
+    assert model_of(server=["serve", "--x"]).server == ("serve", "--x")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"weights": {"sha256": "ab"}},
+        {"weights": {"sha256": DIGEST, "file": "a", "directory": "b"}},
+        {"weights": {}},
+        {"server": "tgi"},
+        {"server": []},
+        {"server": ["a\0b"]},
+        {"port": 0},
+        {"parallel": 0},
+        {"record": "all"},
+    ],
+)
+def test_what_makes_no_server_is_refused(fields: dict[str, Any]) -> None:
+    """With the field's name."""
+    with pytest.raises(PolicyError):
+        model_of(**fields)
+
+
+def test_a_model_cell_has_no_network() -> None:
+    """Not even stand-ins."""
+    network = {"stand_ins": {"www": {"kind": "http", "hosts": ["a.test"]}}}
+    fields = {"belljar": 1, "risk": "low", "model": {"weights": {"sha256": DIGEST}}}
+    with pytest.raises(PolicyError, match="model"):
+        policy_of({**fields, "network": network})
+
+
+def test_a_gpu_needs_a_reason_from_risk_high_on() -> None:
+    """What it would open is said."""
+    gpu = {"devices": ["/dev/nvidia0"]}
+    assert model_of("medium", gpu=gpu).gpu is not None
+    assert model_of("high", gpu={**gpu, "reason": "measured"}).gpu is not None
+    with pytest.raises(PolicyError, match="driver"):
+        model_of("high", gpu=gpu)
