@@ -12,6 +12,7 @@ from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
 from belljar.plan.qemu import VmShape
 from belljar.policy import Resources, Tier
+from belljar.policy.limits import AirGap
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -250,11 +251,15 @@ def blast_radius(
             "this host by one byte pipe, whose every frame is checked",
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
+            *((_AIR_GAP,) if policy.air_gap is AirGap.REQUIRED else ()),
         ),
         consume=tuple(f"{each.what}: {each.most}" for each in held),
     )
 
 
+_AIR_GAP: Final = (
+    "nothing beyond this host, which must be air-gapped: checked before the run, watched during it"
+)
 _HOST_TOOLS: Final = (
     "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
 )

@@ -1,0 +1,125 @@
+"""Network interfaces: of this network namespace, and of every other one that can be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from belljar.airgap.finding import Finding, State, looked
+from belljar.network.supervisor import netlink
+from belljar.network.supervisor.netlink import Link
+from belljar.network.syscalls import CLONE_NEWNET, enter
+
+# Virtual devices that hand a packet to nobody.
+_SINKS: Final = frozenset({"dummy", "ifb", "nlmon"})
+# In another namespace these lead to a further namespace only, which is looked at as well.
+_INNER: Final = _SINKS | {"veth", "bridge"}
+_MAX_NAMESPACES: Final = 4096
+_NSFS: Final = re.compile(r"^\S+ \S+ \S+ net:\[(\d+)\] (\S+) .* - nsfs ", re.MULTILINE)
+
+
+def state_of(link: Link) -> State:
+    """Whether packets can leave by a link of this namespace. Pure."""
+    if is_inner(link) or not link.is_up:
+        return State.ABSENT
+    return State.PRESENT if link.has_carrier else State.UNKNOWN
+
+
+def is_inner(link: Link) -> bool:
+    """Whether a link leads nowhere, even when it is up. Pure."""
+    return link.is_loopback or link.kind in _SINKS
+
+
+def evidence_of(link: Link) -> str:
+    """A link in words. Pure."""
+    kind = "loopback" if link.is_loopback else link.kind or "a device of its own driver"
+    carrier = "with a carrier" if link.has_carrier else "without a carrier: a cable is enough"
+    return f"{link.name} ({kind}) is {f'up, {carrier}' if link.is_up else 'down'}"
+
+
+def interface_findings() -> Iterator[Finding]:
+    """One finding for each interface of this namespace, and one for all other namespaces."""
+    try:
+        for link in own_links():
+            yield Finding(
+                name=f"interface {link.name}",
+                state=state_of(link),
+                how="looked",
+                evidence=evidence_of(link),
+            )
+    except OSError as error:
+        yield looked("interfaces", unknown=[f"can't be listed: {error.strerror}"], absent="")
+    yield _namespaces()
+
+
+def own_links() -> list[Link]:
+    """Every link of this namespace. Raises `OSError`."""
+    with netlink.open_socket() as kernel:
+        return netlink.list_links(kernel)
+
+
+def _namespaces(proc: Path = Path("/proc")) -> Finding:
+    """Devices in other namespaces, through which a process there could relay."""
+    places, unreadable = _places(proc)
+    own = os.stat(proc / "self/ns/net").st_ino  # noqa: PTH116 - the namespace, not the link
+    places.pop(own, None)
+    present, unknown = list[str](), list[str]()
+    if unreadable:
+        hint = "" if os.geteuid() == 0 else "; run as root"
+        unknown.append(f"the namespaces of {unreadable} processes can't be seen{hint}")
+    if len(places) > _MAX_NAMESPACES:
+        unknown.append(f"{len(places)} namespaces, more than {_MAX_NAMESPACES}")
+    for number, place in list(places.items())[:_MAX_NAMESPACES]:
+        try:
+            # A thread of its own, which ends in that namespace.
+            with ThreadPoolExecutor(1) as thread:
+                links = thread.submit(_links_in, place, number).result()
+        except FileNotFoundError:  # it ended meanwhile
+            continue
+        except OSError as error:
+            unknown.append(f"namespace {number} ({place}) can't be entered: {error.strerror}")
+            continue
+        present += [
+            f"{evidence_of(link)}, in namespace {number}"
+            for link in links
+            if link.is_up and not link.is_loopback and link.kind not in _INNER
+        ]
+    none = f"{len(places)} other namespaces, none with a device that is up"
+    return looked("namespaces", present=present, unknown=unknown, absent=none)
+
+
+def _places(proc: Path) -> tuple[dict[int, Path], int]:
+    """Each namespace's number and a file of it; how many processes can't be read."""
+    places, unreadable = dict[int, Path](), 0
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            try:
+                places.setdefault((entry / "ns/net").stat().st_ino, entry / "ns/net")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            except OSError:
+                unreadable += 1
+    with contextlib.suppress(OSError):  # namespaces without a process: `ip netns add`
+        for number, where in _NSFS.findall((proc / "self/mountinfo").read_text()):
+            path = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), where))
+            places.setdefault(int(number), path)
+    return places, unreadable
+
+
+def _links_in(place: Path, number: int) -> list[Link]:
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    except ProcessLookupError as error:
+        raise FileNotFoundError(str(place)) from error
+    try:
+        if os.fstat(descriptor).st_ino != number:  # the process's number is another's now
+            raise FileNotFoundError(str(place))
+        enter(descriptor, CLONE_NEWNET)
+        return own_links()
+    finally:
+        os.close(descriptor)
