@@ -79,7 +79,7 @@ def namespace() -> Iterator[Callable[[], str]]:
 
 
 def run(
-    *command: str, home: Path, inside: str = "", **more: str
+    *command: str, home: Path, inside: str = "", timeout_s: float = 300, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """A command with this store, in the named namespace or as it stands."""
     place = ["ip", "netns", "exec", inside] if inside else []
@@ -90,7 +90,7 @@ def run(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout_s,
         check=False,
     )
 

@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -51,6 +51,8 @@ _BACKPORTS: Final = "bookworm-backports"
 _REST_BYTES: Final = 1 << 30  # of Python packages, whose size no index says beforehand
 _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
 _CODE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_PYTHON: Final = re.compile(r"python3\.\d+_(?:\d+%3a)?(3\.\d+\.\d+)[^_]*_[^_]+\.deb")
+_REQUIRES: Final = re.compile(r"^Requires-Python: (.+)$", re.MULTILINE)
 _UNUSED: Final = frozenset({"__pycache__", "logs", "node_modules"})
 
 
@@ -106,6 +108,7 @@ def create_bundle(home: Path, out: Path, wanted: Wanted, *, report: Report) -> M
         debs = {
             file.name: file for suite, some in groups for file in apt.closure(some, suite=suite)
         }
+        python = debian_python(debs)
         local_bytes = sum(each.file.stat().st_size for each in sources)
         deb_bytes = sum(file.size for file in debs.values())
         report(
@@ -115,7 +118,7 @@ def create_bundle(home: Path, out: Path, wanted: Wanted, *, report: Report) -> M
         _check_space(part, local_bytes + deb_bytes + _REST_BYTES)
         key = load_or_make_key(home)
         items = list(_debian(part, apt, groups, debs, wanted, key.fingerprint, report))
-        items += _python(part, wanted, scratch, report)
+        items += _python(part, wanted, python, scratch, report)
         (scratch / "names.json").write_text(json.dumps(names, sort_keys=True))
         listed = Source(
             kind="image", name="names", path="images/names.json", file=scratch / "names.json"
@@ -340,17 +343,55 @@ def _debian(
         yield _item(part, "debian", folder / name)
 
 
-def _python(part: Path, wanted: Wanted, scratch: Path, report: Report) -> Iterator[Item]:
+def debian_python(debs: Iterable[str]) -> str:
+    """The version of Debian's Python among these packages' files.
+
+    Raises `HostError` where this process, whose wheels are gathered, runs another minor version.
+    """
+    found = next((match[1] for name in debs if (match := _PYTHON.match(name))), "")
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not found.startswith(f"{own}."):
+        what = f"the bundle's Python is Debian's {found or '(none)'}, and this process runs {own}"
+        raise HostError(what, hint="run it by a virtual environment of Debian's python3")
+    return found
+
+
+def locked_for(lock: str, python: str) -> str:
+    """The entries of a lock file that this version of Python needs, without their conditions.
+
+    Pure. Raises `PolicyError`.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    chosen = list[str]()
+    for entry in re.split(r"\n(?=[A-Za-z0-9])", f"\n{lock}")[1:]:
+        head, *hashes = entry.split(" \\\n")
+        try:
+            need = Requirement(head.strip())
+        except InvalidRequirement as error:
+            what = f"{printable(head, max_chars=80)!r} is no exact version with hashes"
+            raise PolicyError(what, where="lock file") from error
+        if need.marker is None or need.marker.evaluate({"python_full_version": python}):
+            extras = f"[{','.join(sorted(need.extras))}]" if need.extras else ""
+            body = " \\\n".join([f"{need.name}{extras}{need.specifier}", *hashes])
+            chosen.append(body.partition("\n#")[0].rstrip())
+    return "\n".join([*chosen, ""])
+
+
+def _python(
+    part: Path, wanted: Wanted, python: str, scratch: Path, report: Report
+) -> Iterator[Item]:
     """Wheels of the lock file or of what is installed, Belljar's own, and their hashes."""
     folder, mark = part / "python", part / ".python.json"
-    lock = wanted.lock.read_bytes() if wanted.lock else "\n".join(installed_versions()).encode()
-    key = hashlib.sha256(lock).hexdigest()
+    exact = "\n".join(installed_versions()) if wanted.lock is None else ""
+    lock = locked_for(wanted.lock.read_text(), python) if wanted.lock is not None else exact
+    key = hashlib.sha256(lock.encode()).hexdigest()
     if _marked(mark, folder) != key:
         report("Python packages")
         remove_tree(folder)
         made = scratch / "wheels"
         file = scratch / "lock.txt"
-        file.write_bytes(lock)
+        file.write_text(lock)
         hashes = ["--require-hashes"] if wanted.lock else []
         _pip(["--no-deps", *hashes, "--requirement", str(file), "--wheel-dir", str(made)])
         made.mkdir(exist_ok=True)
@@ -367,6 +408,7 @@ def _python(part: Path, wanted: Wanted, scratch: Path, report: Report) -> Iterat
     _pip(["--no-deps", "--wheel-dir", str(folder), *own])
     wheels = sorted(folder.glob("*.whl"))
     _check_tools(wheels)
+    _check_python(wheels, python)
     lines = list[str]()
     for wheel in wheels:
         item = _item(part, "python", wheel)
@@ -412,6 +454,19 @@ def _check_tools(wheels: Sequence[Path]) -> None:
                     return
     what = f"the bundle would lack Inspect's tools for sandboxes ({own}…)"
     raise HostError(what, hint="use a version of inspect-ai whose wheel has them")
+
+
+def _check_python(wheels: Sequence[Path], python: str) -> None:
+    """pip would refuse it, on a host where nothing can be fetched."""
+    from packaging.specifiers import SpecifierSet
+
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as file:
+            name = next(each for each in file.namelist() if each.endswith(".dist-info/METADATA"))
+            match = _REQUIRES.search(file.read(name).decode("utf-8", "replace"))
+        if match is not None and python not in SpecifierSet(match[1]):
+            what = f"the bundle would lack {wheel.name} for Python {python}: it needs {match[1]}"
+            raise HostError(what, hint="give --lock FILE with versions for that Python")
 
 
 def installed_versions() -> list[str]:

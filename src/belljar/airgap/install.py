@@ -26,6 +26,7 @@ from belljar.units import printable
 INSTALLED: Final = "bundle.json"
 """In the store: which bundle was installed last, and by whom it was signed."""
 DOCUMENTS: Final = "share"
+_IMAGE_NAMES: Final = "images/names.json"
 _WEIGHTS: Final = "belljar.model.weights"
 
 
@@ -136,10 +137,11 @@ def _install_store(
         items = tuple(each for each in manifest.of("kernel") if each.path.split("/")[1] == digest)
         take(items)
         adopt_kernel(home, scratch / "kernels" / digest)
-    images = manifest.of("image")
-    take(tuple(each for each in images if each.path == "images/names.json"))
-    named = json.loads((scratch / "images/names.json").read_bytes())
-    store = Store(home)
+    images, store = manifest.of("image"), Store(home)
+    named: dict[str, dict[str, str]] = {"names": {}, "origins": {}}
+    if index := tuple(each for each in images if each.path == _IMAGE_NAMES):
+        take(index)
+        named = json.loads((scratch / _IMAGE_NAMES).read_bytes())
     for digest in _folders(images):
         names = [name for name, of in named["names"].items() if of == digest]
         origins = [origin for origin, of in named["origins"].items() if of == digest]
