@@ -194,7 +194,7 @@ def test_the_check_sends_nothing_unless_an_address_is_named(
     resolver.write_text("nameserver 192.0.2.1\nnameserver 2001:db8::1\n")
     bind = f'mount --bind {resolver} /etc/resolv.conf && exec "$@"'
     check = ["unshare", "--mount", "sh", "-c", bind, "sh", *belljar("airgap", "check", "--json")]
-    proxy = {"https_proxy": "http://someone:secret@192.0.2.1:3128"}
+    proxy: dict[str, Any] = {"https_proxy": "http://someone:secret@192.0.2.1:3128"}
     with packets_of(outside) as sock:
         received(sock)
         done = run(*check, home=tmp_path, inside=inside, **proxy)

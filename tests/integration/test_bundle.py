@@ -26,7 +26,7 @@ pytestmark = [
 CHECK = 'cd /bundle && echo "$1  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS'
 INSTALL = f"{CHECK} && sh install.sh"
 TASK = "/var/lib/belljar/share/examples/escape_artist/task.py"
-RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--tier", "container", "--json")
+RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--json")
 
 
 @pytest.fixture(scope="module")

@@ -364,17 +364,20 @@ def locked_for(lock: str, python: str) -> str:
     from packaging.requirements import InvalidRequirement, Requirement
 
     chosen = list[str]()
-    for entry in re.split(r"\n(?=[A-Za-z0-9])", f"\n{lock}")[1:]:
-        head, *hashes = entry.split(" \\\n")
+    for line in lock.replace("\\\n", " ").splitlines():
+        head, *hashes = re.split(r"\s+--hash=", line.partition("#")[0].strip())
+        if not head:
+            continue
         try:
-            need = Requirement(head.strip())
-        except InvalidRequirement as error:
+            need = Requirement(head)
+        except InvalidRequirement:
+            need = None
+        if need is None or not hashes or not str(need.specifier).startswith("=="):
             what = f"{printable(head, max_chars=80)!r} is no exact version with hashes"
-            raise PolicyError(what, where="lock file") from error
+            raise PolicyError(what, where="lock file")
         if need.marker is None or need.marker.evaluate({"python_full_version": python}):
             extras = f"[{','.join(sorted(need.extras))}]" if need.extras else ""
-            body = " \\\n".join([f"{need.name}{extras}{need.specifier}", *hashes])
-            chosen.append(body.partition("\n#")[0].rstrip())
+            chosen.append(" --hash=".join([f"{need.name}{extras}{need.specifier}", *hashes]))
     return "\n".join([*chosen, ""])
 
 

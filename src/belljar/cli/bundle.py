@@ -18,6 +18,8 @@ from belljar.cli.console import (
 )
 from belljar.units import format_size, printable
 
+# A bare Debian has neither Python nor `mount`.
+_BASE = ("mount", "python3", "python3-venv")
 _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 
 
@@ -98,7 +100,7 @@ def create(
     default_lock = root / "requirements.lock" if root is not None else None
     wanted = Wanted(
         images=("default", *images, *of_task),
-        packages=("python3", "python3-venv", *(e.package for e in tools if not e.backports)),
+        packages=(*_BASE, *(need.package for need in tools if not need.backports)),
         newer=tuple(need.package for need in tools if need.backports),
         weights=weights,
         lock=lock or default_lock,

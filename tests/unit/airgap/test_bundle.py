@@ -6,13 +6,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from belljar.airgap.create import Wanted, create_bundle
+from belljar.airgap.create import Wanted, create_bundle, locked_for
 from belljar.airgap.install import check_host, install_bundle, verify_bundle
 from belljar.airgap.manifest import (
     MANIFEST,
@@ -297,3 +299,81 @@ def test_a_bundle_is_never_made_over_something(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     with pytest.raises(PolicyError):
         create_bundle(tmp_path, tmp_path / "out", Wanted(images=(), packages=()), report=silent)
+
+
+def test_an_interrupted_installation_leaves_no_half_and_can_be_repeated(
+    bundle: Path, key: SigningKey, tmp_path: Path
+) -> None:
+    """An interrupt while files are copied leaves what was there before; the next call succeeds."""
+    home = tmp_path / "home"
+
+    def interrupt(line: str) -> None:
+        if line == "docs/b/c.md":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        install_bundle(
+            home,
+            bundle,
+            expected_key=key.fingerprint,
+            packages=False,
+            allow_older=False,
+            report=interrupt,
+        )
+    assert not (home / "share").exists()
+    assert list((home / "tmp").iterdir()) == []
+    install(bundle, home, key)
+    assert (home / "share/docs/b/c.md").read_bytes() == b"second"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_disk_is_one_error_and_leaves_nothing(
+    key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is copied when the size says so; while copying, when others filled it."""
+    big = written(tmp_path / "big", key, {"docs/big": bytes(4 << 20)})
+    home = tmp_path / "small"
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", home], check=True)
+    try:
+        with pytest.raises(HostError):
+            install(big, home, key)
+        monkeypatch.setattr("belljar.airgap.install.need_space", lambda *_: None)
+        with pytest.raises(HostError):
+            install(big, home, key)
+        assert not (home / "share").exists()
+        assert list((home / "tmp").iterdir()) == []
+    finally:
+        subprocess.run(["umount", home], check=True)
+
+
+LOCK = """# A comment
+one==1.0 ; python_full_version < '3.11.5' \\
+    --hash=sha256:aa
+one==2.0 ; python_full_version >= '3.11.5' \\
+    --hash=sha256:bb \\
+    --hash=sha256:cc
+# Another
+two[extra]==3.0 ; sys_platform == 'linux' \\
+    --hash=sha256:dd
+three==4.0 ; sys_platform == 'win32' \\
+    --hash=sha256:ee
+"""
+
+
+@pytest.mark.parametrize(
+    ("python", "one"), [("3.11.2", ["one==1.0", "aa"]), ("3.11.7", ["one==2.0", "bb", "cc"])]
+)
+def test_the_lock_file_is_read_for_the_python_of_the_other_host(
+    python: str, one: list[str]
+) -> None:
+    """Not for the one that makes the bundle; each entry keeps its hashes."""
+    words = re.findall(r"[a-z\[\]]+==[0-9.]+|(?<=sha256:)\w+", locked_for(LOCK, python))
+    assert words == [*one, "two[extra]==3.0", "dd"]
+
+
+def test_a_lock_file_of_another_kind_is_refused() -> None:
+    """A line that is no exact requirement is not passed over."""
+    with pytest.raises(PolicyError):
+        locked_for("-r other.txt \\\n    --hash=sha256:aa\n", "3.11.2")
