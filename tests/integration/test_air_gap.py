@@ -82,7 +82,7 @@ def run(
     *command: str, home: Path, inside: str = "", timeout_s: float = 300, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """A command with this store, in the named namespace or as it stands."""
-    place = ["ip", "netns", "exec", inside] if inside else []
+    place = ["nsenter", f"--net=/run/netns/{inside}", "--"] if inside else []
     env = {**os.environ, "BELLJAR_HOME": str(home), "NO_COLOR": "1", **more}
     return subprocess.run(
         [*place, *command],

@@ -358,6 +358,8 @@ def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
     yield from _limited(wanted.resources, made.resources, where=TASK, by=by)
     if wanted.rights != made.rights:
         yield _changed("rights", fewer)
+    if wanted.air_gap != made.air_gap:
+        yield _changed("host.air_gap", more)
     for name in ("host_tools_rule", "guard", "on"):
         if getattr(wanted, name) != getattr(made, name):
             yield _changed(name.removesuffix("_rule"), more)
