@@ -69,17 +69,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`arch`, `system` and `python`: the only hosts it is for. `packages`: what apt installs.
-
-    `digest`: of the file's bytes, as people compare it.
-    """
+    """`arch`, `system` and `python`: the only hosts it is for. `digest`: of the file's bytes."""
 
     created: str
     belljar: str
     arch: str
     system: str
     python: str
-    packages: tuple[str, ...]
     items: tuple[Item, ...]
     digest: str = ""
     signer: str = ""
@@ -101,7 +97,6 @@ _SHAPE: Final = {
     "arch": matching(_WORD),
     "system": matching(_WORD),
     "python": matching(r"[0-9]+\.[0-9]+"),
-    "packages": lambda value: objects_of_words(value),
     "items": objects(
         {
             "kind": one_of(*_KINDS),
@@ -113,14 +108,6 @@ _SHAPE: Final = {
         max_items=_MAX_ITEMS,
     ),
 }
-
-
-def objects_of_words(value: object) -> None:
-    """A list of package names."""
-    if not isinstance(value, list) or len(value) > 1000:
-        raise ValueError("a list of package names is needed")
-    for each in value:
-        matching(r"[a-z0-9][a-z0-9.+-]{1,80}")(each)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -168,9 +155,8 @@ def parse(encoded: bytes, signature: bytes, *, expected_key: str | None) -> Mani
     if len({*paths, MANIFEST, SIGNATURE.casefold(), SUMS.casefold()}) != len(paths) + 3:
         raise _bad("the manifest names a path twice", MANIFEST)
     del document["v"]
-    packages = tuple(document.pop("packages"))
     digest = hashlib.sha256(encoded).hexdigest()
-    return Manifest(**document, packages=packages, items=items, digest=digest, signer=signer)
+    return Manifest(**document, items=items, digest=digest, signer=signer)
 
 
 def _bad(what: str, where: str) -> BundleError:

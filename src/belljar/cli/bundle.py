@@ -65,7 +65,7 @@ def bundle() -> None:
     "--lock",
     type=click.Path(path_type=Path),
     help="Python packages by this file of exact versions and hashes. Default: the checkout's "
-    "requirements.lock, else the installed versions.",
+    "requirements.lock.",
 )
 @click.option("--mirror", default="", metavar="URL", help="Debian mirror [default: this host's].")
 @json_option("Print one JSON object: path, digest, key, size, items.")
@@ -82,28 +82,29 @@ def create(
 ) -> None:
     """Make a bundle, a directory, of everything that a host without a network needs.
 
-    Belljar and its Python packages, Debian packages with their dependencies, guest kernel, images,
-    weights, documentation and examples. Refused, with the names, if anything is missing. After an
-    interruption, the same command goes on.
+    Run it from a checkout. It holds Belljar and its Python packages, Debian packages with their
+    dependencies, guest kernel, images, weights, documentation and examples. Refused, with the
+    names, if anything is missing. After an interruption, the same command goes on.
 
     The digest that it prints must reach the other host by another way than the bundle.
     """
-    from belljar.airgap.create import Wanted, checkout, create_bundle, digest_of
+    from belljar.airgap.create import Wanted, create_bundle
+    from belljar.airgap.manifest import SUMS
     from belljar.cli.setup_plan import needs
     from belljar.image.kernel import debian_arch
+    from belljar.image.store import file_sha256
     from belljar.ledger.keys import load_or_make_key
     from belljar.store.home import belljar_home
 
-    home, root = belljar_home(), checkout()
+    home, root = belljar_home(), Path(__file__).resolve().parents[3]
     tools = [need for need in needs(debian_arch()) if not need.only_with]
     of_task = _images_of(task, task_args) if task else ()
-    default_lock = root / "requirements.lock" if root is not None else None
     wanted = Wanted(
         images=("default", *images, *of_task),
         packages=(*_BASE, *(need.package for need in tools if not need.backports)),
         newer=tuple(need.package for need in tools if need.backports),
         weights=weights,
-        lock=lock or default_lock,
+        lock=lock or root / "requirements.lock",
         checkout=root,
         mirror=mirror,
     )
@@ -113,7 +114,7 @@ def create(
             click.echo(f"  {printable(line)}", err=True)
 
     made = create_bundle(home, out.absolute(), wanted, report=report)
-    digest, key = digest_of(out), load_or_make_key(home).fingerprint
+    digest, key = file_sha256(out / SUMS), load_or_make_key(home).fingerprint
     if as_json:
         about = {"path": str(out), "digest": digest, "key": key, "size_bytes": made.size_bytes}
         print_json({**about, "items": len(made.items)})

@@ -69,7 +69,6 @@ def written(path: Path, key: SigningKey, files: dict[str, bytes], **changes: obj
         arch="amd64",
         system="bookworm",
         python="3.11",
-        packages=(),
         items=items,
     )
     encoded = encode(replace(manifest, **changes))  # type: ignore[arg-type]
@@ -285,11 +284,12 @@ def test_everything_that_a_bundle_would_lack_is_named_and_none_is_made(tmp_path:
         packages=("zstd",),
         weights=(tmp_path / "model.gguf",),
         lock=tmp_path / "none.lock",
+        checkout=tmp_path / "nowhere",
     )
     out = tmp_path / "out"
     with pytest.raises(HostError) as raised:
         create_bundle(tmp_path / "home", out, wanted, report=silent)
-    for name in ("tools:1", "kernel", "model.gguf", "documentation", "none.lock"):
+    for name in ("tools:1", "kernel", "model.gguf", "docs", "examples", "none.lock"):
         assert name in raised.value.what
     assert not out.exists()
 
@@ -298,7 +298,12 @@ def test_a_bundle_is_never_made_over_something(tmp_path: Path) -> None:
     """Not even over a dangling link."""
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     with pytest.raises(PolicyError):
-        create_bundle(tmp_path, tmp_path / "out", Wanted(images=(), packages=()), report=silent)
+        create_bundle(
+            tmp_path,
+            tmp_path / "out",
+            Wanted(images=(), packages=(), lock=tmp_path, checkout=tmp_path),
+            report=silent,
+        )
 
 
 def test_an_interrupted_installation_leaves_no_half_and_can_be_repeated(
