@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,10 +32,18 @@ RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--json")
 
 @pytest.fixture(scope="module")
 def made(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A bundle of this test's store, as `create` reports it."""
+    """A bundle of this test's store, as `create` reports it: interrupted once, then whole."""
     out = tmp_path_factory.mktemp("bundle") / "bundle"
-    command = [sys.executable, "-m", "belljar", "bundle", "create", str(out), "--json"]
-    done = run(*command, home=vm_home, timeout_s=1800)
+    command = [sys.executable, "-m", "belljar", "bundle", "create", str(out)]
+    env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        assert any(line.strip() == "Python packages" for line in first.stderr)
+        first.send_signal(signal.SIGINT)
+        first.stderr.read()
+    assert first.returncode == 130
+    assert not out.exists()
+    done = run(*command, "--json", home=vm_home, timeout_s=1800)
     assert done.returncode == 0, done.stderr
     about: dict[str, Any] = json.loads(done.stdout)
     return about
@@ -77,7 +86,7 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
     installed = in_root(root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"], inside=alone)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     first = in_root(root, made["path"], *RUN, inside=alone)
-    assert first.returncode == 0, first.stderr
+    assert first.returncode == 0, first.stdout + first.stderr
     found = json.loads(first.stdout)
     assert found["verdict"] == "contained"
     assert len(found["samples"]) >= 12
@@ -97,7 +106,7 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
         )
         assert again.returncode == 0, again.stdout + again.stderr
         second = in_root(root, made["path"], *RUN, "--limit", "3", inside=watched)
-        assert second.returncode == 0, second.stderr
+        assert second.returncode == 0, second.stdout + second.stderr
         assert received(sock) == []
         look_up = (
             "/opt/belljar/bin/python",
