@@ -91,6 +91,8 @@ def create_bundle(home: Path, out: Path, wanted: Wanted, *, report: Report) -> M
         raise PolicyError("something is there already", where=printable(str(out)), hint=hint)
     sources, names = local_sources(home, wanted)
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    if not codename:
+        raise HostError("a bundle is made on Debian, and this is another system")
     with _part(out) as part, scratch_dir(home) as scratch:
         apt, groups = _apt(scratch, codename, wanted)
         debs = {deb.name: deb for suite, some in groups for deb in apt.closure(some, suite=suite)}
@@ -178,9 +180,12 @@ def _tree(kind: ItemKind, name: str, top: Path, path: str) -> Iterator[Source]:
     if top.is_file():
         yield Source(kind=kind, name=name, path=path, file=top)
         return
+    is_text = kind in ("docs", "examples")
     for file in sorted(top.rglob("*")):
         inner = file.relative_to(top)
-        if file.is_dir() or _UNUSED & {*inner.parts} or inner.name.startswith("."):
+        if file.is_dir() and not file.is_symlink():
+            continue
+        if is_text and (_UNUSED & {*inner.parts} or inner.name.startswith(".")):
             continue
         if file.is_symlink() or not file.is_file() or not all(map(_CODE.fullmatch, inner.parts)):
             raise PolicyError("it can't be in a bundle", where=printable(str(file)))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 
 How: TypeAlias = Literal["tried", "looked"]
+_MAX_SHOWN: Final = 6
 
 
 class State(StrEnum):
@@ -45,13 +47,19 @@ def is_air_gapped(findings: Iterable[Finding]) -> bool:
     return bool(found) and all(each.state is State.ABSENT for each in found)
 
 
-def looked(
-    name: str, *, present: Sequence[str] = (), unknown: Sequence[str] = (), absent: str
+def judged(
+    name: str, how: How, *, present: Sequence[str] = (), unknown: Sequence[str] = (), absent: str
 ) -> Finding:
-    """A finding by looking: present where something is, unknown where something is unclear.
+    """Present where something is, unknown where something is unclear.
 
-    `absent`: the evidence when neither is.
+    `absent`: the evidence when neither is. Of long lists the beginning is kept.
     """
     state = State.PRESENT if present else State.UNKNOWN if unknown else State.ABSENT
-    evidence = "; ".join([*present, *unknown]) or absent
-    return Finding(name=name, state=state, how="looked", evidence=evidence)
+    shown = [*present[:_MAX_SHOWN], *unknown[:_MAX_SHOWN]]
+    if more := len(present) + len(unknown) - len(shown):
+        shown.append(f"{more} more")
+    return Finding(name=name, state=state, how=how, evidence="; ".join(shown) or absent)
+
+
+tried = partial(judged, how="tried")
+looked = partial(judged, how="looked")

@@ -70,8 +70,9 @@ def _namespaces(proc: Path = Path("/proc")) -> Finding:
     places.pop(own, None)
     present, unknown = list[str](), list[str]()
     if unreadable:
-        hint = "" if os.geteuid() == 0 else "; run as root"
-        unknown.append(f"the namespaces of {unreadable} processes can't be seen{hint}")
+        unknown.append(f"the namespaces of {unreadable} processes can't be seen")
+    if os.geteuid() != 0:
+        unknown.append("other users' processes may be hidden: run as root")
     if len(places) > _MAX_NAMESPACES:
         unknown.append(f"{len(places)} namespaces, more than {_MAX_NAMESPACES}")
     for number, place in list(places.items())[:_MAX_NAMESPACES]:

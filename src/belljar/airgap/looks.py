@@ -15,6 +15,7 @@ from typing import Final
 
 from belljar.airgap.finding import Finding, looked
 from belljar.airgap.tries import has_way
+from belljar.units import printable
 
 # Their bytes are on another machine, or with the hypervisor.
 _REMOTE: Final = frozenset(
@@ -50,21 +51,24 @@ _LITTLE: Final = byteorder == "little"
 
 def look(root: Path = Path("/")) -> Iterator[Finding]:
     """One finding for each kind of thing below `root`."""
-    sys = root / "sys"
-    if not (sys / "class").is_dir():
-        unknown = [f"{sys} is not mounted"]
-        for name in ("radios", "modems", "USB network", "InfiniBand", "network block devices"):
+    sys, proc = root / "sys", root / "proc"
+    for name, find, place in (
+        ("radios", _radios, sys),
+        ("modems", _modems, sys),
+        ("USB network", _usb_network, sys),
+        ("InfiniBand", _infiniband, sys),
+        ("network block devices", _block_devices, sys),
+        ("sockets", _sockets, proc),
+        ("network file systems", _file_systems, proc),
+        ("time synchronisation", _time, root),
+    ):
+        try:
+            if place == sys:
+                (sys / "class").stat()
+            yield find(name, place)
+        except OSError as error:
+            unknown = [f"{printable(str(error.filename))} can't be read: {error.strerror}"]
             yield looked(name, unknown=unknown, absent="")
-    else:
-        yield _radios(sys)
-        yield _modems(sys)
-        yield _usb_network(sys)
-        ports = _entries(sys / "class/infiniband")
-        yield looked("InfiniBand", present=ports, absent="no such device")
-        yield _block_devices(sys)
-    yield _sockets(root / "proc")
-    yield _file_systems(root / "proc")
-    yield _time(root)
 
 
 def _entries(place: Path) -> list[str]:
@@ -82,11 +86,11 @@ def _word(file: Path) -> str:
         return ""
 
 
-def _radios(sys: Path) -> Finding:
+def _radios(name: str, sys: Path) -> Finding:
     """A radio counts as off only when its switch says so."""
     present, off, switched = list[str](), list[str](), set[str]()
-    for name in _entries(sys / "class/rfkill"):
-        place = sys / "class/rfkill" / name
+    for each in _entries(sys / "class/rfkill"):
+        place = sys / "class/rfkill" / each
         kind, label = _word(place / "type"), f"{_word(place / 'name')} ({_word(place / 'type')})"
         switched.add(kind)
         is_off = "1" in (_word(place / "hard"), _word(place / "soft"))
@@ -95,18 +99,18 @@ def _radios(sys: Path) -> Finding:
         if kind not in switched:
             present += [f"{each} has no switch" for each in _entries(sys / "class" / what)]
     present += _entries(sys / "class/ieee802154") + _entries(sys / "class/uwb")
-    return looked("radios", present=present, absent="; ".join(off) or "no radio")
+    return looked(name, present=present, absent="; ".join(off) or "no radio")
 
 
-def _modems(sys: Path) -> Finding:
+def _modems(name: str, sys: Path) -> Finding:
     present = [*_entries(sys / "class/wwan")]
     present += [each for each in _entries(sys / "class/usbmisc") if each.startswith("cdc-wdm")]
     lines = [each for each in _entries(sys / "class/tty") if each.startswith(("ttyUSB", "ttyACM"))]
     unknown = [f"{each} is a serial line on USB: it may be a modem" for each in lines]
-    return looked("modems", present=present, unknown=unknown, absent="no modem")
+    return looked(name, present=present, unknown=unknown, absent="no modem")
 
 
-def _usb_network(sys: Path) -> Finding:
+def _usb_network(name: str, sys: Path) -> Finding:
     """This host as a gadget of another, and adapters on its own ports."""
     present = list[str]()
     for gadget in _entries(sys / "kernel/config/usb_gadget"):
@@ -126,10 +130,14 @@ def _usb_network(sys: Path) -> Finding:
         for each in controllers
         if (function := _word(sys / "class/udc" / each / "function"))
     ]
-    return looked("USB network", present=present, unknown=unknown, absent="no gadget, no adapter")
+    return looked(name, present=present, unknown=unknown, absent="no gadget, no adapter")
 
 
-def _block_devices(sys: Path) -> Finding:
+def _infiniband(name: str, sys: Path) -> Finding:
+    return looked(name, present=_entries(sys / "class/infiniband"), absent="no such device")
+
+
+def _block_devices(name: str, sys: Path) -> Finding:
     """Disks whose bytes come by a network."""
     present = [
         each
@@ -143,22 +151,19 @@ def _block_devices(sys: Path) -> Finding:
         for each in _entries(sys / "class/nvme")
         if (transport := _word(sys / "class/nvme" / each / "transport")) not in ("", "pcie", "loop")
     ]
-    return looked("network block devices", present=present, absent="none")
+    return looked(name, present=present, absent="none")
 
 
-def _sockets(proc: Path) -> Finding:
+def _sockets(name: str, proc: Path) -> Finding:
     """Sockets of this namespace with a peer beyond loopback, or bound to an address beyond it.
 
     A socket that listens on every address is as reachable as the interfaces make it.
     """
-    present, unknown, wide = list[str](), list[str](), set[int]()
+    present, wide = list[str](), set[int]()
     for table in _TABLES:
         try:
             lines = (proc / "net" / table).read_text().splitlines()[1:]
         except FileNotFoundError:
-            continue
-        except OSError as error:
-            unknown.append(f"{table} can't be read: {error.strerror}")
             continue
         if table == "sctp/assocs":
             present += ["an SCTP association"] if lines else []
@@ -174,7 +179,7 @@ def _sockets(proc: Path) -> Finding:
                 present.append(f"{table} {ip}:{port} is bound beyond loopback")
     ports = ", ".join(map(str, sorted(wide)))
     none = f"only on every address: {ports}, closed while no interface is up" if ports else "none"
-    return looked("sockets", present=present[:20], unknown=unknown, absent=none)
+    return looked(name, present=present, absent=none)
 
 
 def address_of(text: str) -> tuple[IPv4Address | IPv6Address, int]:
@@ -188,32 +193,28 @@ def address_of(text: str) -> tuple[IPv4Address | IPv6Address, int]:
     return six.ipv4_mapped or six, int(port, 16)
 
 
-def _file_systems(proc: Path) -> Finding:
+def _file_systems(name: str, proc: Path) -> Finding:
     present, unknown = list[str](), list[str]()
-    try:
-        lines = (proc / "self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError as error:
-        return looked("network file systems", unknown=[f"mounts: {error.strerror}"], absent="")
-    for line in lines:
+    for line in (proc / "self/mountinfo").read_text(errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         kind, where = right.split(" ", 1)[0], left.split(" ")[4]
         if kind in _REMOTE:
             present.append(f"{kind} at {where}")
         elif kind.startswith("fuse") and kind not in _LOCAL_FUSE and kind != "fuseblk":
             unknown.append(f"{kind} at {where}")
-    return looked("network file systems", present=present, unknown=unknown, absent="none mounted")
+    return looked(name, present=present, unknown=unknown, absent="none mounted")
 
 
-def _time(root: Path) -> Finding:
+def _time(name: str, root: Path) -> Finding:
     """Programs that set the clock from elsewhere, and the servers they are given."""
     present, unknown = list[str](), list[str]()
     for entry in (root / "proc").iterdir():
-        name = _word(entry / "comm") if entry.name.isdigit() else ""
-        if name in _TIME_PROGRAMS:
-            present.append(f"{name} runs (process {entry.name})")
+        program = _word(entry / "comm") if entry.name.isdigit() else ""
+        if program in _TIME_PROGRAMS:
+            present.append(f"{program} runs (process {entry.name})")
     for file in _TIME_FILES:
         for server in _TIME_SERVER.findall(_word(root / file)):
             is_number = bool(re.fullmatch(r"[0-9.]+|[0-9a-fA-F:]+", server))
             if is_number and has_way(server):
                 unknown.append(f"/{file} names {server}, reached by a route")
-    return looked("time synchronisation", present=present, unknown=unknown, absent="none runs")
+    return looked(name, present=present, unknown=unknown, absent="none runs")

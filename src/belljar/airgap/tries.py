@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from belljar.airgap.finding import Finding, State
+from belljar.airgap.finding import Finding, State, tried
 from belljar.network.supervisor import netlink
 from belljar.network.supervisor.netlink import Route
 
@@ -50,19 +50,6 @@ _NO_WAY: Final = {
 }
 
 
-def tried(name: str, ways: Sequence[str], unknown: Sequence[str], absent: str) -> Finding:
-    """A finding by trying."""
-    state = State.PRESENT if ways else State.UNKNOWN if unknown else State.ABSENT
-    evidence = "; ".join((*ways[:5], *unknown[:5])) or absent
-    more = max(0, len(ways) - 5)
-    return Finding(
-        name=name,
-        state=state,
-        how="tried",
-        evidence=f"{evidence}; {more} more" if more else evidence,
-    )
-
-
 def address_findings(devices: Mapping[int, str], inner: Set[int]) -> Iterator[Finding]:
     """TCP and UDP of each family. `devices`: the names of all; `inner`: those that lead nowhere."""
     outer = [name for index, name in devices.items() if index not in inner]
@@ -85,10 +72,11 @@ def address_findings(devices: Mapping[int, str], inner: Set[int]) -> Iterator[Fi
         except (OSError, ValueError) as error:
             unknown.append(f"routes can't be asked for: {error}")
         none = f"no route to any of {len(asked)} addresses"
-        yield tried(f"{name} TCP", ways["TCP"], unknown, none)
+        yield tried(f"{name} TCP", present=ways["TCP"], unknown=unknown, absent=none)
         bound, unclear = _bound_ways(family, asked[:_MAX_ROUTES], outer)
         none += f", also when bound to {', '.join(outer)}" if outer else ""
-        yield tried(f"{name} UDP", [*ways["UDP"], *bound], [*unknown, *unclear], none)
+        udp = [*bound, *ways["UDP"]]
+        yield tried(f"{name} UDP", present=udp, unknown=[*unknown, *unclear], absent=none)
 
 
 def _bound_ways(
@@ -159,7 +147,7 @@ def resolver_finding(files: Sequence[Path]) -> Finding:
             where.append(f"{server} ({why})")
     listed = ", ".join(servers)
     none = f"none of {listed} can be reached" if listed else "no resolver is configured"
-    return tried("DNS", ways, unknown, none)
+    return tried("DNS", present=ways, unknown=unknown, absent=none)
 
 
 def proxy_finding(environ: Mapping[str, str]) -> Finding:
@@ -181,7 +169,7 @@ def proxy_finding(environ: Mapping[str, str]) -> Finding:
         elif kind is State.UNKNOWN:
             unknown.append(f"{name} names {host}:{port}, which may forward")
     none = f"{', '.join(named)} can't be reached" if named else "the environment names none"
-    return tried("proxies", ways, unknown, none)
+    return tried("proxies", present=ways, unknown=unknown, absent=none)
 
 
 def _server_state(host: str, port: int) -> State:
@@ -239,10 +227,10 @@ def send_findings(address: str) -> Iterator[Finding]:
 def _sent(name: str, code: int, answers: set[int]) -> Finding:
     if code in answers:
         word = "answered" if code == 0 else "answered that nothing listens"
-        return tried(name, [word], (), "")
+        return tried(name, present=[word], absent="")
     if code in _NO_WAY:
-        return tried(name, (), (), f"not sent: {os.strerror(code)}")
-    return tried(name, (), ["sent, and no answer came"], "")
+        return tried(name, absent=f"not sent: {os.strerror(code)}")
+    return tried(name, unknown=["sent, and no answer came"], absent="")
 
 
 def vsock_finding() -> Finding:
@@ -250,14 +238,15 @@ def vsock_finding() -> Finding:
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_CLOEXEC).close()
     except OSError as error:
-        none = f"no such socket can be made: {error.strerror}"
-        return tried("vsock", (), (), none)
+        return tried("vsock", absent=f"no such socket can be made: {error.strerror}")
     try:
         with Path("/dev/vsock").open("rb") as device:
             asked = fcntl.ioctl(device, socket.IOCTL_VM_SOCKETS_GET_LOCAL_CID, bytes(4))
         (number,) = struct.unpack("=I", asked)
     except OSError as error:
-        return tried("vsock", (), [f"/dev/vsock can't be asked: {error.strerror}"], "")
+        unknown = [f"/dev/vsock can't be asked: {error.strerror}"]
+        return tried("vsock", unknown=unknown, absent="")
     if number in (socket.VMADDR_CID_ANY, 1):  # no transport, or the local one
-        return tried("vsock", (), (), "no hypervisor has given this machine an address")
-    return tried("vsock", [f"this machine is {number} on its hypervisor's vsock"], (), "")
+        return tried("vsock", absent="no hypervisor has given this machine an address")
+    present = [f"this machine is {number} on its hypervisor's vsock"]
+    return tried("vsock", present=present, absent="")
