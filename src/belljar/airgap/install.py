@@ -79,12 +79,9 @@ def install_bundle(
             if packages:
                 take((*manifest.of("debian"), *manifest.of("python"), *manifest.of("script")))
                 argv = [tool("sh"), str(scratch / SCRIPT), "--packages", sys.prefix]
-                run_logged(argv, log=_log(home), on_line=report, finish_when_interrupted=True)
-            about = {
-                "created": manifest.created,
-                "digest": manifest.digest,
-                "signer": manifest.signer,
-            }
+                log = home / "bundle.log"
+                run_logged(argv, log=log, on_line=report, finish_when_interrupted=True)
+            about = {name: getattr(manifest, name) for name in ("created", "digest", "signer")}
             (scratch / INSTALLED).write_text(json.dumps(about, sort_keys=True) + "\n")
             (scratch / INSTALLED).replace(home / INSTALLED)
     return manifest
@@ -120,12 +117,6 @@ def _installed(home: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise HostError("it can't be read", where=str(home / INSTALLED)) from error
     return {str(name): str(value) for name, value in found.items()}
-
-
-def _log(home: Path) -> Path:
-    log = home / "bundle.log"
-    log.touch(0o600)
-    return log
 
 
 def _install_store(

@@ -14,6 +14,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -130,46 +131,36 @@ def resolver_finding(files: Sequence[Path]) -> Finding:
     """Whether any configured resolver could be reached. None is asked: a local one may forward."""
     servers = dict[str, None]()
     for file in files:
-        try:
+        with suppress(OSError):
             lines = file.read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        words = (line.split() for line in lines)
-        servers |= dict.fromkeys(
-            each[1] for each in words if each[:1] == ["nameserver"] and each[1:]
-        )
-    ways, unknown = list[str](), list[str]()
-    for server in servers:
-        kind = _server_state(server, 53)
-        if kind is not State.ABSENT:
-            where = ways if kind is State.PRESENT else unknown
-            why = "reached by a route" if kind is State.PRESENT else "local, and may forward"
-            where.append(f"{server} ({why})")
-    listed = ", ".join(servers)
-    none = f"none of {listed} can be reached" if listed else "no resolver is configured"
-    return tried("DNS", present=ways, unknown=unknown, absent=none)
+            words = (line.split() for line in lines)
+            servers |= {each[1]: None for each in words if each[:1] == ["nameserver"] and each[1:]}
+    named = [(server, server, 53) for server in servers]
+    return _servers("DNS", named, "no resolver is configured")
 
 
 def proxy_finding(environ: Mapping[str, str]) -> Finding:
     """Whether a proxy that the environment names could be reached."""
-    ways, unknown, named = list[str](), list[str](), list[str]()
+    named = list[tuple[str, str, int]]()
     for name, value in environ.items():
-        if name.lower() not in _PROXIES or not value:
-            continue
-        try:
-            parsed = urlsplit(value if "://" in value else f"//{value}")
-            host, port = parsed.hostname or "", parsed.port or 80
-        except ValueError:
-            unknown.append(f"{name} can't be read")
-            continue
-        named.append(name)
-        kind = _server_state(host, port)
-        if kind is State.PRESENT:
-            ways.append(f"{name} names {host}:{port}, reached by a route")
-        elif kind is State.UNKNOWN:
-            unknown.append(f"{name} names {host}:{port}, which may forward")
-    none = f"{', '.join(named)} can't be reached" if named else "the environment names none"
-    return tried("proxies", present=ways, unknown=unknown, absent=none)
+        if name.lower() in _PROXIES and value:
+            try:
+                parsed = urlsplit(value if "://" in value else f"//{value}")
+                host, port = parsed.hostname or "", parsed.port or 80
+            except ValueError:
+                host, port = "", 0  # can't be told
+            named.append((f"{name} ({host}:{port})", host, port))
+    return _servers("proxies", named, "the environment names none")
+
+
+def _servers(name: str, named: Sequence[tuple[str, str, int]], none: str) -> Finding:
+    """Of servers with what they are called here, their hosts and ports."""
+    states = [(called, _server_state(host, port)) for called, host, port in named]
+    present = [f"{called}: by a route" for called, state in states if state is State.PRESENT]
+    unknown = [f"{called}: it may forward" for called, state in states if state is State.UNKNOWN]
+    listed = ", ".join(called for called, _ in states)
+    absent = f"none of {listed} can be reached" if listed else none
+    return tried(name, present=present, unknown=unknown, absent=absent)
 
 
 def _server_state(host: str, port: int) -> State:
@@ -209,7 +200,7 @@ def send_findings(address: str) -> Iterator[Finding]:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.settimeout(_ANSWER_TIMEOUT_S)
             code = sock.connect_ex((address, port))
-        yield _sent(f"TCP to {address} port {port}", code, {0, errno.ECONNREFUSED})
+        yield _sent(f"TCP to {address} port {port}", code)
     query = secrets.token_bytes(2) + bytes.fromhex("01000001000000000000") + b"\0\0\2\0\1"
     for what, port, payload in (("DNS", 53, query), ("NTP", 123, b"\x23" + bytes(47))):
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -221,11 +212,11 @@ def send_findings(address: str) -> Iterator[Finding]:
                 sock.recv(512)
             except OSError as error:
                 code = error.errno or errno.EAGAIN
-        yield _sent(f"{what} to {address}", code, {0, errno.ECONNREFUSED})
+        yield _sent(f"{what} to {address}", code)
 
 
-def _sent(name: str, code: int, answers: set[int]) -> Finding:
-    if code in answers:
+def _sent(name: str, code: int) -> Finding:
+    if code in (0, errno.ECONNREFUSED):
         word = "answered" if code == 0 else "answered that nothing listens"
         return tried(name, present=[word], absent="")
     if code in _NO_WAY:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from belljar.airgap.finding import Finding, State, is_air_gapped
+from belljar.airgap.held import HeldAirGap
 from belljar.airgap.interfaces import state_of
 from belljar.airgap.looks import address_of, look
 from belljar.airgap.watch import changes_in
+from belljar.errors import HostError
+from belljar.events import Event, Kind
 from belljar.network.supervisor.netlink import Link
 
 LOOPBACK = Link(index=1, name="lo", is_up=True, is_loopback=True, has_carrier=True)
@@ -171,3 +174,43 @@ def test_a_host_that_hides_its_devices_can_not_be_told(tmp_path: Path) -> None:
     (root / "sys/class").rmdir()
     states = {each.name: each.state for each in look(root)}
     assert {states[name] for name in ("radios", "modems", "USB network")} == {State.UNKNOWN}
+
+
+def test_a_place_that_can_not_be_read_can_not_be_told(tmp_path: Path) -> None:
+    """The rest is still looked at."""
+    root = host(tmp_path)
+    (root / "sys/class/rfkill").symlink_to("rfkill")
+    states = {each.name: each.state for each in look(root)}
+    assert states.pop("radios") is State.UNKNOWN
+    assert set(states.values()) == {State.ABSENT}
+
+
+class _Events:
+    """A recorder in memory."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def record(self, event: Event) -> int:
+        """Keep its kind."""
+        self.kinds.append(event.kind)
+        return len(self.kinds)
+
+
+def test_a_last_check_that_fails_is_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on to be judged, and is void: a change is on record, and no end."""
+    answers: list[object] = [(finding(State.ABSENT),), OSError("no descriptors")]
+
+    def check() -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("belljar.airgap.held.check_air_gap", check)
+    recorder = _Events()
+    with HeldAirGap(recorder) as held:
+        held.raise_if_broken()
+    assert recorder.kinds == [Kind.AIR_GAP_CHECKED, Kind.AIR_GAP_CHANGED]
+    with pytest.raises(HostError):
+        held.raise_if_broken()
