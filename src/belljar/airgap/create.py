@@ -31,6 +31,7 @@ from belljar.airgap.manifest import (
     Manifest,
     Report,
     encode,
+    parse,
     sign,
     sums,
 )
@@ -121,12 +122,12 @@ def create_bundle(home: Path, out: Path, wanted: Wanted, *, report: Report) -> M
             items=tuple(sorted(items, key=lambda item: item.path)),
         )
         encoded = encode(manifest)
-        files = {SUMS: sums(manifest, encoded), SIGNATURE: sign(encoded, key), MANIFEST: encoded}
-        for name, content in files.items():
+        listed_sums, signature = sums(manifest.items, encoded), sign(encoded, key)
+        for name, content in ((SUMS, listed_sums), (SIGNATURE, signature), (MANIFEST, encoded)):
             (part / name).write_bytes(content)
             sync_file(part / name)
         part.rename(out)
-    return manifest
+    return parse(encoded, signature, expected_key=key.fingerprint)
 
 
 # --- what this host has

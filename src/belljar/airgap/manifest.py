@@ -12,11 +12,11 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, TypeAlias
+from typing import BinaryIO, Final, Literal, TypeAlias, get_args
 
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, HostError, PolicyError
@@ -46,10 +46,6 @@ ItemKind: TypeAlias = Literal[
     "script", "debian", "python", "kernel", "image", "weights", "docs", "examples"
 ]
 Report: TypeAlias = Callable[[str], None]
-_KINDS: Final = (
-    *("script", "debian", "python", "kernel", "image"),
-    *("weights", "docs", "examples"),
-)
 
 
 class BundleError(PolicyError):
@@ -69,7 +65,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`arch`, `system` and `python`: the only hosts it is for. `digest`: of the file's bytes."""
+    """`arch`, `system` and `python`: the only hosts it is for. `digest`: of `SHA256SUMS`."""
 
     created: str
     belljar: str
@@ -99,7 +95,7 @@ _SHAPE: Final = {
     "python": matching(r"[0-9]+\.[0-9]+"),
     "items": objects(
         {
-            "kind": one_of(*_KINDS),
+            "kind": one_of(*get_args(ItemKind)),
             "name": text,
             "path": matching(_PATH),
             "size": count,
@@ -117,9 +113,12 @@ def encode(manifest: Manifest) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def sums(manifest: Manifest, encoded: bytes) -> bytes:
-    """`SHA256SUMS` of the items and the manifest, for sha256sum(1) on a host without Belljar."""
-    lines = [f"{item.sha256}  {item.path}\n" for item in manifest.items]
+def sums(items: Iterable[Item], encoded: bytes) -> bytes:
+    """`SHA256SUMS` of the items and the manifest, for sha256sum(1) on a host without Belljar.
+
+    Its digest is what people compare: it covers everything else.
+    """
+    lines = [f"{item.sha256}  {item.path}\n" for item in items]
     lines.append(f"{hashlib.sha256(encoded).hexdigest()}  {MANIFEST}\n")
     return "".join(lines).encode()
 
@@ -144,7 +143,9 @@ def parse(encoded: bytes, signature: bytes, *, expected_key: str | None) -> Mani
     if not signature_is_good(signed["public_key"], signed["signature"], _SIGNED + encoded):
         raise _bad("the manifest is not what was signed", MANIFEST)
     if expected_key is not None and signer != expected_key:
-        raise _bad(f"another key has signed it: {signer}", SIGNATURE)
+        what = f"another key has signed it: {signer}"
+        hint = "ask who made it; if that is right, give this key by --key"
+        raise BundleError(what, where=SIGNATURE, hint=hint)
     try:
         document = json.loads(encoded)
         check_shape(document, _SHAPE)
@@ -155,7 +156,7 @@ def parse(encoded: bytes, signature: bytes, *, expected_key: str | None) -> Mani
     if len({*paths, MANIFEST, SIGNATURE.casefold(), SUMS.casefold()}) != len(paths) + 3:
         raise _bad("the manifest names a path twice", MANIFEST)
     del document["v"]
-    digest = hashlib.sha256(encoded).hexdigest()
+    digest = hashlib.sha256(sums(items, encoded)).hexdigest()
     return Manifest(**document, items=items, digest=digest, signer=signer)
 
 
@@ -190,7 +191,7 @@ class Bundle:
         found = parse(
             encoded, self._small(SIGNATURE, _MAX_SIGNATURE_BYTES), expected_key=expected_key
         )
-        if self._small(SUMS, _MAX_MANIFEST_BYTES) != sums(found, encoded):
+        if self._small(SUMS, _MAX_MANIFEST_BYTES) != sums(found.items, encoded):
             raise _bad("it is not what the manifest says", SUMS)
         return found
 

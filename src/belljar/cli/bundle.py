@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -89,11 +88,8 @@ def create(
     The digest that it prints must reach the other host by another way than the bundle.
     """
     from belljar.airgap.create import Wanted, create_bundle
-    from belljar.airgap.manifest import SUMS
     from belljar.cli.setup_plan import needs
     from belljar.image.kernel import debian_arch
-    from belljar.image.store import file_sha256
-    from belljar.ledger.keys import load_or_make_key
     from belljar.store.home import belljar_home
 
     home, root = belljar_home(), Path(__file__).resolve().parents[3]
@@ -114,7 +110,7 @@ def create(
             click.echo(f"  {printable(line)}", err=True)
 
     made = create_bundle(home, out.absolute(), wanted, report=report)
-    digest, key = file_sha256(out / SUMS), load_or_make_key(home).fingerprint
+    digest, key = made.digest, made.signer
     if as_json:
         about = {"path": str(out), "digest": digest, "key": key, "size_bytes": made.size_bytes}
         print_json({**about, "items": len(made.items)})
@@ -164,7 +160,7 @@ def verify(*, bundle: Path, key: str | None, as_json: bool) -> None:
         return
     size = format_size(found.size_bytes)
     click.echo(f"{printable(str(bundle))}: verified, {len(found.items)} items, {size}")
-    click.echo(f"  created {found.created} by Belljar {found.belljar}")
+    click.echo(f"  created {found.created} by Belljar {found.belljar}, digest {found.digest}")
     known = "the key that was expected" if key else "compared with no known key: give --key"
     click.echo(f"  signed by {found.signer}\n  {known}")
 
@@ -181,13 +177,10 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     bundle's install.sh.
     """
     from belljar.airgap.install import install_bundle, known_signer
-    from belljar.ledger.keys import local_fingerprint
     from belljar.store.home import belljar_home
 
     home = belljar_home()
     expected = key or known_signer(home)
-    with suppress(OSError):
-        expected = expected or local_fingerprint(home)
     if expected is None:
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
         raise Misuse("no key is known that may sign a bundle", hint=hint)

@@ -74,7 +74,7 @@ def written(path: Path, key: SigningKey, files: dict[str, bytes], **changes: obj
     encoded = encode(replace(manifest, **changes))  # type: ignore[arg-type]
     (path / MANIFEST).write_bytes(encoded)
     (path / SIGNATURE).write_bytes(sign(encoded, key))
-    (path / SUMS).write_bytes(sums(replace(manifest, **changes), encoded))  # type: ignore[arg-type]
+    (path / SUMS).write_bytes(sums(items, encoded))
     return path
 
 
