@@ -115,6 +115,14 @@ def test_with_nothing_but_loopback_every_way_is_absent(tmp_path: Path) -> None:
     assert {"IPv4 TCP", "IPv4 UDP", "IPv6 TCP", "IPv6 UDP", "DNS", "proxies"} <= found.keys()
 
 
+def test_a_kernel_without_ipv6_has_no_way_by_it(tmp_path: Path) -> None:
+    """It is absent, not unclear."""
+    families = (socket.AF_VSOCK, socket.AF_INET6)
+    check = gapped(*belljar("airgap", "check", "--json"), families=families)
+    found = findings(run(*check, home=tmp_path))
+    assert {found[name]["state"] for name in ("IPv6 TCP", "IPv6 UDP")} == {"absent"}
+
+
 def test_an_interface_without_any_route_is_a_way(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:

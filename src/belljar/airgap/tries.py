@@ -57,6 +57,10 @@ def address_findings(devices: Mapping[int, str], inner: Set[int]) -> Iterator[Fi
     for family, name in _NAMES.items():
         unknown, asked = list[str](), list[str]()
         ways: dict[str, list[str]] = {"TCP": [], "UDP": []}
+        if not _is_supported(family):
+            for protocol in ways:
+                yield tried(f"{name} {protocol}", absent=f"no {name} socket can be made here")
+            continue
         try:
             with netlink.open_socket() as kernel:
                 routes = netlink.list_routes(kernel, family)
@@ -78,6 +82,14 @@ def address_findings(devices: Mapping[int, str], inner: Set[int]) -> Iterator[Fi
         none += f", also when bound to {', '.join(outer)}" if outer else ""
         udp = [*bound, *ways["UDP"]]
         yield tried(f"{name} UDP", present=udp, unknown=[*unknown, *unclear], absent=none)
+
+
+def _is_supported(family: socket.AddressFamily) -> bool:
+    try:
+        socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC).close()
+    except OSError as error:
+        return error.errno != errno.EAFNOSUPPORT
+    return True
 
 
 def _bound_ways(
