@@ -27,6 +27,7 @@ pytestmark = [
 CHECK = 'cd /bundle && echo "$1  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS'
 INSTALL = f"{CHECK} && sh install.sh"
 TASK = "/var/lib/belljar/share/examples/escape_artist/task.py"
+AGAIN = ("/opt/belljar/bin/belljar", "bundle", "install", "/bundle")
 RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--json")
 
 
@@ -80,7 +81,8 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
     made: dict[str, Any], root: Path, namespace: Callable[[], str]
 ) -> None:
     """In a namespace with loopback alone: sums, install.sh and the example's whole run succeed.
-    Once more with a way out, on which somebody counts: nothing uses it."""
+    Then `bundle install` over it and a run, with a way out on which somebody counts: nothing uses
+    it."""
     alone = namespace()
     ip("-n", alone, "link", "set", "lo", "up")
     installed = in_root(root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"], inside=alone)
@@ -101,9 +103,7 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
     ip("-n", watched, "route", "add", "default", "via", "192.0.2.1")
     (root / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
     with packets_of(outside) as sock:
-        again = in_root(
-            root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"], inside=watched
-        )
+        again = in_root(root, made["path"], *AGAIN, inside=watched)
         assert again.returncode == 0, again.stdout + again.stderr
         second = in_root(root, made["path"], *RUN, "--limit", "3", inside=watched)
         assert second.returncode == 0, second.stdout + second.stderr

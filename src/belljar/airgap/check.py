@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from belljar.airgap.finding import Finding, looked
-from belljar.airgap.interfaces import interface_findings, is_inner, own_links
+from belljar.airgap.interfaces import (
+    interface_finding,
+    is_inner,
+    namespaces_finding,
+    own_links,
+)
 from belljar.airgap.looks import look
 from belljar.airgap.tries import (
     address_findings,
@@ -32,14 +37,15 @@ def check_air_gap(address: str = "") -> tuple[Finding, ...]:
 
 
 def _findings(address: str) -> Iterator[Finding]:
-    yield from interface_findings()
     try:
         links = own_links()
     except OSError as error:
-        yield looked("TCP and UDP", unknown=[f"no interface list: {error.strerror}"], absent="")
+        yield looked("interfaces", unknown=[f"can't be listed: {error.strerror}"], absent="")
     else:
+        yield from map(interface_finding, links)
         inner = {link.index for link in links if is_inner(link)}
         yield from address_findings({link.index: link.name for link in links}, inner)
+    yield namespaces_finding()
     yield resolver_finding(_RESOLVERS)
     yield proxy_finding(os.environ)
     yield vsock_finding()

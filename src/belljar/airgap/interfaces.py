@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,19 +42,10 @@ def evidence_of(link: Link) -> str:
     return f"{link.name} ({kind}) is {f'up, {carrier}' if link.is_up else 'down'}"
 
 
-def interface_findings() -> Iterator[Finding]:
-    """One finding for each interface of this namespace, and one for all other namespaces."""
-    try:
-        for link in own_links():
-            yield Finding(
-                name=f"interface {link.name}",
-                state=state_of(link),
-                how="looked",
-                evidence=evidence_of(link),
-            )
-    except OSError as error:
-        yield looked("interfaces", unknown=[f"can't be listed: {error.strerror}"], absent="")
-    yield _namespaces()
+def interface_finding(link: Link) -> Finding:
+    """Of an interface of this namespace. Pure."""
+    name, evidence = f"interface {link.name}", evidence_of(link)
+    return Finding(name=name, state=state_of(link), how="looked", evidence=evidence)
 
 
 def own_links() -> list[Link]:
@@ -63,11 +54,13 @@ def own_links() -> list[Link]:
         return netlink.list_links(kernel)
 
 
-def _namespaces(proc: Path = Path("/proc")) -> Finding:
+def namespaces_finding(proc: Path = Path("/proc")) -> Finding:
     """Devices in other namespaces, through which a process there could relay."""
-    places, unreadable = _places(proc)
-    own = os.stat(proc / "self/ns/net").st_ino  # noqa: PTH116 - the namespace, not the link
-    places.pop(own, None)
+    try:
+        places, unreadable = _places(proc)
+        places.pop((proc / "self/ns/net").stat().st_ino, None)
+    except OSError as error:
+        return looked("namespaces", unknown=[f"can't be listed: {error.strerror}"], absent="")
     present, unknown = list[str](), list[str]()
     if unreadable:
         unknown.append(f"the namespaces of {unreadable} processes can't be seen")
@@ -75,15 +68,13 @@ def _namespaces(proc: Path = Path("/proc")) -> Finding:
         unknown.append("other users' processes may be hidden: run as root")
     if len(places) > _MAX_NAMESPACES:
         unknown.append(f"{len(places)} namespaces, more than {_MAX_NAMESPACES}")
-    for number, place in list(places.items())[:_MAX_NAMESPACES]:
+    for number, files in list(places.items())[:_MAX_NAMESPACES]:
         try:
             # A thread of its own, which ends in that namespace.
             with ThreadPoolExecutor(1) as thread:
-                links = thread.submit(_links_in, place, number).result()
-        except FileNotFoundError:  # it ended meanwhile
-            continue
+                links = thread.submit(_links_in, files, number).result()
         except OSError as error:
-            unknown.append(f"namespace {number} ({place}) can't be entered: {error.strerror}")
+            unknown.append(f"namespace {number} ({files[0]}) can't be entered: {error.strerror}")
             continue
         present += [
             f"{evidence_of(link)}, in namespace {number}"
@@ -94,33 +85,41 @@ def _namespaces(proc: Path = Path("/proc")) -> Finding:
     return looked("namespaces", present=present, unknown=unknown, absent=none)
 
 
-def _places(proc: Path) -> tuple[dict[int, Path], int]:
-    """Each namespace's number and a file of it; how many processes can't be read."""
-    places, unreadable = dict[int, Path](), 0
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            try:
-                places.setdefault((entry / "ns/net").stat().st_ino, entry / "ns/net")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            except OSError:
-                unreadable += 1
-    with contextlib.suppress(OSError):  # namespaces without a process: `ip netns add`
-        for number, where in _NSFS.findall((proc / "self/mountinfo").read_text()):
-            path = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), where))
-            places.setdefault(int(number), path)
+def _places(proc: Path) -> tuple[dict[int, list[Path]], int]:
+    """The files of each namespace, by its number; how many processes can't be read."""
+    places, unreadable = dict[int, list[Path]](), 0
+    for process in filter(str.isdigit, os.listdir(proc)):  # noqa: PTH208 - names alone
+        # Not by `glob`, which passes over what it may not read.
+        try:
+            for thread in os.listdir(proc / process / "task"):  # noqa: PTH208 - as above
+                file = proc / process / "task" / thread / "ns/net"
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    places.setdefault(file.stat().st_ino, []).append(file)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except OSError:
+            unreadable += 1
+    # Namespaces without a process: `ip netns add` mounts them.
+    for number, where in _NSFS.findall((proc / "self/mountinfo").read_text()):
+        path = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), where))
+        places.setdefault(int(number), []).append(path)
     return places, unreadable
 
 
-def _links_in(place: Path, number: int) -> list[Link]:
-    try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-    except ProcessLookupError as error:
-        raise FileNotFoundError(str(place)) from error
-    try:
-        if os.fstat(descriptor).st_ino != number:  # the process's number is another's now
-            raise FileNotFoundError(str(place))
-        enter(descriptor, CLONE_NEWNET)
-        return own_links()
-    finally:
-        os.close(descriptor)
+def _links_in(files: Sequence[Path], number: int) -> list[Link]:
+    """The links of a namespace by any of its files; none if all its threads have ended.
+
+    Raises `OSError`.
+    """
+    for file in files:
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        try:
+            if os.fstat(descriptor).st_ino == number:  # else the thread's number is another's now
+                enter(descriptor, CLONE_NEWNET)
+                return own_links()
+        finally:
+            os.close(descriptor)
+    return []
