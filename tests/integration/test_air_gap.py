@@ -83,7 +83,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """A command with this store, in the named namespace or as it stands."""
     place = ["nsenter", f"--net=/run/netns/{inside}", "--"] if inside else []
-    env = {**os.environ, "BELLJAR_HOME": str(home), "NO_COLOR": "1", **more}
+    # What lies in the usual place is swept by others: their process numbers are not of here.
+    env = {**os.environ, "BELLJAR_HOME": str(home), "TMPDIR": str(home), "NO_COLOR": "1", **more}
     return subprocess.run(
         [*place, *command],
         env=env,
@@ -258,7 +259,7 @@ def test_an_interface_in_mid_run_makes_the_run_void(
     command = belljar("run", log, "--model", "mockllm/model", "--json")
     done = run(*gapped(*command), home=home)
     found = json.loads(done.stdout)
-    assert (done.returncode, found["verdict"]) == (code, verdict), done.stderr
+    assert (done.returncode, found["verdict"]) == (code, verdict), done.stdout + done.stderr
     codes = {reason["code"] for sample in found["samples"] for reason in sample["reasons"]}
     assert codes == ({"air_gap_broken"} if code else set())
     phases = [line.data["phase"] for line in newest(home) if line.kind is Kind.AIR_GAP_CHECKED]
