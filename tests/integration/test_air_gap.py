@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -59,30 +58,33 @@ def opens() -> Task:
 
 
 def ip(*words: str) -> None:
-    """The tool `ip`."""
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    """The tool `ip`; `-n PLACE`: in that namespace."""
+    inside = ["nsenter", f"--net={words[1]}", "--"] if words[0] == "-n" else []
+    rest = words[2:] if inside else words
+    subprocess.run([*inside, "ip", *rest], check=True, capture_output=True)
 
 
 @pytest.fixture
-def namespace() -> Iterator[Callable[[], str]]:
-    """Makes named network namespaces, removed afterwards."""
-    made: list[str] = []
+def namespace(tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Makes network namespaces, each mounted on a file; removed afterwards."""
+    made: list[Path] = []
 
     def make() -> str:
-        made.append(f"belljar-test-{secrets.token_hex(4)}")
-        ip("netns", "add", made[-1])
-        return made[-1]
+        made.append(tmp_path / f"net-{len(made)}")
+        made[-1].touch()
+        subprocess.run(["unshare", f"--net={made[-1]}", "true"], check=True)
+        return str(made[-1])
 
     yield make
-    for name in made:
-        ip("netns", "del", name)
+    for place in made:
+        subprocess.run(["umount", place], check=True)
 
 
 def run(
     *command: str, home: Path, inside: str = "", timeout_s: float = 300, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """A command with this store, in the named namespace or as it stands."""
-    place = ["nsenter", f"--net=/run/netns/{inside}", "--"] if inside else []
+    """A command with this store, in the namespace of this file or as it stands."""
+    place = ["nsenter", f"--net={inside}", "--"] if inside else []
     # What lies in the usual place is swept by others: their process numbers are not of here.
     env = {**os.environ, "BELLJAR_HOME": str(home), "TMPDIR": str(home), "NO_COLOR": "1", **more}
     return subprocess.run(
@@ -158,7 +160,7 @@ def packets_of(outside: str) -> socket.socket:
     """Every packet that arrives in a namespace, from now on."""
 
     def listen() -> socket.socket:
-        with Path("/run/netns", outside).open("rb") as place:
+        with Path(outside).open("rb") as place:
             enter(place.fileno(), CLONE_NEWNET)
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PACKETS))
         sock.setblocking(False)

@@ -63,7 +63,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def in_root(
     root: Path, bundle: str, *command: str, inside: str
 ) -> subprocess.CompletedProcess[str]:
-    """A command there, in a named network namespace."""
+    """A command there, in the network namespace of a file."""
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc"]
     words = [
         *apart,
