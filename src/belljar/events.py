@@ -26,6 +26,8 @@ class Kind(StrEnum):
     RUN_EVALUATED = "run.evaluated"
     RUN_FINISHED = "run.finished"
     HOST_REAPED = "host.reaped"
+    AIR_GAP_CHECKED = "air_gap.checked"
+    AIR_GAP_CHANGED = "air_gap.changed"
     POLICY_REFUSED = "policy.refused"
     CELL_PLANNED = "cell.planned"
     CELL_STARTING = "cell.starting"

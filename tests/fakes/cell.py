@@ -70,6 +70,9 @@ class FakeRun:
         """As the real one."""
         self.files[name] = value
 
+    def shared(self, name: str) -> Any:
+        """Nothing is shared."""
+
 
 class EndedProgram:
     """A service's program that has ended."""

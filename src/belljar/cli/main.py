@@ -47,6 +47,8 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
         ("forward", "sessions", "forward", "Forward a local port to a server in a cell."),
         ("ps", "cells", "ps", "List cells and who owns them."),
+        ("airgap", "airgap", "airgap", "Check which ways lead beyond this host."),
+        ("bundle", "bundle", "bundle", "Carry an installation to a host without a network."),
         ("guard", "signals", "guard", "Try the egress guard on files and cases."),
         ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
         ("reap", "cells", "reap", "Remove what crashed owners left behind."),

@@ -22,6 +22,7 @@ _ONE_LINE: Final = re.compile(
 _CODENAMES: Final = frozenset(
     {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
 )
+_URI: Final = re.compile(r"^'[^']+' (\S+\.deb) (\d+) SHA256:([0-9a-f]{64})$", re.MULTILINE)
 _HOST_OPTIONS: Final = re.compile(
     r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
 )
@@ -132,6 +133,15 @@ def has_suite(known: Iterable[AptSource], suite: str) -> bool:
     return any(suite in source.suites and "main" in source.components for source in known)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebFile:
+    """A package's file, as apt's signed lists have it."""
+
+    name: str
+    size: int
+    sha256: str
+
+
 class PrivateApt:
     """apt's tools with their state in `directory`."""
 
@@ -182,6 +192,32 @@ class PrivateApt:
                 where="apt-get download",
             )
         return found[0]
+
+    def closure(self, packages: Sequence[str], *, suite: str = "") -> list[DebFile]:
+        """The files of the packages and of all that they need, on a host that has nothing.
+
+        Raises `HostError` that names a package which isn't there.
+        """
+        argv = self._install(packages, suite)
+        options = ["-o", "Acquire::ForceHash=SHA256", "--print-uris"]
+        printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)
+        found = _URI.findall(printed.decode("utf-8", "replace"))
+        named = {name.partition("_")[0] for name, _, _ in found}
+        if missing := [package for package in packages if package not in named]:
+            raise HostError(f"apt names no file for {', '.join(missing)}", where="apt-get install")
+        return [DebFile(name=name, size=int(size), sha256=sha256) for name, size, sha256 in found]
+
+    def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
+        """Fetch what `closure` lists; what is there already is kept. Raises `HostError`."""
+        (into / "partial").mkdir(parents=True, exist_ok=True)
+        archives = ["-o", f"Dir::Cache::archives={into}", "--download-only"]
+        argv = self._install(packages, suite)
+        run_tool([argv[0], *archives, *argv[1:]], timeout_s=7200)
+
+    def _install(self, packages: Sequence[str], suite: str) -> list[str]:
+        chosen = ["-t", suite] if suite else []
+        options = ["-q", "-y", "--no-install-recommends", *chosen, "install"]
+        return [tool("apt-get"), *self._options, *options, *packages]
 
     def newest_release_s(self) -> int:
         """The newest list's date, seconds since 1970; 0 if unknown."""

@@ -146,8 +146,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
     for number, (name, content) in enumerate(_modules(tree, release, modules)):
         whole.joinpath("modules", f"{number:02d}-{name}.ko").write_bytes(content)
     files = [whole / "vmlinuz", *sorted((whole / "modules").iterdir())]
-    listing = [[path.name, file_sha256(path)] for path in files]
-    digest = hashlib.sha256(json.dumps(listing, separators=(",", ":")).encode()).hexdigest()
+    digest = _digest_of(files)
     document = {
         "version": 1,
         "digest": digest,
@@ -158,8 +157,34 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
         "modules": [path.name for path in files[1:]],
     }
     whole.joinpath("kernel.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    return _make_current(home, scratch, whole, digest)
+
+
+def adopt_kernel(home: Path, directory: Path) -> Kernel:
+    """Take a kernel that another store made, and make it the current one.
+
+    `directory`: on the store's file system, named by the digest. Raises `HostError`.
+    """
+    files = [directory / "vmlinuz", *sorted((directory / "modules").iterdir())]
+    try:
+        kernel = _kernel(json.loads((directory / "kernel.json").read_bytes()), directory)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(directory / "kernel.json") from error
+    if _digest_of(files) != directory.name or list(kernel.modules) != files[1:]:
+        raise _damaged(directory)
+    with scratch_dir(home) as scratch:
+        return _make_current(home, scratch, directory, directory.name)
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    listing = [[path.name, file_sha256(path)] for path in files]
+    return hashlib.sha256(json.dumps(listing, separators=(",", ":")).encode()).hexdigest()
+
+
+def _make_current(home: Path, scratch: Path, whole: Path, digest: str) -> Kernel:
     for path in whole.rglob("*"):
         path.chmod(0o711 if path.is_dir() else 0o444)
+    whole.chmod(0o711)
     with locked(home, "kernels"):
         make_store_dir(home / "kernels")
         if (home / "kernels" / digest).exists():

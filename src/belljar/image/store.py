@@ -178,6 +178,27 @@ class Store:
             self._write(self._names_file, _named(self._names(), called, digest))
             return self._read(digest, self._names(), self._origins())
 
+    def adopt(self, directory: Path, *, names: Sequence[str], origins: Sequence[str] = ()) -> Image:
+        """Take an image that another store made, from a directory as this store has them.
+
+        Raises `HostError` when it isn't what its name, a digest, says; then nothing was taken.
+        """
+        called = [check_name(each, origins=origins) for each in names]
+        file = directory / "image.json"
+        try:
+            document = json.loads(file.read_bytes())
+            image = _image(document, directory, {})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._damaged(file) from error
+        verify(image)
+        with locked(self.home, "images"):
+            self._place(image.digest, image.rootfs, document)
+            self._write(
+                self._digests_file, {**self._origins(), **dict.fromkeys(origins, image.digest)}
+            )
+            self._write(self._names_file, _named(self._names(), called, image.digest))
+            return self._read(image.digest, self._names(), self._origins())
+
     def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
         """Remove a name, and with its last name (or by digest) the image. Returns that.
 

@@ -203,6 +203,12 @@ DATA: Final[Mapping[Kind, Shape]] = {
             {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}, extra=True
         ),
     },
+    Kind.AIR_GAP_CHECKED: {
+        "phase": one_of("start", "end"),
+        "air_gapped": flag,
+        "findings": objects({"name": text, "state": text, "how": text, "evidence": text}),
+    },
+    Kind.AIR_GAP_CHANGED: _REASON,
     Kind.POLICY_REFUSED: _REASON,
     Kind.CELL_PLANNED: {"policy_sha256": text, "tier": text, "emulated": flag, "layers": texts},
     Kind.CELL_STARTING: {"runtime": text, "tree": text},

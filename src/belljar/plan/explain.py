@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -351,8 +352,7 @@ def render_plan(
 
     `real` is applied to each line about a real network, so that it can be shown in red.
     """
-    import shlex
-import textwrap
+    import textwrap
 
     lines: list[str] = []
     for label, text in _blocks(plan):

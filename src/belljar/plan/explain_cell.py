@@ -12,7 +12,7 @@ from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
 from belljar.plan.qemu import VmShape
 from belljar.policy import Resources, Tier
-from belljar.policy.limits import WEIGHTS_IN_CELL
+from belljar.policy.limits import WEIGHTS_IN_CELL, AirGap
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -257,6 +257,7 @@ def blast_radius(
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
             *(() if policy.model is None or policy.model.gpu is None else (_GPU,)),
+            *((_AIR_GAP,) if policy.air_gap is AirGap.REQUIRED else ()),
         ),
         consume=tuple(f"{each.what}: {each.most}" for each in held),
     )
@@ -270,6 +271,9 @@ def _weights(model: ModelBlock) -> tuple[str, ...]:
 _GPU: Final = (
     "GPUs would put this host's graphics driver, code of its kernel, and the memory of the device "
     "in the cell's reach: refused in this version"
+)
+_AIR_GAP: Final = (
+    "nothing beyond this host, which must be air-gapped: checked before the run, watched during it"
 )
 _HOST_TOOLS: Final = (
     "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"

@@ -32,7 +32,7 @@ from belljar.policy.loaded import (
 )
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, OwnCell, Record, Upstream
-from belljar.policy.sections import At, FileCopy, HostToolsText, ResourcesText, Rights
+from belljar.policy.sections import At, FileCopy, HostRules, HostToolsText, ResourcesText, Rights
 from belljar.policy.serving import Gpu, ModelBlock, Weights
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
 from belljar.policy.stand_ins import MODELS, CellStandIn, Health
@@ -50,6 +50,7 @@ _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     (): Policy,
     ("resources",): ResourcesText,
     ("files",): FileCopy,
+    ("host",): HostRules,
     ("host_tools",): HostToolsText,
     ("rights",): Rights,
     ("decoys",): DecoyText,

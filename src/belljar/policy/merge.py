@@ -6,6 +6,7 @@ The one rule, `bounded`: what is wanted, in no field looser than the operator's 
 - Each of `resources`: the smaller, also of target cells.
 - `rights`: those that both grant; a policy without a word of them bounds none.
 - `host_tools`: the tools that both allow to act outside of a cell.
+- `host`: an air gap that either requires.
 - `network`: none, or cells of the sample's own range alone; else the operator's, with the
   `upstreams` that both name.
 - Each of `network.record`: the larger, which keeps more evidence.
@@ -75,6 +76,7 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "tier": tier,
         "network": network,
         "rights": common_rights(ours.rights, theirs.rights),
+        "host": ours.host if ours.air_gap >= theirs.air_gap else theirs.host,
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
         "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
         if ours.host_tools or theirs.host_tools
@@ -251,6 +253,8 @@ def under_policy(
     content = _content(run_policy, own, asked, override=override)
     network = _network(run_policy, own, asked, override=override)
     changes = {**_CONTENT, **content.changes, **network.changes}
+    if own is not None and own.policy.air_gap > run_policy.policy.air_gap:
+        changes["host"] = own.policy.host
     if rights := asked.get("rights") or (own.policy.rights if own is not None else None):
         changes["rights"] = rights
     if "resources" in asked:
@@ -358,6 +362,8 @@ def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
     yield from _limited(wanted.resources, made.resources, where=TASK, by=by)
     if wanted.rights != made.rights:
         yield _changed("rights", fewer)
+    if wanted.air_gap != made.air_gap:
+        yield _changed("host.air_gap", more)
     for name in ("host_tools_rule", "guard", "on"):
         if getattr(wanted, name) != getattr(made, name):
             yield _changed(name.removesuffix("_rule"), more)

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, fi
 from belljar.policy import fields as kinds
 from belljar.policy.guarding import GuardRules
 from belljar.policy.limits import (
+    AirGap,
     HostTools,
     Resources,
     Risk,
@@ -24,7 +25,15 @@ from belljar.policy.limits import (
     lowered,
 )
 from belljar.policy.network import Network, read_network
-from belljar.policy.sections import At, FilesField, HostToolsField, ResourcesField, Rights, Strict
+from belljar.policy.sections import (
+    At,
+    FilesField,
+    HostRules,
+    HostToolsField,
+    ResourcesField,
+    Rights,
+    Strict,
+)
 from belljar.policy.serving import ModelBlock
 from belljar.policy.signals import DecoysField, GuardField, StopsField, check_services
 from belljar.policy.stand_ins import TargetStandIn
@@ -88,6 +97,9 @@ class Policy(Strict):
         default=None,
         description="What the workload may do inside its cell beyond an ordinary container's. "
         "Granted by a tier whose kernel is the cell's own, refused in a container.",
+    )
+    host: HostRules | None = Field(
+        default=None, description="What the host must be for a cell to run on it. Default: nothing."
     )
     host_tools: HostToolsField = Field(
         default=None,
@@ -168,6 +180,11 @@ class Policy(Strict):
         others = self.network.stand_ins.values() if self.network else ()
         targets = (item.image for item in others if isinstance(item, TargetStandIn))
         return tuple(dict.fromkeys((self.image, *targets)))
+
+    @property
+    def air_gap(self) -> AirGap:
+        """What is demanded of the host's ways beyond itself."""
+        return AirGap.UNCHECKED if self.host is None else self.host.air_gap
 
     @property
     def host_tools_rule(self) -> HostTools:

@@ -29,6 +29,7 @@ from belljar.policy.limits import (
     REFUSE,
     REPORT,
     USUAL_CAPABILITIES,
+    AirGap,
     HostTools,
     Resources,
 )
@@ -198,6 +199,19 @@ class _FromText:
 
 ResourcesField: TypeAlias = Annotated[Resources, _FromText()]
 """Written resources, or a program's, as `Resources`."""
+
+
+# ---- the host
+
+
+class HostRules(Strict):
+    """What must hold of the host while a cell runs on it."""
+
+    air_gap: Annotated[AirGap, kinds.Choice(words=AirGap)] = Field(
+        default=AirGap.UNCHECKED,
+        description="`required`: a run is refused unless `belljar airgap check` finds every way "
+        "beyond the host absent, and void if one appears while it runs.",
+    )
 
 
 # ---- files that are copied in

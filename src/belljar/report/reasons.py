@@ -40,6 +40,9 @@ class ReasonCode(StrEnum):
     SCORER_VOID = "scorer_void"
     SCORER_BREACHED = "scorer_breached"
 
+    AIR_GAP_BROKEN = "air_gap_broken"
+    AIR_GAP_UNPROVEN = "air_gap_unproven"
+
     LEDGER_BAD = "ledger_bad"
     LEDGER_UNFINISHED = "ledger_unfinished"
     RUN_END_MISSING = "run_end_missing"
@@ -72,7 +75,13 @@ _BREACHES: Final = frozenset(
 )
 
 RECORD_IN_DOUBT: Final = frozenset(
-    {ReasonCode.LEDGER_BAD, ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING}
+    {
+        ReasonCode.AIR_GAP_BROKEN,
+        ReasonCode.AIR_GAP_UNPROVEN,
+        ReasonCode.LEDGER_BAD,
+        ReasonCode.LEDGER_UNFINISHED,
+        ReasonCode.RUN_END_MISSING,
+    }
 )
 """Causes that void every sample of a run."""
 
@@ -107,6 +116,8 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.HOST_TOOL_CALLED: "the tool {} acted outside of the cell, which the policy refuses",
     ReasonCode.SCORER_VOID: "a scorer says void",
     ReasonCode.SCORER_BREACHED: "a scorer says breached",
+    ReasonCode.AIR_GAP_BROKEN: "this host was not air-gapped all the time: {}",
+    ReasonCode.AIR_GAP_UNPROVEN: "the air gap was not checked at the end of the run",
     ReasonCode.LEDGER_BAD: "the ledger does not verify: {}",
     ReasonCode.LEDGER_UNFINISHED: "the ledger is unfinished: {}",
     ReasonCode.RUN_END_MISSING: "the end of the evaluation is not on record",

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError
-from belljar.image.kernel import dependencies, load_order, module_name
+from belljar.image.kernel import (
+    adopt_kernel,
+    current_kernel,
+    dependencies,
+    load_order,
+    module_name,
+)
 
 
 def module(*needed: str) -> bytes:
@@ -47,3 +57,34 @@ def test_any_bytes_have_dependencies_or_none(noise: bytes) -> None:
 def test_names_are_as_the_kernel_says_them() -> None:
     """File endings and dashes don't count."""
     assert module_name("virtio-rng.ko.xz") == module_name("virtio_rng.ko") == "virtio_rng"
+
+
+def kernel_of_another_store(tmp_path: Path) -> Path:
+    """A kernel's directory, named by its digest."""
+    directory = tmp_path / "tmp/kernel"
+    (directory / "modules").mkdir(parents=True)
+    for name, content in (("vmlinuz", b"kernel"), ("config", b""), ("modules/00-a.ko", module())):
+        (directory / name).write_bytes(content)
+    loaded = [["vmlinuz", b"kernel"], ["00-a.ko", module()]]
+    listing = [[name, hashlib.sha256(content).hexdigest()] for name, content in loaded]  # type: ignore[arg-type]
+    digest = hashlib.sha256(json.dumps(listing, separators=(",", ":")).encode()).hexdigest()
+    about = {"release": "6.12", "package": "p", "package_sha256": "s", "modules": ["00-a.ko"]}
+    (directory / "kernel.json").write_text(json.dumps(about))
+    return directory.rename(directory.with_name(digest))
+
+
+def test_a_kernel_of_another_store_becomes_the_current_one(tmp_path: Path) -> None:
+    """Its digest covers what a guest loads."""
+    directory = kernel_of_another_store(tmp_path)
+    assert adopt_kernel(tmp_path, directory).digest == current_kernel(tmp_path).digest
+
+
+@pytest.mark.parametrize("name", ["vmlinuz", "modules/00-a.ko", "modules/01-b.ko"])
+def test_a_kernel_that_was_changed_is_not_taken(name: str, tmp_path: Path) -> None:
+    """A changed kernel or module, or one module more: nothing becomes current."""
+    directory = kernel_of_another_store(tmp_path)
+    (directory / name).write_bytes(b"other")
+    with pytest.raises(HostError):
+        adopt_kernel(tmp_path, directory)
+    with pytest.raises(HostError):
+        current_kernel(tmp_path)

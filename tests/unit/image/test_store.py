@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,26 @@ def test_a_changed_configuration_is_not_the_digests(tmp_path: Path) -> None:
         file.write_text(json.dumps(document | changed))
         with pytest.raises(HostError):
             verify(Store(tmp_path / "s").find("one"))
+
+
+@pytest.mark.parametrize("part", ["rootfs.sqfs", "image.json"])
+def test_an_image_of_another_store_is_taken_whole_or_not(part: str, tmp_path: Path) -> None:
+    """With its names and origins; not if its bytes or its configuration are others."""
+    origin = f"sha256:{'a' * 64}"
+    image = put(tmp_path / "s", "one", origins=[origin], cmd=("serve",))  # type: ignore[arg-type]
+    copy = tmp_path / "t/tmp" / image.digest
+    shutil.copytree(image.rootfs.parent, copy)
+    other = Store(tmp_path / "t")
+    whole = (copy / part).read_bytes()
+    (copy / part).chmod(0o644)
+    (copy / part).write_bytes(whole.replace(b"serve", b"steal").replace(b"hsqs", b"HSQS"))
+    with pytest.raises(HostError):
+        other.adopt(copy, names=["one"], origins=[origin])
+    assert other.list() == ()
+    (copy / part).write_bytes(whole)
+    taken = other.adopt(copy, names=["one"], origins=[origin])
+    assert (taken.digest, taken.names, taken.origins) == (image.digest, ("one",), (origin,))
+    verify(other.find(origin))
 
 
 def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Path) -> None:

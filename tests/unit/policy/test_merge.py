@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
 from belljar.policy import LoadedPolicy, Risk, parse_policy
-from belljar.policy.merge import bounded, looser, smaller_resources, with_least_risk
+from belljar.policy.limits import AirGap
+from belljar.policy.merge import (
+    bounded,
+    looser,
+    smaller_resources,
+    under_policy,
+    with_least_risk,
+)
 from belljar.policy.network import RUN_BUDGETS
 from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
@@ -89,6 +96,8 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, c]}\n", ("host_tools",)),
     ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, a, c]}\n", ()),
     ("risk: high\nhost_tools: {allow: [a]}\n", "risk: high\n", ("host_tools",)),
+    ("", "host: {air_gap: required}\n", ("host.air_gap",)),
+    ("host: {air_gap: required}\n", "", ()),
     ("image: other\nuser: '7'\nworkdir: /x\nenv: {A: b}\nname: n\n", "", ()),
 ]  # fmt: skip
 
@@ -107,6 +116,17 @@ def test_where_a_policy_goes_beyond_another(
     ours, floor = policy(task), policy(operator)
     assert beyond(ours, floor) == keys
     assert beyond(bounded(ours, floor), floor) == ()
+
+
+@pytest.mark.parametrize("is_tasks", [True, False])
+def test_an_air_gap_that_either_requires_is_required(is_tasks: bool) -> None:
+    """Also of a task's own policy under the operator's `--policy`, which replaces its isolation."""
+    required, plain = policy("host: {air_gap: required}\n"), policy("")
+    task, operator = (required, plain) if is_tasks else (plain, required)
+    assert bounded(task, operator).policy.air_gap is AirGap.REQUIRED
+    made, _ = under_policy(operator, task, {})
+    assert made.policy.air_gap is AirGap.REQUIRED
+    assert under_policy(plain, plain, {})[0].policy.air_gap is AirGap.UNCHECKED
 
 
 @pytest.mark.parametrize("more", ["", f"stand_ins: {{{CELL}}}, ", f"stand_ins: {{{SHOP}}}, "])

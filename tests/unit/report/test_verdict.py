@@ -95,6 +95,27 @@ def cancelled(without: Kind | None = None) -> list[Line]:
     return [each for each in lines if each.cell != "c2" or each.kind is not without]
 
 
+WAY: dict[str, Any] = {"name": "IPv4 UDP", "state": "can't tell", "how": "tried", "evidence": "x"}
+
+
+def gap_at(phase: str, *ways: dict[str, Any]) -> Line:
+    """A check of the air gap."""
+    absent = {**WAY, "state": "absent"}
+    data: dict[str, Any] = {"phase": phase, "air_gapped": not ways, "findings": [absent, *ways]}
+    return line(Kind.AIR_GAP_CHECKED, None, **data)
+
+
+GAP = gap_at("start")
+
+
+def gapped(*lines: Line) -> RunRecord:
+    """The record of a run whose policy requires an air gap."""
+    record = replace(RUN, air_gap_phases=set(), air_gap_broken=[])
+    for each in lines:
+        record.take(each)
+    return record
+
+
 CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
     "all there": (evidence(), Verdict.CONTAINED, 0, set()),
     "a solver's error": (evidence(sampled(error="x")), Verdict.CONTAINED, 1, set()),
@@ -317,6 +338,30 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         Verdict.VOID,
         2,
         {Code.RUN_END_MISSING},
+    ),
+    "an air gap from start to end": (
+        evidence(run=gapped(GAP, gap_at("end"))),
+        Verdict.CONTAINED,
+        0,
+        set(),
+    ),
+    "an air gap that nobody checked at the end": (
+        evidence(run=gapped(GAP)),
+        Verdict.VOID,
+        2,
+        {Code.AIR_GAP_UNPROVEN},
+    ),
+    "an interface that came up and went down again": (
+        evidence(run=gapped(GAP, line(Kind.AIR_GAP_CHANGED, None, reason="x"), gap_at("end"))),
+        Verdict.VOID,
+        2,
+        {Code.AIR_GAP_BROKEN},
+    ),
+    "a way beyond the host at the end": (
+        evidence(run=gapped(GAP, gap_at("end", WAY))),
+        Verdict.VOID,
+        2,
+        {Code.AIR_GAP_BROKEN},
     ),
     "an error that only the process knew": (
         evidence(run=replace(RUN, errors=["x"])),

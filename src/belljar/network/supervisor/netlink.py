@@ -5,6 +5,7 @@ Small and fixed, so that no library of a whole protocol must be trusted; no gues
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -17,6 +18,7 @@ from typing import Final
 _HEADER: Final = struct.Struct("=IHHII")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _LINK: Final = struct.Struct("=BxHiII")
+LINK_BYTES: Final = _LINK.size
 _ADDRESS: Final = struct.Struct("=BBBBI")
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 _NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")
@@ -35,6 +37,7 @@ _IFLA_AF_SPEC, _ADDR_GEN_MODE = 26, 8
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_CACHEINFO, _RTA_TABLE, _RTA_VIA = 1, 4, 5, 12, 15, 18
+_RTA_IP_PROTO, _RTA_DPORT = 27, 29
 _NDA_DST, _NDA_LLADDR = 1, 2
 _TCA_KIND, _TCA_OPTIONS, _TBF_PARMS, _TBF_BURST = 1, 2, 1, 6
 _ROOT: Final = 0xFFFF_FFFF
@@ -42,10 +45,15 @@ _ETHERNET: Final = 1  # so that the kernel asks for no table of times
 _FRA_IIFNAME, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE = 3, 6, 10, 15
 _NUD_PERMANENT: Final = 0x80
 _IFF_UP: Final = 1
+_IFF_LOOPBACK, _IFF_LOWER_UP = 0x8, 0x1_0000
 _TABLE_MAIN, _TABLE_LOCAL = 254, 255
 _PROTO_STATIC: Final = 4
 _SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_HOST = 0, 253, 254
 _TYPE_UNICAST, _TYPE_LOCAL = 1, 2
+_WAYS: Final = {_TYPE_UNICAST, 3, 4, 5}  # and broadcast, anycast, multicast
+_NO_WAY: Final = {
+    -code for code in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+}
 _NESTED: Final = 0x8000
 _MAX_REPLY_BYTES: Final = 1 << 16
 _MAX_DUMP_BYTES: Final = 4 << 20
@@ -54,12 +62,18 @@ _TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network device; `peer`: its number and namespace id (None: here)."""
+    """A network device; `peer`: its number and namespace id (None: here).
+
+    `kind`: the driver of a virtual one, else "". `has_carrier`: IFF_LOWER_UP.
+    """
 
     index: int
     name: str
     is_up: bool
     peer: tuple[int, int | None] | None = None
+    kind: str = ""
+    is_loopback: bool = False
+    has_carrier: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,20 +244,28 @@ def exchange(kernel: socket.socket, *requests: bytes) -> None:
 
 def list_links(kernel: socket.socket) -> list[Link]:
     """Every device of the namespace. Raises `OSError`."""
-    links = []
-    for payload in _dump(kernel, _GET_LINK, _LINK.pack(0, 0, 0, 0, 0), _NEW_LINK):
-        if len(payload) < _LINK.size:
-            continue
-        _, _, index, flags, _ = _LINK.unpack_from(payload)
-        found = dict(attributes(payload[_LINK.size :]))
-        name = found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode("ascii", "replace")
-        peer, namespace = (
-            int.from_bytes(found[kind], sys.byteorder, signed=True) if kind in found else None
-            for kind in (_IFLA_LINK, _IFLA_LINK_NETNSID)
-        )
-        place = None if peer is None else (peer, namespace)
-        links.append(Link(index=index, name=name, is_up=bool(flags & _IFF_UP), peer=place))
-    return links
+    listed = _dump(kernel, _GET_LINK, _LINK.pack(0, 0, 0, 0, 0), _NEW_LINK)
+    return [parse_link(payload) for payload in listed if len(payload) >= _LINK.size]
+
+
+def parse_link(payload: bytes) -> Link:
+    """The kernel's link message, at least its header."""
+    _, _, index, flags, _ = _LINK.unpack_from(payload)
+    found = dict(attributes(payload[_LINK.size :]))
+    about = dict(attributes(found.get(_IFLA_LINKINFO, b"")))
+    peer, namespace = (
+        int.from_bytes(found[kind], sys.byteorder, signed=True) if kind in found else None
+        for kind in (_IFLA_LINK, _IFLA_LINK_NETNSID)
+    )
+    return Link(
+        index=index,
+        name=found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode("ascii", "replace"),
+        is_up=bool(flags & _IFF_UP),
+        peer=None if peer is None else (peer, namespace),
+        kind=about.get(_IFLA_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace"),
+        is_loopback=bool(flags & _IFF_LOOPBACK),
+        has_carrier=bool(flags & _IFF_LOWER_UP),
+    )
 
 
 def list_routes(kernel: socket.socket, family: int) -> list[Route]:
@@ -255,6 +277,27 @@ def list_routes(kernel: socket.socket, family: int) -> list[Route]:
 def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
     """Every rule that chooses a routing table. Raises `OSError`."""
     return list(_dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE))
+
+
+def route_for(kernel: socket.socket, address: str, protocol: int, port: int) -> int | None:
+    """The device by which the kernel would send to an address; None if it has no way.
+
+    Only asks: nothing is sent. Raises `OSError`.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    body = _ROUTE.pack(family, 8 * len(packed), *[0] * 7) + attribute(_RTA_DST, packed)
+    body += attribute(_RTA_IP_PROTO, bytes([protocol]))
+    body += attribute(_RTA_DPORT, struct.pack("!H", port))
+    kernel.send(message(_GET_ROUTE, body, ack=False))
+    for kind, payload in messages(kernel.recv(_MAX_REPLY_BYTES)):
+        if kind == _ERROR and struct.unpack_from("=i", payload)[0] in _NO_WAY:
+            return None
+        if kind == _ERROR:
+            raise_error(payload)
+        if kind == _NEW_ROUTE and (route := parse_route(payload)).kind in _WAYS:
+            return route.device
+    return None
 
 
 def parse_route(payload: bytes) -> Route:

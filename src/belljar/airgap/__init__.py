@@ -1,0 +1,3 @@
+"""The air gap: which ways lead beyond this host, and bundles for a host that has none."""
+
+from __future__ import annotations

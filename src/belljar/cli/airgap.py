@@ -1,0 +1,68 @@
+"""`belljar airgap`."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import click
+
+from belljar.cli.console import (
+    CommandGroup,
+    json_option,
+    parsed_by,
+    print_json,
+    table_lines,
+)
+from belljar.errors import HostError
+from belljar.units import printable
+
+_STYLES = {"absent": "green", "present": "red", "can't tell": "yellow"}
+
+
+@click.group(cls=CommandGroup)
+def airgap() -> None:
+    """Check which ways lead beyond this host."""
+
+
+@airgap.command()
+@click.option(
+    "--try",
+    "address",
+    metavar="ADDRESS",
+    callback=parsed_by(lambda text: None if text is None else str(ip_address(text))),
+    help="Also send to this IP address: TCP to ports 53, 80 and 443, a DNS query, an NTP request.",
+)
+@json_option("Print one JSON object: air_gapped, tried, findings.")
+def check(*, address: str | None, as_json: bool) -> int:
+    """Look and try whether anything leads beyond this host.
+
+    Without --try nothing is sent: the kernel is asked which way it would take. Each finding is
+    absent, present or can't tell, with its evidence. Run it as root, or other users' network
+    namespaces can't be seen.
+
+    \b
+    Exit codes:
+      0  all are absent: this host is air-gapped as far as it can be seen from here
+      3  one is present, or can't be told
+    """
+    from belljar.airgap.check import check_air_gap
+    from belljar.airgap.finding import State, is_air_gapped
+
+    findings = check_air_gap(address or "")
+    is_gapped = is_air_gapped(findings)
+    if as_json:
+        listed = [each.to_json() for each in findings]
+        print_json({"air_gapped": is_gapped, "tried": address, "findings": listed})
+    else:
+        rows = [
+            (printable(each.name), each.state.value, each.how, printable(each.evidence))
+            for each in findings
+        ]
+        for each, line in zip(findings, table_lines(rows, max_chars=40), strict=True):
+            state = each.state.value
+            click.echo(line.replace(state, click.style(state, fg=_STYLES[state]), 1))
+        counts = {state: sum(each.state is state for each in findings) for state in State}
+        word = "air-gapped" if is_gapped else "not air-gapped"
+        listed_counts = ", ".join(f"{count} {state.value}" for state, count in counts.items())
+        click.echo(f"\n{word}: {listed_counts}")
+    return 0 if is_gapped else HostError.exit_code

@@ -1,0 +1,197 @@
+"""`belljar bundle`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from belljar.cli.console import (
+    CommandGroup,
+    Misuse,
+    json_option,
+    parsed_by,
+    print_json,
+    progress,
+    task_args_option,
+)
+from belljar.units import format_size, printable
+
+# A bare Debian has neither Python nor `mount`.
+_BASE = ("mount", "python3", "python3-venv")
+_BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
+
+
+def _fingerprint(text: str | None) -> str | None:
+    from belljar.ledger.keys import parse_fingerprint
+
+    return None if text is None else parse_fingerprint(text)
+
+
+_KEY = click.option(
+    "--key",
+    metavar="FINGERPRINT",
+    callback=parsed_by(_fingerprint),
+    help="The key that must have signed. Default: that of the bundle installed last.",
+)
+
+
+@click.group("bundle", cls=CommandGroup)
+def bundle() -> None:
+    """Carry an installation to a host without a network.
+
+    \b
+    Examples:
+      belljar bundle create /media/disk/belljar-bundle
+      belljar bundle install /media/disk/belljar-bundle --key FINGERPRINT
+    """
+
+
+@bundle.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--image", "images", multiple=True, metavar="REF", help="Also this image. Repeatable."
+)
+@click.option("--task", metavar="TASK", help="Also the images of this task's samples.")
+@task_args_option
+@click.option(
+    "--weights",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Also these weights: a file or a directory. Repeatable.",
+)
+@click.option(
+    "--lock",
+    type=click.Path(path_type=Path),
+    help="Python packages by this file of exact versions and hashes. Default: the checkout's "
+    "requirements.lock.",
+)
+@click.option("--mirror", default="", metavar="URL", help="Debian mirror [default: this host's].")
+@json_option("Print one JSON object: path, digest, key, size, items.")
+def create(
+    *,
+    out: Path,
+    images: tuple[str, ...],
+    task: str | None,
+    task_args: list[str],
+    weights: tuple[Path, ...],
+    lock: Path | None,
+    mirror: str,
+    as_json: bool,
+) -> None:
+    """Make a bundle, a directory, of everything that a host without a network needs.
+
+    Run it from a checkout. It holds Belljar and its Python packages, Debian packages with their
+    dependencies, guest kernel, images, weights, documentation and examples. Refused, with the
+    names, if anything is missing. After an interruption, the same command goes on.
+
+    The digest that it prints must reach the other host by another way than the bundle.
+    """
+    from belljar.airgap.create import Wanted, create_bundle
+    from belljar.cli.setup_plan import needs
+    from belljar.image.kernel import debian_arch
+    from belljar.store.home import belljar_home
+
+    home, root = belljar_home(), Path(__file__).resolve().parents[3]
+    tools = [need for need in needs(debian_arch()) if not need.only_with]
+    of_task = _images_of(task, task_args) if task else ()
+    wanted = Wanted(
+        images=("default", *images, *of_task),
+        packages=(*_BASE, *(need.package for need in tools if not need.backports)),
+        newer=tuple(need.package for need in tools if need.backports),
+        weights=weights,
+        lock=lock or root / "requirements.lock",
+        checkout=root,
+        mirror=mirror,
+    )
+
+    def report(line: str) -> None:
+        if not as_json:
+            click.echo(f"  {printable(line)}", err=True)
+
+    made = create_bundle(home, out.absolute(), wanted, report=report)
+    digest, key = made.digest, made.signer
+    if as_json:
+        about = {"path": str(out), "digest": digest, "key": key, "size_bytes": made.size_bytes}
+        print_json({**about, "items": len(made.items)})
+        return
+    click.echo(f"{out}: {len(made.items)} items, {format_size(made.size_bytes)}")
+    click.echo(f"digest  {digest}\nkey     {key}")
+    click.echo(
+        "On the other host, in the bundle's directory, with the digest from here:\n"
+        f'  echo "{digest}  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS\n'
+        "  sh install.sh"
+    )
+
+
+def _images_of(task: str, task_args: list[str]) -> tuple[str, ...]:
+    from belljar.harness.evaluate import check_tasks
+    from belljar.harness.operator import OperatorOptions
+
+    previews = check_tasks([task, *task_args], OperatorOptions())
+    refused = [each.error for each in previews if each.error is not None]
+    if refused:
+        raise refused[0]
+    policies = [each.policy for each in previews if each.policy is not None]
+    return tuple(dict.fromkeys(name for each in policies for name in each.policy.images))
+
+
+@bundle.command()
+@_BUNDLE
+@_KEY
+@json_option("Print one JSON object: digest, key, compared, created, items.")
+def verify(*, bundle: Path, key: str | None, as_json: bool) -> None:
+    """Check a bundle's signature and every file; install nothing.
+
+    \b
+    Exit codes:
+      0  it is whole, and signed by the key
+      4  it is not
+    """
+    from belljar.airgap.install import known_signer, verify_bundle
+    from belljar.store.home import belljar_home
+
+    key = key or known_signer(belljar_home())
+    with progress("verifying", quiet=as_json) as report:
+        found = verify_bundle(bundle, expected_key=key, report=report)
+    if as_json:
+        about = {"digest": found.digest, "key": found.signer, "compared": key is not None}
+        print_json({**about, "created": found.created, "items": len(found.items)})
+        return
+    size = format_size(found.size_bytes)
+    click.echo(f"{printable(str(bundle))}: verified, {len(found.items)} items, {size}")
+    click.echo(f"  created {found.created} by Belljar {found.belljar}, digest {found.digest}")
+    known = "the key that was expected" if key else "compared with no known key: give --key"
+    click.echo(f"  signed by {found.signer}\n  {known}")
+
+
+@bundle.command()
+@_BUNDLE
+@_KEY
+@click.option("--no-packages", is_flag=True, help="Only the store: kernel, images, weights, docs.")
+@click.option("--allow-older", is_flag=True, help="Also over a bundle that was made later.")
+def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bool) -> None:
+    """Install a bundle, over an older one if there is one. Needs no network.
+
+    Everything is verified before anything is written. On a host that has no Belljar yet, run the
+    bundle's install.sh.
+    """
+    from belljar.airgap.install import install_bundle, known_signer
+    from belljar.store.home import belljar_home
+
+    home = belljar_home()
+    expected = key or known_signer(home)
+    if expected is None:
+        hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
+        raise Misuse("no key is known that may sign a bundle", hint=hint)
+    with progress("installing the bundle", quiet=False, is_step=True) as report:
+        found = install_bundle(
+            home,
+            bundle,
+            expected_key=expected,
+            packages=not no_packages,
+            allow_older=allow_older,
+            report=report,
+        )
+    click.echo(f"installed {len(found.items)} items, created {found.created}")
+    click.echo(f"documentation and examples: {printable(str(home / 'share'))}")

@@ -1,0 +1,268 @@
+"""The air gap, in network namespaces of the tests' own: what the check sees, that it sends nothing,
+and what a policy that requires one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.gapped import gapped
+
+from belljar.events import Kind
+from belljar.ledger import read_events, verify
+from belljar.network.syscalls import CLONE_NEWNET, enter
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
+]
+ROOT = Path(__file__).parents[2]
+POLICY = "belljar: 1\nrisk: low\nhost:\n  air_gap: required\n"
+ALL_PACKETS = 0x0003
+# ICMPv6 that the kernel sends of itself when an interface comes up: router solicitation, MLD.
+OWN = {133, 143}
+
+TASK = """
+import subprocess
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+
+@solver
+def work(*commands: str) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await sandbox().exec(["true"])
+        for command in commands:
+            subprocess.run(command.split(), check=True)
+        return state
+    return solve
+
+@task
+def stays() -> Task:
+    return Task(dataset=[Sample(id="s", input="x")], solver=work(), sandbox=("belljar", "policy.yaml"))
+
+@task
+def opens() -> Task:
+    up = ("ip link add x0 type veth peer name x1", "ip link set x0 up", "ip link del x0")
+    return Task(dataset=[Sample(id="s", input="x")], solver=work(*up), sandbox=("belljar", "policy.yaml"))
+"""
+
+
+def ip(*words: str) -> None:
+    """The tool `ip`; `-n PLACE`: in that namespace."""
+    inside = ["nsenter", f"--net={words[1]}", "--"] if words[0] == "-n" else []
+    rest = words[2:] if inside else words
+    subprocess.run([*inside, "ip", *rest], check=True, capture_output=True)
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Makes network namespaces, each mounted on a file; removed afterwards."""
+    made: list[Path] = []
+
+    def make() -> str:
+        made.append(tmp_path / f"net-{len(made)}")
+        made[-1].touch()
+        subprocess.run(["unshare", f"--net={made[-1]}", "true"], check=True)
+        return str(made[-1])
+
+    yield make
+    for place in made:
+        subprocess.run(["umount", place], check=True)
+
+
+def run(
+    *command: str, home: Path, inside: str = "", timeout_s: float = 300, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """A command with this store, in the namespace of this file or as it stands."""
+    place = ["nsenter", f"--net={inside}", "--"] if inside else []
+    # What lies in the usual place is swept by others: their process numbers are not of here.
+    env = {**os.environ, "BELLJAR_HOME": str(home), "TMPDIR": str(home), "NO_COLOR": "1", **more}
+    return subprocess.run(
+        [*place, *command],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def belljar(*words: str) -> list[str]:
+    """Its command line."""
+    return [sys.executable, "-m", "belljar", *words]
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    """Each finding of `airgap check --json`, by name."""
+    assert done.returncode in (0, 3), done.stderr
+    return {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+
+
+def test_with_nothing_but_loopback_every_way_is_absent(tmp_path: Path) -> None:
+    """The check succeeds in namespaces with loopback alone; its exit code says so."""
+    done = run(*gapped(*belljar("airgap", "check", "--json")), home=tmp_path)
+    found = findings(done)
+    assert {each["state"] for each in found.values()} == {"absent"}
+    assert done.returncode == 0
+    assert {"IPv4 TCP", "IPv4 UDP", "IPv6 TCP", "IPv6 UDP", "DNS", "proxies"} <= found.keys()
+
+
+def test_a_kernel_without_ipv6_has_no_way_by_it(tmp_path: Path) -> None:
+    """It is absent, not unclear."""
+    families = (socket.AF_VSOCK, socket.AF_INET6)
+    check = gapped(*belljar("airgap", "check", "--json"), families=families)
+    found = findings(run(*check, home=tmp_path))
+    assert {found[name]["state"] for name in ("IPv6 TCP", "IPv6 UDP")} == {"absent"}
+
+
+def test_an_interface_without_any_route_is_a_way(
+    namespace: Callable[[], str], tmp_path: Path
+) -> None:
+    """A route isn't necessary: with an address and no route beyond its network, and with no address
+    at all, datagrams leave by a socket that is bound to the interface."""
+    inside = namespace()
+    ip("-n", inside, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
+    for device in ("lo", "v0", "v1"):
+        ip("-n", inside, "link", "set", device, "up")
+    found = findings(run(*belljar("airgap", "check", "--json"), home=tmp_path, inside=inside))
+    assert found["IPv4 TCP"]["state"] == "absent"
+    assert found["IPv4 UDP"]["state"] == "present"
+    assert found["interface v0"]["state"] == "present"
+
+
+def test_a_device_in_another_namespace_is_a_way(
+    namespace: Callable[[], str], tmp_path: Path
+) -> None:
+    """A namespace that has no process is found by its mount, and its devices count; a pair that
+    leads to a further namespace does not."""
+    other = namespace()
+    ip("-n", other, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
+    ip("-n", other, "link", "set", "v0", "up")
+    check = gapped(*belljar("airgap", "check", "--json"))
+    assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == "absent"
+    ip("-n", other, "tuntap", "add", "t0", "mode", "tap")
+    ip("-n", other, "link", "set", "t0", "up")
+    assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == "present"
+
+
+def packets_of(outside: str) -> socket.socket:
+    """Every packet that arrives in a namespace, from now on."""
+
+    def listen() -> socket.socket:
+        with Path(outside).open("rb") as place:
+            enter(place.fileno(), CLONE_NEWNET)
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PACKETS))
+        sock.setblocking(False)
+        return sock
+
+    with ThreadPoolExecutor(1) as thread:  # it ends in that namespace
+        return thread.submit(listen).result()
+
+
+def received(sock: socket.socket) -> list[bytes]:
+    """The packets so far that no kernel sends of itself."""
+    frames: list[bytes] = []
+    while True:
+        try:
+            frame, where = sock.recvfrom(65536)
+        except BlockingIOError:
+            return frames
+        is_icmp6 = frame[12:14] == b"\x86\xdd" and (frame[20] == 58 or frame[20] == 0)
+        kind = frame[62] if is_icmp6 and frame[20] == 0 else frame[54] if is_icmp6 else 0
+        if where[2] != socket.PACKET_OUTGOING and kind not in OWN:
+            frames.append(frame)
+
+
+def test_the_check_sends_nothing_unless_an_address_is_named(
+    namespace: Callable[[], str], tmp_path: Path
+) -> None:
+    """With an interface, routes, resolvers and a proxy that all could be reached, no packet of the check arrives outside. With --try they do, so the count can fail."""
+    inside, outside = namespace(), namespace()
+    ip("-n", inside, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", outside)
+    mac = "02:00:00:00:00:01"
+    ip("-n", outside, "link", "set", "v1", "addrgenmode", "none")
+    ip("-n", outside, "link", "set", "v1", "address", mac, "up")
+    ip("-n", outside, "addr", "add", "192.0.2.1/24", "dev", "v1")
+    ip("-n", inside, "link", "set", "v0", "addrgenmode", "none")
+    for device in ("lo", "v0"):
+        ip("-n", inside, "link", "set", device, "up")
+    for address, peer in (("192.0.2.9/24", "192.0.2.1"), ("2001:db8::9/64", "2001:db8::1")):
+        ip("-n", inside, "addr", "add", address, "dev", "v0", *(["nodad"] if ":" in peer else []))
+        ip("-n", inside, "neigh", "add", peer, "lladdr", mac, "dev", "v0")
+        ip("-n", inside, "route", "add", "default", "via", peer)
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text("nameserver 192.0.2.1\nnameserver 2001:db8::1\n")
+    bind = f'mount --bind {resolver} /etc/resolv.conf && exec "$@"'
+    check = ["unshare", "--mount", "sh", "-c", bind, "sh", *belljar("airgap", "check", "--json")]
+    proxy: dict[str, Any] = {"https_proxy": "http://someone:secret@192.0.2.1:3128"}
+    with packets_of(outside) as sock:
+        received(sock)
+        done = run(*check, home=tmp_path, inside=inside, **proxy)
+        assert received(sock) == []
+        found = findings(done)
+        ways = ("IPv4 TCP", "IPv4 UDP", "IPv6 TCP", "IPv6 UDP", "DNS", "proxies", "interface v0")
+        assert {found[name]["state"] for name in ways} == {"present"}
+        assert "secret" not in done.stdout
+        tried = findings(run(*check, "--try", "192.0.2.1", home=tmp_path, inside=inside))
+        assert len(received(sock)) >= 5
+    assert tried["TCP to 192.0.2.1 port 443"]["state"] == "present"
+
+
+def test_a_run_that_requires_an_air_gap_is_refused_with_an_interface(
+    home: Path, tmp_path: Path
+) -> None:
+    """Nothing runs, the exit code is the host's, and the record has the facts and verifies."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    up = 'ip link add x0 type veth peer name x1; ip link set x0 up; exec "$@"'
+    command = belljar("exec", str(policy), "--", "true")
+    done = run(*gapped("sh", "-c", up, "sh", *command), home=home)
+    assert done.returncode == 3
+    lines = newest(home)
+    kinds = [line.kind for line in lines]
+    assert Kind.POLICY_REFUSED in kinds
+    assert Kind.EXEC_STARTED not in kinds
+    (checked,) = [line.data for line in lines if line.kind is Kind.AIR_GAP_CHECKED]
+    assert checked["air_gapped"] is False
+    present = {each["name"] for each in checked["findings"] if each["state"] != "absent"}
+    assert {"interface x0", "IPv4 UDP"} <= present
+
+
+def newest(home: Path) -> list[Any]:
+    """The events of the newest run, whose ledger verifies."""
+    path = max((home / "runs").iterdir())
+    assert verify(path).problem is None
+    return list(read_events(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "verdict", "code"), [("stays", "contained", 0), ("opens", "void", 2)]
+)
+def test_an_interface_in_mid_run_makes_the_run_void(
+    task: str, verdict: str, code: int, home: Path, tmp_path: Path
+) -> None:
+    """The facts are on record at the start and at the end. An interface that came up and is gone
+    again at the end makes every sample void."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "task.py").write_text(TASK)
+    log = f"{tmp_path}/task.py@{task}"
+    command = belljar("run", log, "--model", "mockllm/model", "--json")
+    done = run(*gapped(*command), home=home)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["verdict"]) == (code, verdict), done.stdout + done.stderr
+    codes = {reason["code"] for sample in found["samples"] for reason in sample["reasons"]}
+    assert codes == ({"air_gap_broken"} if code else set())
+    phases = [line.data["phase"] for line in newest(home) if line.kind is Kind.AIR_GAP_CHECKED]
+    assert phases == ["start", "end"]

@@ -1,0 +1,117 @@
+"""From a bundle to a finished evaluation on a bare Debian without a network, and what that tries to
+reach: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.test_air_gap import ip, namespace, packets_of, received, run
+
+__all__ = ["namespace"]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.thorough,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes a Debian root"),
+]
+
+CHECK = 'cd /bundle && echo "$1  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS'
+INSTALL = f"{CHECK} && sh install.sh"
+TASK = "/var/lib/belljar/share/examples/escape_artist/task.py"
+AGAIN = ("/opt/belljar/bin/belljar", "bundle", "install", "/bundle")
+RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--json")
+
+
+@pytest.fixture(scope="module")
+def made(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A bundle of this test's store, as `create` reports it: interrupted once, then whole."""
+    out = tmp_path_factory.mktemp("bundle") / "bundle"
+    command = [sys.executable, "-m", "belljar", "bundle", "create", str(out)]
+    env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        assert any(line.strip() == "Python packages" for line in first.stderr)
+        first.send_signal(signal.SIGINT)
+        first.stderr.read()
+    assert first.returncode == 130
+    assert not out.exists()
+    done = run(*command, "--json", home=vm_home, timeout_s=1800)
+    assert done.returncode == 0, done.stderr
+    about: dict[str, Any] = json.loads(done.stdout)
+    return about
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Debian with its essential packages and apt."""
+    folder = tmp_path_factory.mktemp("bare") / "root"
+    command = ["mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "bookworm", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, timeout=1800)
+    yield folder
+    subprocess.run(["rm", "-rf", "--one-file-system", str(folder)], check=True)
+
+
+def in_root(
+    root: Path, bundle: str, *command: str, inside: str
+) -> subprocess.CompletedProcess[str]:
+    """A command there, in the network namespace of a file."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc"]
+    words = [
+        *apart,
+        sys.executable,
+        "-m",
+        "tests.integration.bare_root",
+        str(root),
+        bundle,
+        *command,
+    ]
+    return run(*words, home=root, inside=inside, timeout_s=1800)
+
+
+def test_from_a_bundle_to_a_finished_run_without_a_network(
+    made: dict[str, Any], root: Path, namespace: Callable[[], str]
+) -> None:
+    """In a namespace with loopback alone: sums, install.sh and the example's whole run succeed.
+    Then `bundle install` over it and a run, with a way out on which somebody counts: nothing uses
+    it."""
+    alone = namespace()
+    ip("-n", alone, "link", "set", "lo", "up")
+    installed = in_root(root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"], inside=alone)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    first = in_root(root, made["path"], *RUN, inside=alone)
+    assert first.returncode == 0, first.stdout + first.stderr
+    found = json.loads(first.stdout)
+    assert found["verdict"] == "contained"
+    assert len(found["samples"]) >= 12
+
+    watched, outside = namespace(), namespace()
+    ip("-n", watched, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", outside)
+    for place, device in ((watched, "v0"), (outside, "v1")):
+        ip("-n", place, "link", "set", device, "addrgenmode", "none")
+        ip("-n", place, "link", "set", "lo", "up")
+        ip("-n", place, "link", "set", device, "up")
+    ip("-n", watched, "addr", "add", "192.0.2.9/24", "dev", "v0")
+    ip("-n", watched, "route", "add", "default", "via", "192.0.2.1")
+    (root / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
+    with packets_of(outside) as sock:
+        again = in_root(root, made["path"], *AGAIN, inside=watched)
+        assert again.returncode == 0, again.stdout + again.stderr
+        second = in_root(root, made["path"], *RUN, "--limit", "3", inside=watched)
+        assert second.returncode == 0, second.stdout + second.stderr
+        assert received(sock) == []
+        look_up = (
+            "/opt/belljar/bin/python",
+            "-c",
+            "import socket; socket.gethostbyname('a.example')",
+        )
+        in_root(root, made["path"], *look_up, inside=watched)
+        assert received(sock) != []

@@ -1,0 +1,216 @@
+"""What counts as a way beyond this host, decided without one."""
+
+from __future__ import annotations
+
+import struct
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from belljar.airgap.finding import Finding, State, is_air_gapped
+from belljar.airgap.held import HeldAirGap
+from belljar.airgap.interfaces import state_of
+from belljar.airgap.looks import address_of, look
+from belljar.airgap.watch import changes_in
+from belljar.errors import HostError
+from belljar.events import Event, Kind
+from belljar.network.supervisor.netlink import Link
+
+LOOPBACK = Link(index=1, name="lo", is_up=True, is_loopback=True, has_carrier=True)
+ETHERNET = Link(index=2, name="eth0", is_up=True, has_carrier=True)
+UP, CARRIER, LOOP = 0x1, 0x1_0000, 0x8
+
+
+def finding(state: State) -> Finding:
+    """A way in this state."""
+    return Finding(name="a way", state=state, how="looked", evidence="")
+
+
+@pytest.mark.parametrize("state", [State.PRESENT, State.UNKNOWN])
+def test_one_way_that_is_not_absent_is_no_air_gap(state: State) -> None:
+    """Only findings that are all absent make an air gap; none at all do not."""
+    absent = finding(State.ABSENT)
+    assert is_air_gapped([absent, absent])
+    assert not is_air_gapped([absent, finding(state)])
+    assert not is_air_gapped([])
+
+
+@pytest.mark.parametrize(
+    ("link", "state"),
+    [
+        (LOOPBACK, State.ABSENT),
+        (ETHERNET, State.PRESENT),
+        (Link(index=2, name="eth0", is_up=False, has_carrier=True), State.ABSENT),
+        (Link(index=2, name="eth0", is_up=True), State.UNKNOWN),
+        (Link(index=2, name="d0", is_up=True, kind="dummy", has_carrier=True), State.ABSENT),
+        (Link(index=2, name="v0", is_up=True, kind="veth", has_carrier=True), State.PRESENT),
+        (Link(index=2, name="t0", is_up=True, kind="tun", has_carrier=True), State.PRESENT),
+    ],
+)
+def test_an_interface_is_judged_by_what_can_leave_by_it(link: Link, state: State) -> None:
+    """Loopback, sinks and interfaces that are down are absent; without a carrier, a cable is
+    enough."""
+    assert state_of(link) is state
+
+
+def message(flags: int, name: bytes = b"eth0\0") -> bytes:
+    """The kernel's message about a link."""
+    text = struct.pack("=HH", 4 + len(name), 3) + name + bytes(-len(name) % 4)
+    body = struct.pack("=BxHiII", 0, 1, 7, flags, 0) + text
+    return struct.pack("=IHHII", 16 + len(body), 16, 0, 0, 0) + body
+
+
+def test_the_watch_reports_what_comes_up_and_nothing_else() -> None:
+    """Of several messages, each link that is up beyond loopback is a change."""
+    down, up, loop = message(0), message(UP | CARRIER), message(UP | CARRIER | LOOP, b"lo\0")
+    assert list(changes_in(down + loop)) == []
+    assert len(list(changes_in(loop + up + down + up))) == 2
+    assert list(changes_in(up[:-3])) == []
+
+
+def test_addresses_of_proc_net() -> None:
+    """Words of the host's byte order; a mapped IPv4 address is one of IPv4."""
+    assert address_of("0100007F:0016") == (ip_address("127.0.0.1"), 22)
+    assert address_of("0000000000000000FFFF00000100007F:01BB") == (ip_address("127.0.0.1"), 443)
+    assert address_of("00000000000000000000000001000000:0035") == (ip_address("::1"), 53)
+
+
+def host(root: Path) -> Path:
+    """A host with nothing, as /sys and /proc show it."""
+    for name in ("sys/class", "sys/block", "proc/net", "proc/self"):
+        (root / name).mkdir(parents=True)
+    (root / "proc/self/mountinfo").write_text("1 0 8:1 / / rw - ext4 /dev/vda rw\n")
+    return root
+
+
+def put(root: Path, path: str, text: str = "") -> None:
+    """A file of the host."""
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+HEAD = "  sl  local_address rem_address st\n"
+MOUNT = "2 1 0:40 / /data rw - {} somewhere rw\n"
+CASES = {
+    "a radio that is on": ("radios", State.PRESENT, {"sys/class/rfkill/rfkill0/type": "wlan"}),
+    "a radio that is blocked": (
+        "radios",
+        State.ABSENT,
+        {
+            "sys/class/rfkill/rfkill0/type": "wlan",
+            "sys/class/rfkill/rfkill0/soft": "1",
+            "sys/class/ieee80211/phy0/index": "0",
+        },
+    ),
+    "a radio without a switch": (
+        "radios",
+        State.PRESENT,
+        {"sys/class/bluetooth/hci0/type": "primary"},
+    ),
+    "a modem": ("modems", State.PRESENT, {"sys/class/wwan/wwan0/x": ""}),
+    "a serial line on USB": ("modems", State.UNKNOWN, {"sys/class/tty/ttyUSB0/x": ""}),
+    "a gadget": (
+        "USB network",
+        State.PRESENT,
+        {
+            "sys/kernel/config/usb_gadget/g1/functions/ncm.usb0/x": "",
+            "sys/kernel/config/usb_gadget/g1/UDC": "dummy_udc.0\n",
+        },
+    ),
+    "an adapter": ("USB network", State.PRESENT, {"sys/bus/usb/drivers/cdc_ether/1-1:1.0/x": ""}),
+    "a network disk": ("network block devices", State.PRESENT, {"sys/block/nbd0/pid": "7"}),
+    "an unused network disk": ("network block devices", State.ABSENT, {"sys/block/nbd0/size": "0"}),
+    "a local NVMe": (
+        "network block devices",
+        State.ABSENT,
+        {"sys/class/nvme/nvme0/transport": "pcie"},
+    ),
+    "a connected socket": (
+        "sockets",
+        State.PRESENT,
+        {"proc/net/tcp": f"{HEAD} 0: 020200C0:9C40 0101A8C0:01BB 01\n"},
+    ),
+    "a socket on loopback": (
+        "sockets",
+        State.ABSENT,
+        {"proc/net/tcp": f"{HEAD} 0: 0100007F:9C40 0100007F:01BB 01\n"},
+    ),
+    "a server on every address": (
+        "sockets",
+        State.ABSENT,
+        {"proc/net/tcp": f"{HEAD} 0: 00000000:0016 00000000:0000 0A\n"},
+    ),
+    "a network file system": (
+        "network file systems",
+        State.PRESENT,
+        {"proc/self/mountinfo": MOUNT.format("nfs4")},
+    ),
+    "an unknown file system in user space": (
+        "network file systems",
+        State.UNKNOWN,
+        {"proc/self/mountinfo": MOUNT.format("fuse.mystery")},
+    ),
+    "a time daemon": ("time synchronisation", State.PRESENT, {"proc/77/comm": "chronyd\n"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_host_has_is_seen(case: str, tmp_path: Path) -> None:
+    """Each thing that leads beyond a host changes its own finding and no other."""
+    name, state, files = CASES[case]
+    root = host(tmp_path)
+    assert is_air_gapped(look(root))
+    for path, text in files.items():
+        put(root, path, text)
+    found = {each.name: each.state for each in look(root)}
+    assert found.pop(name) is state
+    assert set(found.values()) == {State.ABSENT}
+
+
+def test_a_host_that_hides_its_devices_can_not_be_told(tmp_path: Path) -> None:
+    """Without /sys, nothing that is looked for there is absent."""
+    root = host(tmp_path)
+    (root / "sys/class").rmdir()
+    states = {each.name: each.state for each in look(root)}
+    assert {states[name] for name in ("radios", "modems", "USB network")} == {State.UNKNOWN}
+
+
+def test_a_place_that_can_not_be_read_can_not_be_told(tmp_path: Path) -> None:
+    """The rest is still looked at."""
+    root = host(tmp_path)
+    (root / "sys/class/rfkill").symlink_to("rfkill")
+    states = {each.name: each.state for each in look(root)}
+    assert states.pop("radios") is State.UNKNOWN
+    assert set(states.values()) == {State.ABSENT}
+
+
+class _Events:
+    """A recorder in memory."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def record(self, event: Event) -> int:
+        """Keep its kind."""
+        self.kinds.append(event.kind)
+        return len(self.kinds)
+
+
+def test_a_last_check_that_fails_is_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on to be judged, and is void: a change is on record, and no end."""
+    answers: list[object] = [(finding(State.ABSENT),), OSError("no descriptors")]
+
+    def check() -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("belljar.airgap.held.check_air_gap", check)
+    recorder = _Events()
+    with HeldAirGap(recorder) as held:
+        held.raise_if_broken()
+    assert recorder.kinds == [Kind.AIR_GAP_CHECKED, Kind.AIR_GAP_CHANGED]
+    with pytest.raises(HostError):
+        held.raise_if_broken()
