@@ -88,7 +88,7 @@ def create(
     The digest that it prints must reach the other host by another way than the bundle.
     """
     from belljar.airgap.create import Wanted, create_bundle
-    from belljar.cli.setup_plan import needs
+    from belljar.cli.setup import needs
     from belljar.image.kernel import debian_arch
     from belljar.store.home import belljar_home
 
