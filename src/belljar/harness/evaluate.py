@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -137,15 +137,15 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
     """Preview tasks' samples. Raises as `run_evaluation`."""
-    from belljar.harness.boundary import sole_provider
-    from belljar.harness.host_tools import tool_checks
-
     if run_policy := operator.get("run_policy", ""):
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
     with _standard_output_to_error():
         _start_hooks()
+        from belljar.harness.boundary import sole_provider
+        from belljar.harness.host_tools import tool_checks
+
         with sole_provider(session), tool_checks(session):
             selection = read_selection(options)
             if not selection.is_foreseen:
@@ -268,11 +268,10 @@ def load_tasks(
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for an invalid task, `HostError` when `runs` and the model can't be used.
-    A refused sandbox is an error of its samples.
+    Raises `PolicyError` for an invalid task when `runs` or alone, `HostError` when `runs` and the
+    model can't be used. A refused sandbox is an error of its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
-    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
 
     from belljar.harness.adapt import adapt_task
@@ -288,11 +287,11 @@ def load_tasks(
         raise click.UsageError(
             "which task? Name a file, file@task or package/task", options.context
         )
-    check_files(specs)
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
-    with _explained(", ".join(specs)):
-        tasks = inspect_load_tasks(specs, {**configured.get("task_args", {}), **given})
+    tasks, broken = _load_each(specs, {**configured.get("task_args", {}), **given})
+    if broken and (runs or not tasks):
+        raise next(iter(broken.values()))
     if not tasks:
         raise PolicyError(
             "no task was found there",
@@ -301,7 +300,7 @@ def load_tasks(
         )
     run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
     names_image = run_policy is not None and "image" in run_policy.model_fields_set
-    previews: list[Preview] = []
+    previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
     names = [task.name for task in tasks]
     for task in tasks:
         selection.order(task)
@@ -310,6 +309,38 @@ def load_tasks(
         if options.model:
             task.model = None
     return tasks, previews
+
+
+def _load_each(
+    specs: Sequence[str], arguments: dict[str, Any]
+) -> tuple[list[Task], dict[str, PolicyError]]:
+    """Load the tasks, and by name what can't be loaded: it hides none of the others."""
+    from inspect_ai import list_tasks
+    from inspect_ai._eval.list import tasks_in_dir
+    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
+
+    tasks: list[Task] = []
+    broken: dict[str, PolicyError] = {}
+    pending = [*specs]
+    while pending:
+        spec = pending.pop(0)
+        try:
+            check_files([spec])
+            with _explained(spec):
+                if Path(spec).is_dir():
+                    files = sorted(tasks_in_dir(Path(spec)))
+                    pending[:0] = [str(file) for file in files if b"@task" in file.read_bytes()]
+                else:
+                    tasks += inspect_load_tasks([spec], arguments)
+        except PolicyError as error:
+            is_file, here = Path(spec).is_file(), Path.cwd()
+            found = list_tasks(spec, absolute=True, root_dir=here) if is_file else []
+            named = [f"{spec}@{each.name}" for each in found]
+            if len(named) > 1:  # Which of them is it?
+                pending[:0] = named
+            else:
+                broken["".join(named) or spec] = error
+    return tasks, broken
 
 
 def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
@@ -351,7 +382,7 @@ def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
 
 
 def _start_hooks() -> None:
-    """Let other packages' hooks register before ours."""
+    """Let other packages' hooks register before ours, which Inspect would announce."""
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):
