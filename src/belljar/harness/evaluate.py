@@ -165,10 +165,8 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
     if refused:
         first, *more = refused
         if more:
-            first.hint += (
-                f"{'; ' if first.hint else ''}{len(more)} more samples are refused: `belljar "
-                f"check` lists all"
-            )
+            also = f"{len(more)} more samples are refused: `belljar check` lists all"
+            first.hint = "; ".join(filter(None, (first.hint, also)))
         raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
     for policy in policies:
@@ -197,17 +195,15 @@ def _run_tasks(
 
     what = ", ".join(task.name for task in tasks)
     argv = [*sys.argv[:1], "run", *request.inspect_args]
-    epochs = options.context.params.get("epochs")
-    expected = expected_samples(tasks, epochs=epochs, selection=read_selection(options))
+    params, selection = options.context.params, read_selection(options)
+    expected = expected_samples(tasks, epochs=params.get("epochs"), selection=selection)
     with (
         request.source.start_run("run", argv, home=request.home, what=what) as run,
         session_scope(session),
     ):
         session.run = run
-        samples, cells = (
-            options.context.params.get(f"max_{each}") for each in ("samples", "sandboxes")
-        )
-        cells = cells or BelljarSandboxEnvironment.default_concurrency()
+        samples = params.get("max_samples")
+        cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
         if samples and cells and samples > cells:
             session.show_once([f"{cells} cells at a time, not {samples}: see --max-sandboxes"])
         tools = {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
@@ -335,11 +331,9 @@ def _load_each(
         except PolicyError as error:
             is_file, here = Path(spec).is_file(), Path.cwd()
             found = list_tasks(spec, absolute=True, root_dir=here) if is_file else []
-            named = [f"{spec}@{each.name}" for each in found]
-            if len(named) > 1:  # Which of them is it?
-                pending[:0] = named
-            else:
-                broken["".join(named) or spec] = error
+            pending[:0] = [f"{spec}@{each.name}" for each in found]  # which of them is it?
+            if not found:
+                broken[spec] = error
     return tasks, broken
 
 
