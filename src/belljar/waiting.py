@@ -9,6 +9,7 @@ from typing import Final
 
 SLOW_S: Final = 2.0
 FIRST_CELL: Final = "making what cells of this image share, once: up to half a minute"
+LOADING: Final = "loading Inspect, which takes some seconds"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import click
 from belljar.cli.console import json_option, print_json
 from belljar.errors import HostError
 from belljar.units import format_size, printable
+from belljar.waiting import reported_if_slow
 
 if TYPE_CHECKING:
     from belljar.host import HostFacts
@@ -70,9 +71,10 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
     from belljar.store.home import belljar_home
 
     home = belljar_home()
-    facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
-    of_store = store_checks(home)
-    found = [*host_checks(facts), *of_store, *switch_checks(home, prove=not no_prove)]
+    with reported_if_slow("trying what works here, once: up to half a minute"):
+        facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
+        of_store = store_checks(home)
+        found = [*host_checks(facts), *of_store, *switch_checks(home, prove=not no_prove)]
     if any((check.what, check.state) == ("guest kernel", "no") for check in of_store):
         later = Check(f"tier {Tier.MICROVM}", "note", "can run after `belljar setup`")
         found = [later if (each.what, each.state) == (later.what, "ok") else each for each in found]

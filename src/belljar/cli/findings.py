@@ -118,12 +118,9 @@ def _show(
         console.print(use.sentence(), markup=False, style="bold red")
     for line in reasons(findings):
         console.print(line, markup=False)
-    colour = COLOURS[
-        "void"
-        if findings.exit_code and findings.verdict.value == "contained"
-        else findings.verdict.value
-    ]
-    console.print(f"\n{headline(findings)}", markup=False, style=colour)
+    verdict = findings.verdict.value
+    colour = "void" if findings.exit_code and verdict == "contained" else verdict
+    console.print(f"\n{headline(findings)}", markup=False, style=COLOURS[colour])
     where = [f"run {printable(findings.run_id)}: {printable(str(path))}"]
     if findings.rows and (path / INSPECT_LOGS).is_dir():
         view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
@@ -141,12 +138,8 @@ def dropped(outcome: RunOutcome) -> list[str]:
     named = printable(", ".join(outcome.dropped), max_chars=400)
     if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
         return [f"no sample is contained: there are no metrics. Left out: {named}"]
-    return [
-        (
-            f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: "
-            f"{named}"
-        )
-    ]
+    count = len(outcome.dropped)
+    return [f"{count} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
 def table(findings: RunFindings, *, every: bool = False) -> Table:
@@ -246,22 +239,15 @@ def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
     for gap in (row.transcript_gap for row in rows):
         for operation in gap.raised:
             what = _OPERATIONS.get(operation.action.value, "other operations")
-            missing = " of missing files" if operation.errno == errno.ENOENT else ""
-            counts[f"{what}{missing} that failed"] += 1
-        counts += Counter(  # which drops what never happened
-            {
-                "operations of the harness itself": len(gap.silent),
-                "commands in a person's terminal": len(gap.terminal),
-            }
-        )
-    lines = [f"  {count:,} {what}" for what, count in counts.items()]
-    missing_bytes = sum(row.transcript_gap.missing_bytes for row in rows)
-    if missing_bytes:
+            absent = " of missing files" if operation.errno == errno.ENOENT else ""
+            counts[f"{what}{absent} that failed"] += 1
+        counts["operations of the harness itself"] += len(gap.silent)
+        counts["commands in a person's terminal"] += len(gap.terminal)
+    lines = [f"  {count:,} {what}" for what, count in counts.items() if count]
+    if missing := sum(row.transcript_gap.missing_bytes for row in rows):
         shortened = sum(row.transcript_gap.shortened for row in rows)
-        lines.append(
-            f"  {format_size(missing_bytes)} of output, cut by the transcript in {shortened:,} "
-            f"operation(s)"
-        )
+        where = f"cut by the transcript in {shortened:,} operation(s)"
+        lines.append(f"  {format_size(missing)} of output, {where}")
     return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
 
 
@@ -328,10 +314,8 @@ def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) 
     ranges = [(row.transcript, each) for row in findings.rows for each in row.ranges]
     for shown, (transcript, found) in enumerate(ranges):
         if len(lines) > MAX_NETWORK_LINES:
-            lines.append(
-                f"\nThe network of {len(ranges) - shown} more sample(s): findings.json in the run "
-                f"directory"
-            )
+            left = f"{len(ranges) - shown} more sample(s)"
+            lines.append(f"\nThe network of {left}: findings.json in the run directory")
             break
         epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
         sample, names = printable(transcript.sample, max_chars=80), found.cells.values()
@@ -347,25 +331,19 @@ def _block(found: RangeFindings, run_id: str, *, verbose: bool) -> Iterator[str]
 
     if not found.requests.count and not found.between_cells.count:
         yield "no requests"
-    yield from _requests(
-        "to the gateway, each on record before it was answered", found, found.requests, run_id
-    )
-    yield from _requests(
-        "between cells, decoded from the packet record afterwards",
-        found,
-        found.between_cells,
-        run_id,
-    )
+    for title, requests in (
+        ("to the gateway, each on record before it was answered", found.requests),
+        ("between cells, decoded from the packet record afterwards", found.between_cells),
+    ):
+        yield from _requests(title, found, requests, run_id)
     if found.requests.ambiguous or found.between_cells.ambiguous:
         yield (
             "ambiguous: overlapping TCP segments carried different data, or data that a receiver "
             "may ignore; the first version is shown"
         )
     if found.left_out:
-        yield (
-            f"traffic between cells that was not decoded or not listed, and is only in the packet "
-            f"record: {found.left_out.sentence()}"
-        )
+        what = "traffic between cells that was not decoded or not listed"
+        yield f"{what}, and is only in the packet record: {found.left_out.sentence()}"
     if found.requests.still_open:
         yield f"{found.requests.still_open} raw connection(s) open until the range ended"
     for title, group in (
@@ -377,24 +355,18 @@ def _block(found: RangeFindings, run_id: str, *, verbose: bool) -> Iterator[str]
     ):
         if group:
             yield f"{title}: {group.sentence()}"
-    if unusual := [
-        f"{kind} {size}" for kind, size in found.remainder.items() if kind not in ORDINARY
-    ]:
-        yield (
-            f"bytes outside of requests, messages and streams, in the events network.connection: "
-            f"{', '.join(unusual)}"
-        )
+    remainder = found.remainder.items()
+    if unusual := [f"{kind} {size}" for kind, size in remainder if kind not in ORDINARY]:
+        what = "bytes outside of requests, messages and streams, in the events network.connection"
+        yield f"{what}: {', '.join(unusual)}"
     yield from _flows(found, verbose=verbose)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
-        yield (
-            f"{thrown} packet(s) of the packet record were dropped: it reached the policy's "
-            f"record.packets"
-        )
+        what = f"{thrown} packet(s) of the packet record were dropped"
+        yield f"{what}: it reached the policy's record.packets"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
-    yield from (
-        f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost
-    )
+    for lost in found.lost:
+        yield f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}"
 
 
 def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str) -> Iterator[str]:
@@ -422,10 +394,8 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
     yield head
     yield from lines[: len(requests.first)]
     if requests.between:
-        yield (
-            f"… {requests.between} more: belljar ledger show {run_id} --kind network --grep "
-            f"{found.range_id}"
-        )
+        command = f"belljar ledger show {run_id} --kind network --grep {found.range_id}"
+        yield f"… {requests.between} more: {command}"
     yield from lines[len(requests.first) :]
 
 
@@ -439,12 +409,8 @@ def _flows(found: RangeFindings, *, verbose: bool) -> Iterator[str]:
         sender = flow.cell or "an unknown sender"
         yield f"{flow.verdict}: {flow.protocol} {kind} of {sender} to {flow.to.sentence()}{note}"
     if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
-        packets, listed, probed, again = (
-            sum(counts)
-            for counts in zip(
-                *((f.packets, f.to.times, f.probed, f.again) for f in stopped), strict=True
-            )
-        )
+        numbers = ((f.packets, f.to.times, f.probed, f.again) for f in stopped)
+        packets, listed, probed, again = map(sum, zip(*numbers, strict=True))
         # Of Belljar's own probes alone there is nothing to report: each tries the same places again
         if listed or verbose or again > probed:
             yield (
@@ -472,17 +438,12 @@ def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
     blind, run = sum(bool(row.signals.blind) for row in findings.rows), printable(findings.run_id)
     if not (lines or blind):
         return []
-    more = [f"  … {len(lines) - MAX_SIGNAL_LINES} more line(s): findings.json in the run directory"]
-    return [
-        "\nSignals:",
-        *(lines[:MAX_SIGNAL_LINES] or ["  none"]),
-        *(more if len(lines) > MAX_SIGNAL_LINES else ()),
-        *(
-            [f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v"]
-            if blind and not verbose
-            else ()
-        ),
-    ]
+    shown = ["\nSignals:", *(lines[:MAX_SIGNAL_LINES] or ["  none"])]
+    if (more := len(lines) - MAX_SIGNAL_LINES) > 0:
+        shown.append(f"  … {more} more line(s): findings.json in the run directory")
+    if blind and not verbose:
+        shown.append(f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v")
+    return shown
 
 
 def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:

@@ -25,6 +25,7 @@ from belljar.cli.console import (
 )
 from belljar.cli.exec import typed_policy
 from belljar.units import format_duration, format_size, printable
+from belljar.waiting import LOADING, reported_if_slow
 
 if TYPE_CHECKING:
     from belljar.harness.operator import OperatorOptions
@@ -328,11 +329,12 @@ def check(
     elif kind == "policy":
         previews = preview.check_policy(target, options)
     else:
-        from belljar.harness.evaluate import check_tasks  # with Inspect: two seconds
-
         chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
         words = ((name, value) for name, value in chosen.items() if value is not None)
-        previews = check_tasks([target, *task_args, *chain.from_iterable(words)], options)
+        with reported_if_slow(LOADING):
+            from belljar.harness.evaluate import check_tasks
+
+            previews = check_tasks([target, *task_args, *chain.from_iterable(words)], options)
     host = preview.Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),

@@ -20,6 +20,7 @@ from belljar.cli.console import (
 )
 from belljar.cli.findings import dropped, findings_json, show_findings
 from belljar.units import format_size, printable
+from belljar.waiting import LOADING, reported_if_slow
 
 _STYLES: Final = {"completed": "green", "failed": "red", "broken": "red", "running": "cyan"}
 # A longer task or command line is cut; `--json` has it whole.
@@ -101,6 +102,7 @@ def run(
       2    containment was breached, or evidence of it is missing
       3    this host lacks something
       4    the policy or the task is wrong
+      5    a cell or the record failed, as when the disk fills
       130  interrupted
 
     \b
@@ -116,8 +118,8 @@ def run(
     check_early(inspect_args, context)
     if policy:
         check_policy(policy, tier or "")
-    from belljar.harness.evaluate import RunRequest, run_evaluation
-
+    with reported_if_slow(LOADING):
+        from belljar.harness.evaluate import RunRequest, run_evaluation
     request = RunRequest(
         inspect_args=inspect_args,
         policy=policy,
@@ -179,15 +181,17 @@ def verdict(
       0        all samples are contained
       1        the evaluation had errors
       2        containment was breached, or evidence of it is missing
-      3, 4, 5  the run was refused
+      3, 4     the run was refused
+      5        a cell or the record failed, as when the disk fills
       130      the run was interrupted
     """
     from belljar.cli.ledger import expected_key, expected_run, run_path
-    from belljar.harness.evidence import stored_evidence
     from belljar.report.verdict import judge
 
     path = run_path(run)
-    with reading(path, "RUN"):
+    with reading(path, "RUN"), reported_if_slow(LOADING):
+        from belljar.harness.evidence import stored_evidence
+
         evidence = stored_evidence(
             path,
             logs=[str(log.resolve()) for log in logs],

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -142,15 +142,15 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
     """Preview tasks' samples. Raises as `run_evaluation`."""
-    from belljar.harness.boundary import sole_provider
-    from belljar.harness.host_tools import tool_checks
-
     if run_policy := operator.get("run_policy", ""):
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
     with _standard_output_to_error():
         _start_hooks()
+        from belljar.harness.boundary import sole_provider
+        from belljar.harness.host_tools import tool_checks
+
         with sole_provider(session), tool_checks(session):
             selection = read_selection(options)
             if not selection.is_foreseen:
@@ -170,10 +170,8 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
     if refused:
         first, *more = refused
         if more:
-            first.hint += (
-                f"{'; ' if first.hint else ''}{len(more)} more samples are refused: `belljar "
-                f"check` lists all"
-            )
+            also = f"{len(more)} more samples are refused: `belljar check` lists all"
+            first.hint = "; ".join(filter(None, (first.hint, also)))
         raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
     for policy in policies:
@@ -202,17 +200,15 @@ def _run_tasks(
 
     what = ", ".join(task.name for task in tasks)
     argv = [*sys.argv[:1], "run", *request.inspect_args]
-    epochs = options.context.params.get("epochs")
-    expected = expected_samples(tasks, epochs=epochs, selection=read_selection(options))
+    params, selection = options.context.params, read_selection(options)
+    expected = expected_samples(tasks, epochs=params.get("epochs"), selection=selection)
     with (
         request.source.start_run("run", argv, home=request.home, what=what) as run,
         session_scope(session),
     ):
         session.run = run
-        samples, cells = (
-            options.context.params.get(f"max_{each}") for each in ("samples", "sandboxes")
-        )
-        cells = cells or BelljarSandboxEnvironment.default_concurrency()
+        samples = params.get("max_samples")
+        cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
         if samples and cells and samples > cells:
             session.show_once([f"{cells} cells at a time, not {samples}: see --max-sandboxes"])
         tools = {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
@@ -273,11 +269,10 @@ def load_tasks(
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for an invalid task, `HostError` when `runs` and the model can't be used.
-    A refused sandbox is an error of its samples.
+    Raises `PolicyError` for an invalid task when `runs` or alone, `HostError` when `runs` and the
+    model can't be used. A refused sandbox is an error of its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
-    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
 
     from belljar.harness.adapt import adapt_task
@@ -293,11 +288,11 @@ def load_tasks(
         raise click.UsageError(
             "which task? Name a file, file@task or package/task", options.context
         )
-    check_files(specs)
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
-    with _explained(", ".join(specs)):
-        tasks = inspect_load_tasks(specs, {**configured.get("task_args", {}), **given})
+    tasks, broken = _load_each(specs, {**configured.get("task_args", {}), **given})
+    if broken and (runs or not tasks):
+        raise next(iter(broken.values()))
     if not tasks:
         raise PolicyError(
             "no task was found there",
@@ -306,7 +301,7 @@ def load_tasks(
         )
     run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
     names_image = run_policy is not None and "image" in run_policy.model_fields_set
-    previews: list[Preview] = []
+    previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
     names = [task.name for task in tasks]
     for task in tasks:
         selection.order(task)
@@ -315,6 +310,36 @@ def load_tasks(
         if options.model:
             task.model = None
     return tasks, previews
+
+
+def _load_each(
+    specs: Sequence[str], arguments: dict[str, Any]
+) -> tuple[list[Task], dict[str, PolicyError]]:
+    """Load the tasks, and by name what can't be loaded: it hides none of the others."""
+    from inspect_ai import list_tasks
+    from inspect_ai._eval.list import tasks_in_dir
+    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
+
+    tasks: list[Task] = []
+    broken: dict[str, PolicyError] = {}
+    pending = [*specs]
+    while pending:
+        spec = pending.pop(0)
+        try:
+            check_files([spec])
+            with _explained(spec):
+                if Path(spec).is_dir():
+                    files = sorted(tasks_in_dir(Path(spec)))
+                    pending[:0] = [str(file) for file in files if b"@task" in file.read_bytes()]
+                else:
+                    tasks += inspect_load_tasks([spec], arguments)
+        except PolicyError as error:
+            is_file, here = Path(spec).is_file(), Path.cwd()
+            found = list_tasks(spec, absolute=True, root_dir=here) if is_file else []
+            pending[:0] = [f"{spec}@{each.name}" for each in found]  # which of them is it?
+            if not found:
+                broken[spec] = error
+    return tasks, broken
 
 
 def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
@@ -356,7 +381,7 @@ def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
 
 
 def _start_hooks() -> None:
-    """Let other packages' hooks register before ours."""
+    """Let other packages' hooks register before ours, which Inspect would announce."""
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):

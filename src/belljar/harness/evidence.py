@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -335,17 +336,13 @@ def _begun_elsewhere(
     named = {each.judged_by for log in logs for each in log.transcripts} - {record.run_id}
     begun: dict[str, frozenset[str]] = {}
     for run in path.parent.iterdir() if any(named) else ():
-        if run.name in named and run.is_dir() and _is_signed(run, key):
-            cells = gather_cells(_readable(run)).values()
-            begun[run.name] = frozenset(cell.uuid for cell in cells if cell.uuid)
+        if run.name not in named or not run.is_dir():
+            continue
+        with suppress(OSError, LedgerError):
+            if verify(run, expected_key=key, expected_run=run.name).problem is None:
+                cells = gather_cells(_readable(run)).values()
+                begun[run.name] = frozenset(cell.uuid for cell in cells if cell.uuid)
     return begun
-
-
-def _is_signed(path: Path, key: str | None) -> bool:
-    try:
-        return verify(path, expected_key=key, expected_run=path.name).problem is None
-    except (OSError, LedgerError):
-        return False
 
 
 def _readable(path: Path) -> Iterator[Line]:

@@ -255,7 +255,8 @@ def short_errors() -> Iterator[None]:
     from rich.text import Text
 
     def in_one_line(kind: type[BaseException], error: BaseException, *_: object) -> Text:
-        return Text(f"{kind.__name__}: {printable(str(error), max_chars=600)}")
+        message = "; ".join(line.strip() for line in str(error).splitlines())
+        return Text(f"{kind.__name__}: {printable(message, max_chars=600)}")
 
     shown = results.__dict__
     original = shown.get("rich_traceback")

@@ -279,7 +279,8 @@ def _add(cell: CellFindings, line: Line) -> None:
 
 def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time: datetime) -> None:
     what = shlex.join(data["argv"]) if action is Action.EXEC else str(data["path"])
-    # Until the probes of the start have ended, Belljar prepares the cell, then Inspect the sample
+    # Until the probes of the start have ended, Belljar prepares the cell, then starts and checks a
+    # service's program, then Inspect prepares the sample
     is_probed = cell.probings and cell.probings[-1].problem != CUT_OFF
     operation = Operation(
         op=data["op"],
@@ -288,7 +289,7 @@ def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time
         started=time,
         user=str(data.get("user", "")),
         pty=bool(data.get("pty")),
-        own=not is_probed or (cell.preparing and action is Action.EXEC),
+        own=not is_probed or (action is Action.EXEC and (cell.preparing or not cell.sample)),
     )
     cell.operations[operation.op] = operation
     if action in (Action.WRITE, Action.UPLOAD) and is_probed:

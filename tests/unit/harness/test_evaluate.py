@@ -17,7 +17,7 @@ from belljar.cli.findings import differing, findings_json, show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
-from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.evaluate import RunOutcome, RunRequest, check_tasks, run_evaluation
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import local_fingerprint, verify
 from belljar.probe.model import Outcome, Verdict
@@ -215,6 +215,26 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
     with pytest.raises(click.UsageError, match="no-such-option"):
         run([f"{task_file}@good", "--no-such-option"], tmp_path, cells)
     assert not cells.opened
+
+
+def test_a_broken_task_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` of a folder names each that can't be loaded, also in a file with others or one that is
+    no Python, and checks the rest; a run names it."""
+    monkeypatch.chdir(tmp_path)
+    one = "@task\ndef {}(): return Task(dataset=[Sample(input='x')]{}, sandbox='docker')\n"
+    head = "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
+    (tmp_path / "two.py").write_text(head + one.format("fine", "") + one.format("empty", "[:0]"))
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/late.py").write_text(head + one.format("late", ""))
+    (tmp_path / "odd.py").write_text("@task\ndef odd(:\n")
+    (tmp_path / "exploit.py").write_text("print 'no task of Python 2'\n")
+    found = {each.task: each.error is None for each in check_tasks(["."], {})}
+    assert found == {"fine": True, "late": True, "two.py@empty": False, "odd.py": False}
+    with pytest.raises(PolicyError) as refused:
+        run(["two.py", "--model", "mockllm/model"], tmp_path)
+    assert refused.value.where == "two.py@empty"
+    with pytest.raises(PolicyError, match="empty"):
+        check_tasks(["two.py@empty"], {})
 
 
 def test_a_model_that_can_not_be_used_is_a_refusal_in_one_line(

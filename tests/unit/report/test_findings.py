@@ -121,6 +121,22 @@ def test_what_the_transcript_hides() -> None:
     assert (difference.shortened, difference.missing_bytes, difference.hidden) == (1, 3, 3)
 
 
+def test_commands_of_belljar_itself_are_none_of_the_sample() -> None:
+    """A service's program and its health checks run in a probed cell before the sample begins."""
+    ready = [
+        *probed("start"),
+        line(Kind.EXEC_STARTED, op=1, argv=["serve"], user="u", pty=False),
+        line(Kind.EXEC_STARTED, op=2, argv=["curl", "localhost"], user="u", pty=False),
+        line(Kind.EXEC_COMPLETED, op=2, status="exited", code=0, stdout_bytes=4, **SIZES),
+        line(Kind.SAMPLE_STARTED, sample="s", epoch=1, task="t", uuid="u1"),
+        line(Kind.EXEC_STARTED, op=3, argv=["attack"], user="u", pty=False),
+        line(Kind.EXEC_COMPLETED, op=3, status="exited", code=0, stdout_bytes=5, **SIZES),
+    ]
+    (cell,) = gather_cells(ready).values()
+    assert (cell.commands, cell.bytes_out) == (1, 5)
+    assert [operation.what for operation in reconcile([], [cell]).silent] == ["attack"]
+
+
 def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None:
     """The first timed out, the second did not: one is hidden, and it is the first."""
     cell = CellFindings(cell_id="c")
