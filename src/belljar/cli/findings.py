@@ -113,8 +113,8 @@ def _show(
     )
     for line in lines:
         console.print(line, markup=False)
-    for use in findings.upstreams:
-        console.print(use.sentence(), markup=False, style="bold red")
+    for line in findings.left.lines():
+        console.print(line, markup=False, style="bold red" if findings.left.destinations else None)
     for line in reasons(findings):
         console.print(line, markup=False)
     colour = COLOURS[

@@ -7,20 +7,24 @@ Raises `HostError` where the installed Inspect lacks such a place.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
-from inspect_ai.model import ChatMessage, ContentReasoning, ContentText
+from inspect_ai.model import ChatMessage, ContentReasoning, ContentText, get_model
 from inspect_ai.util import LimitExceededError, SandboxEnvironment
+from pydantic import BaseModel
 from typing_extensions import override
 
 import belljar.harness._registry  # noqa: F401
 from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import BelljarError, HostError
+from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
@@ -231,40 +235,70 @@ class LookAtMessages(Hooks):
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
         # A failure ends the sample too: nothing leaves unscanned.
-        session, environment = _session, sample_environment()
-        if session is None or environment is None or environment.cell.guard is None:
+        session = _session
+        if session is None or session.run is None:  # a task's module, which is being loaded
             return
         try:
-            cell, guard = environment.cell, environment.cell.guard
-            for index, message in enumerate(data.input):
-                data.input[index] = await _scanned(message, guard, cell.id)
+            environment, model = sample_environment(), data.model_name
+            cell = None if environment is None else environment.cell
+            if cell is not None and cell.guard is not None:
+                for index, message in enumerate(data.input):
+                    data.input[index] = await _scanned(message, cell.guard, cell.id, model)
+            about: dict[str, JsonValue] = {
+                "model": printable(model, max_chars=200),
+                "address": _address_of(model),
+                "bytes": sum(map(_size_bytes, (*data.input, *data.tools))),
+                "guarded": cell is not None and cell.guard is not None,
+            }
+            cell_id = None if cell is None else cell.id
+            session.record(
+                Event(kind=Kind.MODEL_CALLED, data=about, cell_id=cell_id, actor=Actor.HARNESS)
+            )
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
             await session.end_sample(error, where="model boundary")
 
 
-async def _scanned(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
+def _address_of(model: str) -> str:
+    """HOST:PORT of the evaluated model's provider; "": its default, or another model's."""
+    with suppress(Exception):  # no model is being evaluated, or its address is none
+        active = get_model()
+        if str(active) == model:
+            url = urlsplit(active.api.base_url or "")
+            return printable(url.netloc.rpartition("@")[2], max_chars=200)  # never a password
+    return ""
+
+
+def _size_bytes(part: BaseModel) -> int:
+    """Bytes of a message or tool, about as its provider sends it."""
+    text = json.dumps(part.model_dump(exclude_none=True), ensure_ascii=False, default=str)
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+async def _scanned(
+    message: ChatMessage, guard: GuardedRecorder, cell_id: str, model: str
+) -> ChatMessage:
     if isinstance(message.content, str):
-        text = await _scanned_text(message.content, guard, cell_id)
+        text = await _scanned_text(message.content, guard, cell_id, model)
         return message if text == message.content else message.model_copy(update={"content": text})
     contents = []
     for content in message.content:
         if isinstance(content, ContentText):
-            text = await _scanned_text(content.text, guard, cell_id)
+            text = await _scanned_text(content.text, guard, cell_id, model)
             content = content.model_copy(update={"text": text})
         elif isinstance(content, ContentReasoning):
-            text = await _scanned_text(content.reasoning, guard, cell_id)
+            text = await _scanned_text(content.reasoning, guard, cell_id, model)
             content = content.model_copy(update={"reasoning": text})
         contents.append(content)
     same = contents == list(message.content)
     return message if same else message.model_copy(update={"content": contents})
 
 
-async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
-    key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, model: str) -> str:
+    part = model_part(text.encode("utf-8", "surrogatepass"), model)
+    key = hashlib.sha256(model.encode() + b"\0" + part.data).digest()
     if key not in guard.passed:
-        part = model_part(text.encode("utf-8", "surrogatepass"))
         let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
         if let_out.stopped:
             raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)

@@ -1,7 +1,7 @@
-"""Programs that a task's own code starts on this host, as Python's audit hook sees them.
+"""Programs that a task's own code starts, and places that this process connects to.
 
-Counted and named, not refused: a task's code is trusted. What starts them beside Python's
-functions (`multiprocessing`'s spawn, a native module) is not seen.
+Counted and named, not refused: a task's code is trusted. Python's audit hook sees them; what a
+native module does, or `multiprocessing`'s spawn, is not seen.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,15 +31,30 @@ _EVENTS: Final[Mapping[str, int | None]] = {
     **dict.fromkeys(("os.fork", "os.forkpty"), None),
 }
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
-_watching: Counter[str] | None = None
+_CONNECTS: Final = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
+_LOOKUPS: Final = frozenset({"socket.getaddrinfo", "socket.gethostbyname"})
+_REVERSE: Final = "socket.gethostbyaddr"
+
+
+@dataclass(frozen=True, slots=True)
+class HostActivity:
+    """How often the task's code started which program, and what this process connected to or
+    looked up (ADDRESS:PORT, or a name) beyond this host."""
+
+    programs: Counter[str] = field(default_factory=Counter)
+    connections: Counter[str] = field(default_factory=Counter)
+
+
+_watching: HostActivity | None = None
 
 
 @contextmanager
-def watched_processes() -> Iterator[Counter[str]]:
-    """Count the programs that the block's code, not Belljar or Inspect by itself, starts."""
+def watched_host() -> Iterator[HostActivity]:
+    """Count programs that the block's code, not Belljar or Inspect by itself, starts, and all
+    connections."""
     global _watching  # a hook can't be taken away, so one stays and looks here
     _install()
-    _watching = found = Counter[str]()
+    _watching = found = HostActivity()
     try:
         yield found
     finally:
@@ -50,15 +67,39 @@ def _install() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watching is None or event not in _EVENTS:
+    watching = _watching
+    if watching is None:
         return
-    with suppress(Exception):  # what a hook raises would end the task's call
+    if event in _CONNECTS or event in _LOOKUPS or event == _REVERSE:
+        with suppress(Exception):  # what a hook raises would end the task's call
+            if place := _place(event, arguments):
+                _count(watching.connections, place)
+    if event not in _EVENTS:
+        return
+    with suppress(Exception):
         frame = sys._getframe(1)
         is_within = event != "subprocess.Popen" and frame.f_globals.get("__name__") == "subprocess"
         if not is_within and _is_the_tasks(frame):
-            name = _program(event, arguments)
-            known = name in _watching or len(_watching) < MAX_NAMES
-            _watching[name if known else "others"] += 1
+            _count(watching.programs, _program(event, arguments))
+
+
+def _count(counts: Counter[str], name: str) -> None:
+    counts[name if name in counts or len(counts) < MAX_NAMES else "others"] += 1
+
+
+def _place(event: str, arguments: tuple[Any, ...]) -> str:
+    """Where it leads beyond this host: ADDRESS:PORT, or a name; "" for this host."""
+    if event in _CONNECTS:
+        host, port = arguments[1][:2] if isinstance(arguments[1], tuple) else ("", "")
+    else:
+        host, port = arguments[0], ""
+    host = os.fsdecode(host).rstrip(".") if isinstance(host, str | bytes) else ""
+    try:
+        is_here = ip_address(host.partition("%")[0]).is_loopback
+        is_here |= event in _LOOKUPS  # no question for anybody
+    except ValueError:
+        is_here = host in {"", "localhost"}
+    return "" if is_here else printable(f"{host}:{port}" if port else host, max_chars=200)
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:

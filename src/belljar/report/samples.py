@@ -11,9 +11,9 @@ from belljar.dataclass import dataclass
 from belljar.differences import Difference, Kind
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
+from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
-from belljar.report.requests import UpstreamUse
 from belljar.report.signals import SampleSignals
 from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
 from belljar.units import printable
@@ -146,7 +146,7 @@ class RunFindings:
     reused: tuple[Transcript, ...] = ()
     problems: tuple[Reason, ...] = ()
     errors: tuple[str, ...] = ()
-    upstreams: tuple[UpstreamUse, ...] = ()
+    left: Left = Left()
     host_processes: Mapping[str, int] = field(default_factory=dict)
     interrupted: bool = False
     refusal_code: int = 0
@@ -254,7 +254,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
             }
             for each in findings.reused
         ],
-        "upstreams": [use.to_json() for use in findings.upstreams],
+        "left_this_host": findings.left.to_json(),
         "tools": [use.to_json() for use in findings.tools],
         "host_processes": dict(findings.host_processes),
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],

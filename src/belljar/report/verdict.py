@@ -13,9 +13,9 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, TranscriptGap, reconcile
+from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
-from belljar.report.requests import UpstreamUse
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.report.signals import SampleSignals, SignalGatherer
 from belljar.report.tools import refused_calls
@@ -113,7 +113,7 @@ class Evidence:
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)
     ranges: Mapping[str, RangeFindings] = field(default_factory=dict)
-    upstreams: Sequence[UpstreamUse] = ()
+    left: LeftGatherer = field(default_factory=LeftGatherer)
     run: RunRecord = field(default_factory=RunRecord)
     signals: SignalGatherer = field(default_factory=SignalGatherer)
     begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -142,6 +142,8 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for cell in strays for reason in cell.end_reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
+    is_whole = evidence.ledger in {LedgerState.VERIFIED, LedgerState.OWN}
+    left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
     problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES, detail=why)]
@@ -159,7 +161,7 @@ def judge(evidence: Evidence) -> RunFindings:
         reused=tuple(reused),
         problems=tuple(problems),
         errors=tuple(errors),
-        upstreams=tuple(evidence.upstreams),
+        left=evidence.left.end(doubt=left_doubt),
         host_processes=run.host_processes,
         interrupted=interrupted,
         refusal_code=run.refusal_code,

@@ -103,14 +103,15 @@ def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carri
     )
 
 
-def model_part(data: bytes) -> Carried:
-    """A text that a model's provider gets."""
+def model_part(data: bytes, to: str = "") -> Carried:
+    """A text that a model's provider gets; `to`: the model's name."""
     return Carried(
         place=Place.MODEL,
         channel=Channel.MODEL,
         operation="model.input",
         contact=Contact.SENT,
         data=data,
+        to=to,
     )
 
 
@@ -278,6 +279,7 @@ def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reaso
         "operation": part.operation,
         "reason": reason,
         "bytes": part.missing_bytes or len(part.data),
+        **({"to": part.to} if part.to else {}),
         **_guard_fields(part, evidence),
         **part.where,
     }

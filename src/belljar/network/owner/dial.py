@@ -273,6 +273,10 @@ class Dialler:
         """End every connection. Idempotent."""
         self._spending.close(self._number)
 
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes sent to each host, once `close` was called."""
+        return self._spending.sent_bytes(self._number)
+
     def _pinned(self, host: str, port: int) -> tuple[str, ...]:
         # The first answer's addresses, judged at each dial; a refused answer stays refused.
         with self._locks[host]:
