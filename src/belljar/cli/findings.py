@@ -251,10 +251,6 @@ def remarks(findings: RunFindings) -> list[str]:
         for cell in findings.strays
         if not cell.sample and not cell.is_unused
     ]
-    if findings.host_processes:
-        named = ", ".join(f"{name} {times}×" for name, times in findings.host_processes.items())
-        what = "the task's own code started programs on this host, outside of every cell: "
-        lines.append(what + printable(named, max_chars=600))
     if findings.unused:
         lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
     lines += [

@@ -11,12 +11,14 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
-from inspect_ai.model import ChatMessage, ContentReasoning, ContentText, get_model
+from inspect_ai.model import ChatMessage, ContentReasoning, ContentText, ContentToolUse, get_model
 from inspect_ai.util import LimitExceededError, SandboxEnvironment
 from pydantic import BaseModel
 from typing_extensions import override
@@ -221,6 +223,8 @@ def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 _session: Session | None = None
+_called: ContextVar[str] = ContextVar("belljar_called_model", default="")
+_READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
 
 @hooks(name="belljar_model_boundary", description="Looks at what is sent to a model's provider.")
@@ -239,16 +243,20 @@ class LookAtMessages(Hooks):
         if session is None or session.run is None:  # a task's module, which is being loaded
             return
         try:
-            environment, model = sample_environment(), data.model_name
+            environment, model = sample_environment(), printable(data.model_name, max_chars=200)
             cell = None if environment is None else environment.cell
-            if cell is not None and cell.guard is not None:
-                for index, message in enumerate(data.input):
-                    data.input[index] = await _scanned(message, cell.guard, cell.id, model)
+            guard = None if cell is None else cell.guard
+            _called.set(model)
+            for index, message in enumerate(data.input):
+                if cell is not None and guard is not None:
+                    data.input[index] = await _scanned(message, guard, cell.id)
+            lists = (each.content for each in data.input if not isinstance(each.content, str))
+            is_text = all(isinstance(each, _READABLE) for contents in lists for each in contents)
             about: dict[str, JsonValue] = {
-                "model": printable(model, max_chars=200),
-                "address": _address_of(model),
+                "model": model,
+                "address": _address_of(data.model_name),
                 "bytes": sum(map(_size_bytes, (*data.input, *data.tools))),
-                "guarded": cell is not None and cell.guard is not None,
+                "guarded": guard is not None and is_text,
             }
             cell_id = None if cell is None else cell.id
             session.record(
@@ -276,28 +284,26 @@ def _size_bytes(part: BaseModel) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-async def _scanned(
-    message: ChatMessage, guard: GuardedRecorder, cell_id: str, model: str
-) -> ChatMessage:
+async def _scanned(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
     if isinstance(message.content, str):
-        text = await _scanned_text(message.content, guard, cell_id, model)
+        text = await _scanned_text(message.content, guard, cell_id)
         return message if text == message.content else message.model_copy(update={"content": text})
     contents = []
     for content in message.content:
         if isinstance(content, ContentText):
-            text = await _scanned_text(content.text, guard, cell_id, model)
+            text = await _scanned_text(content.text, guard, cell_id)
             content = content.model_copy(update={"text": text})
         elif isinstance(content, ContentReasoning):
-            text = await _scanned_text(content.reasoning, guard, cell_id, model)
+            text = await _scanned_text(content.reasoning, guard, cell_id)
             content = content.model_copy(update={"reasoning": text})
         contents.append(content)
     same = contents == list(message.content)
     return message if same else message.model_copy(update={"content": contents})
 
 
-async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, model: str) -> str:
-    part = model_part(text.encode("utf-8", "surrogatepass"), model)
-    key = hashlib.sha256(model.encode() + b"\0" + part.data).digest()
+async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
+    part = replace(model_part(text.encode("utf-8", "surrogatepass")), to=_called.get())
+    key = hashlib.sha256(f"{part.to}\0".encode() + part.data).digest()
     if key not in guard.passed:
         let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
         if let_out.stopped:

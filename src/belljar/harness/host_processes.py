@@ -12,12 +12,11 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from belljar.units import printable
 
@@ -31,18 +30,19 @@ _EVENTS: Final[Mapping[str, int | None]] = {
     **dict.fromkeys(("os.fork", "os.forkpty"), None),
 }
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
-_CONNECTS: Final = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
-_LOOKUPS: Final = frozenset({"socket.getaddrinfo", "socket.gethostbyname"})
-_REVERSE: Final = "socket.gethostbyaddr"
+# Likewise, of an address or a name to look up
+_PLACES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), 1),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), 0),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class HostActivity:
+class HostActivity(NamedTuple):
     """How often the task's code started which program, and what this process connected to or
     looked up (ADDRESS:PORT, or a name) beyond this host."""
 
-    programs: Counter[str] = field(default_factory=Counter)
-    connections: Counter[str] = field(default_factory=Counter)
+    programs: Counter[str]
+    connections: Counter[str]
 
 
 _watching: HostActivity | None = None
@@ -54,7 +54,7 @@ def watched_host() -> Iterator[HostActivity]:
     connections."""
     global _watching  # a hook can't be taken away, so one stays and looks here
     _install()
-    _watching = found = HostActivity()
+    _watching = found = HostActivity(Counter(), Counter())
     try:
         yield found
     finally:
@@ -68,15 +68,13 @@ def _install() -> None:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     watching = _watching
-    if watching is None:
+    if watching is None or not (event in _EVENTS or event in _PLACES):
         return
-    if event in _CONNECTS or event in _LOOKUPS or event == _REVERSE:
-        with suppress(Exception):  # what a hook raises would end the task's call
+    with suppress(Exception):  # what a hook raises would end the task's call
+        if event in _PLACES:
             if place := _place(event, arguments):
                 _count(watching.connections, place)
-    if event not in _EVENTS:
-        return
-    with suppress(Exception):
+            return
         frame = sys._getframe(1)
         is_within = event != "subprocess.Popen" and frame.f_globals.get("__name__") == "subprocess"
         if not is_within and _is_the_tasks(frame):
@@ -88,18 +86,17 @@ def _count(counts: Counter[str], name: str) -> None:
 
 
 def _place(event: str, arguments: tuple[Any, ...]) -> str:
-    """Where it leads beyond this host: ADDRESS:PORT, or a name; "" for this host."""
-    if event in _CONNECTS:
-        host, port = arguments[1][:2] if isinstance(arguments[1], tuple) else ("", "")
-    else:
-        host, port = arguments[0], ""
-    host = os.fsdecode(host).rstrip(".") if isinstance(host, str | bytes) else ""
-    try:
-        is_here = ip_address(host.partition("%")[0]).is_loopback
-        is_here |= event in _LOOKUPS  # no question for anybody
-    except ValueError:
-        is_here = host in {"", "localhost"}
-    return "" if is_here else printable(f"{host}:{port}" if port else host, max_chars=200)
+    """ADDRESS:PORT or a name that is beyond this host; "" for this host."""
+    where, port = arguments[_PLACES[event]], ""
+    if _PLACES[event]:  # a Unix socket's address is no tuple
+        where, port = where[:2] if isinstance(where, tuple) else ("", "")
+    name = os.fsdecode(where).rstrip(".") if isinstance(where, str | bytes) else ""
+    if name in {"", "localhost"}:
+        return ""
+    with suppress(ValueError):  # a name
+        if (address := ip_address(name)).is_loopback or address.is_unspecified:
+            return ""
+    return printable(f"{name}:{port}" if port else name, max_chars=200)
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:

@@ -80,10 +80,13 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """All of a run. `unknown`: why more may have left."""
+    """All of a run. `unknown`: why more may have left. `host_processes`: how often the task's own
+    code started which program on this host.
+    """
 
     destinations: tuple[Destination, ...] = ()
     unknown: tuple[str, ...] = ("there is no record",)
+    host_processes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def claim(self) -> str:
@@ -112,6 +115,7 @@ class LeftGatherer:
         self._unmeasured: set[tuple[object, str]] = set()
         self._unknown = ["the end of the evaluation is not on record"]
         self._connections: dict[str, int] = {}
+        self._programs: dict[str, int] = {}
 
     def take(self, line: Line) -> None:
         """One event more."""
@@ -123,10 +127,8 @@ class LeftGatherer:
             _note(model.addresses, data["address"])
         elif line.kind is Kind.NETWORK_UPSTREAM:
             use, verdict = self._of(Way.UPSTREAM, str(data["host"])), data["verdict"]
-            use.calls += verdict == "dialled"
-            use.failed += verdict == "failed"
-            use.refused += verdict == "refused"
-            use.cut += verdict == "cut"
+            counted = "calls" if verdict == "dialled" else verdict
+            setattr(use, counted, getattr(use, counted) + 1)
             _note(use.reasons, data["reason"])
             _note(use.addresses, data["address"])
             if verdict == "dialled":
@@ -149,9 +151,10 @@ class LeftGatherer:
                 self._connections = data["connections"]
             else:
                 self._unknown.append("calls of models are on record under `belljar run` only")
-            if programs := data.get("host_processes"):
-                named = ", ".join(programs)
+            if isinstance(programs := data.get("host_processes"), dict) and programs:
+                named = ", ".join(f"{name} {times}×" for name, times in programs.items())
                 self._unknown.append(f"the task's own code started programs on this host: {named}")
+                self._programs = programs
 
     def end(self, *, doubt: str = "") -> Left:
         """All of it. `doubt`: why the record as a whole proves nothing."""
@@ -170,7 +173,9 @@ class LeftGatherer:
             if name not in own and name.rpartition(":")[0] not in own
         )
         return Left(
-            destinations=(*found, *others), unknown=(*filter(None, [doubt]), *self._unknown)
+            destinations=(*found, *others),
+            unknown=(*filter(None, [doubt]), *self._unknown),
+            host_processes=self._programs,
         )
 
     def _of(self, way: Way, name: str) -> Destination:

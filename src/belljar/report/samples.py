@@ -133,8 +133,7 @@ class RunFindings:
     """The run as a whole.
 
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
-    log. `reused`: judged by another run. `host_processes`: how often the task's own code started
-    which program on this host. `refusal_code`: exit code of what prevented the run, or 0.
+    log. `reused`: judged by another run. `refusal_code`: exit code of what prevented the run, or 0.
     `failure_code`: of what ended the evaluation, or 0.
     `unsealed_logs`: Inspect's logs that no signature covers.
     """
@@ -147,7 +146,6 @@ class RunFindings:
     problems: tuple[Reason, ...] = ()
     errors: tuple[str, ...] = ()
     left: Left = Left()
-    host_processes: Mapping[str, int] = field(default_factory=dict)
     interrupted: bool = False
     refusal_code: int = 0
     failure_code: int = 0
@@ -256,7 +254,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         ],
         "left_this_host": findings.left.to_json(),
         "tools": [use.to_json() for use in findings.tools],
-        "host_processes": dict(findings.host_processes),
+        "host_processes": dict(findings.left.host_processes),
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
         "unused_cells": [cell.cell_id for cell in findings.unused],
     }

@@ -30,8 +30,7 @@ class RunRecord:
 
     `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
     none. `refusal`: why it could not begin. `failure`: what ended the evaluation. `logs`:
-    Inspect's. `not_in_log`: why metrics of contained samples are missing. `host_processes`:
-    programs that the task's code started.
+    Inspect's. `not_in_log`: why metrics of contained samples are missing.
     """
 
     run_id: str = ""
@@ -47,7 +46,6 @@ class RunRecord:
     failure_code: int = 0
     logs: list[str] = field(default_factory=list)
     not_in_log: str = ""
-    host_processes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
         """One event more."""
@@ -62,8 +60,6 @@ class RunRecord:
             self.interrupted, self.stopped = bool(data["interrupted"]), bool(data["stopped"])
             self.errors = [str(error) for error in data["errors"]]
             self.causes = [str(cause) for cause in data.get("causes", ())]
-            if isinstance(programs := data.get("host_processes"), dict):
-                self.host_processes = {name: int(str(times)) for name, times in programs.items()}
             self.refusal = str(data.get("refusal", ""))
             self.refusal_code = int(data.get("refusal_code", 0))
             self.failure = str(data.get("failure", ""))
@@ -162,7 +158,6 @@ def judge(evidence: Evidence) -> RunFindings:
         problems=tuple(problems),
         errors=tuple(errors),
         left=evidence.left.end(doubt=left_doubt),
-        host_processes=run.host_processes,
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         failure_code=run.failure_code,

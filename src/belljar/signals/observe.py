@@ -103,15 +103,14 @@ def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carri
     )
 
 
-def model_part(data: bytes, to: str = "") -> Carried:
-    """A text that a model's provider gets; `to`: the model's name."""
+def model_part(data: bytes) -> Carried:
+    """A text that a model's provider gets."""
     return Carried(
         place=Place.MODEL,
         channel=Channel.MODEL,
         operation="model.input",
         contact=Contact.SENT,
         data=data,
-        to=to,
     )
 
 
