@@ -191,12 +191,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "belljar": text,
         "libraries": Optional(json_object),
     },
-    Kind.RUN_EVALUATED: {
-        "interrupted": flag,
-        "stopped": flag,
-        "errors": texts,
-        "connections": Optional(json_object),
-    },
+    Kind.RUN_EVALUATED: {"interrupted": flag, "stopped": flag, "errors": texts},
     Kind.RUN_FINISHED: {
         "outcome": one_of("completed", "failed", "interrupted"),
         "exit_code": maybe(whole),

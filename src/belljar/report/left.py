@@ -54,10 +54,6 @@ class Destination:
     protected: dict[str, Counter[str]] = field(default_factory=dict)
     unscanned: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
     def sentence(self) -> str:
         """For a person; escaped, since a compromised gateway may have chosen the host."""
         text = f"{self.way}: {self.name or 'something not planned'}"
@@ -97,7 +93,9 @@ class Left:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        places = [each.to_json() for each in self.destinations]
+        places = [
+            {name: getattr(each, name) for name in each.__slots__} for each in self.destinations
+        ]
         return {"claim": self.claim, "destinations": places, "unknown": list(self.unknown)}
 
     def lines(self) -> list[str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -243,7 +244,7 @@ class Range:
         refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
         self._mark("forks")
         dialler = Dialler(self._spec.network, self._spec.reach, self._spec.spending)
-        self._sent_bytes = dialler.sent_bytes
+        self._sent_bytes = partial(self._spec.spending.sent_bytes, dialler.number)
         self._watch = Watch(
             self.id,
             processes,
