@@ -33,6 +33,10 @@ class Way(StrEnum):
     PROCESS = "the evaluation's own process"  # whoever in it connected, or looked up a name
 
 
+_PLACES: Final = {"model": Way.MODEL, "upstream": Way.UPSTREAM}  # the guard's
+_DONE: Final = {"flag": "sent", "redact": "redacted", "block": "blocked", "stop": "stopped"}
+
+
 @dataclass(slots=True, kw_only=True)
 class Destination:
     """One place beyond this host.
@@ -64,7 +68,7 @@ class Destination:
         if self.way is not Way.PROCESS:
             size = "unknown" if self.sent_bytes is None else format_size(self.sent_bytes)
             found = [
-                f"{cls} ×{count} {'sent' if action == 'flag' else action}"
+                f"{cls} ×{count} {_DONE.get(action, action)}"
                 for cls, actions in self.protected.items()
                 for action, count in actions.items()
             ]
@@ -136,13 +140,12 @@ class LeftGatherer:
                 use = self._of(Way.UPSTREAM, host)
                 use.sent_bytes = (use.sent_bytes or 0) + int(count)
                 self._unmeasured.discard((data.get("range"), host))
-        elif data.get("place") in {"model", "upstream"}:
-            way = Way.MODEL if data["place"] == "model" else Way.UPSTREAM
-            to = self._of(way, str(data.get("to", "")).removeprefix("upstream:"))
+        elif line.kind in {Kind.GUARD_HIT, Kind.GUARD_UNSCANNED} and data["place"] in _PLACES:
+            to = self._of(_PLACES[data["place"]], str(data.get("to", "")).removeprefix("upstream:"))
             if line.kind is Kind.GUARD_HIT:
                 to.protected.setdefault(data["class"], Counter())[data["action"]] += 1
             else:
-                to.unscanned += line.kind is Kind.GUARD_UNSCANNED
+                to.unscanned += 1
         elif line.kind is Kind.RUN_EVALUATED:
             self._unknown = []
             if isinstance(data.get("connections"), dict):

@@ -99,7 +99,7 @@ def test_calls_and_bytes_and_findings_are_added_up() -> None:
     assert (to.addresses, to.calls, to.sent_bytes) == (["proxy.example:8443"], 2, 117)
     assert to.protected == {"iban": {"flag": 1, "redact": 2}}
     assert to.unscanned == 1
-    assert "iban ×1 sent, iban ×2 redact, can't tell of 1" in to.sentence()
+    assert "iban ×1 sent, iban ×2 redacted, can't tell of 1" in to.sentence()
 
 
 def test_what_the_guard_stopped_did_not_leave() -> None:
