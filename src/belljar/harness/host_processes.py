@@ -39,7 +39,7 @@ _PLACES: Final[Mapping[str, int]] = {
 
 class HostActivity(NamedTuple):
     """How often the task's code started which program, and what this process connected to or
-    looked up (ADDRESS:PORT, or a name) beyond this host."""
+    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own."""
 
     programs: Counter[str]
     connections: Counter[str]
@@ -71,11 +71,11 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if watching is None or not (event in _EVENTS or event in _PLACES):
         return
     with suppress(Exception):  # what a hook raises would end the task's call
+        frame = sys._getframe(1)
         if event in _PLACES:
-            if place := _place(event, arguments):
+            if (place := _place(event, arguments)) and not _is_ours(frame):
                 _count(watching.connections, place)
             return
-        frame = sys._getframe(1)
         is_within = event != "subprocess.Popen" and frame.f_globals.get("__name__") == "subprocess"
         if not is_within and _is_the_tasks(frame):
             _count(watching.programs, _program(event, arguments))
@@ -99,6 +99,19 @@ def _place(event: str, arguments: tuple[Any, ...]) -> str:
     return printable(f"{name}:{port}" if port else name, max_chars=200)
 
 
+def _is_ours(frame: FrameType | None) -> bool:
+    """Return whether Belljar itself connects: to a real upstream, on record, or to look for ways
+    out, which sends nothing.
+    """
+    while frame is not None and _is_stdlib(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_places()[0])
+
+
+def _is_stdlib(file: str) -> bool:
+    return file.startswith(_STDLIB) and "-packages" not in file
+
+
 def _program(event: str, arguments: tuple[Any, ...]) -> str:
     if _EVENTS[event] is None:
         return "fork"
@@ -120,10 +133,7 @@ def _is_the_tasks(frame: FrameType | None) -> bool:
         if file.startswith(ours):
             return False
         is_inspects |= file.startswith(inspect)
-        is_library = file.startswith((anyio, inspect, "<frozen")) or (
-            file.startswith(_STDLIB) and "-packages" not in file
-        )
-        if not is_library:
+        if not (file.startswith((anyio, inspect, "<frozen")) or _is_stdlib(file)):
             return True
         frame = frame.f_back
     return not is_inspects

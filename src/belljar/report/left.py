@@ -166,12 +166,9 @@ class LeftGatherer:
             for each in self._found.values()
             if each.way is Way.UPSTREAM or each.name.partition("/")[0] not in STAYS
         ]
-        # Belljar itself looks real upstreams up and dials them.
-        own = {name for use in found if use.reasons for name in (use.name, *use.addresses)}
         others = (
             Destination(way=Way.PROCESS, name=name, calls=int(times), sent_bytes=None)
             for name, times in self._connections.items()
-            if name not in own and name.rpartition(":")[0] not in own
         )
         return Left(
             destinations=(*found, *others),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import belljar
 from belljar.harness.host_processes import MAX_NAMES, watched_host
 
 BEYOND: list[tuple[str, tuple[Any, ...], str]] = [
@@ -58,6 +60,19 @@ def test_what_stays_on_this_host_is_not() -> None:
         for event, arguments in HERE:
             sys.audit(event, *arguments)
     assert not found.connections
+
+
+def test_belljars_own_are_not() -> None:
+    """A dial of a real upstream is on record by itself, a look for ways out sends nothing; what
+    another library does is counted, though Belljar calls it."""
+    module = str(Path(str(belljar.__file__)).parent / "dial.py")
+    with watched_host() as found:
+        call = compile("connect(None, ('203.0.113.9', 9))", module, "exec")
+        exec(call, {"connect": partial(sys.audit, "socket.connect")})  # noqa: S102
+        assert not found.connections
+        library = lambda *words: sys.audit("socket.connect", *words)  # noqa: E731
+        exec(call, {"connect": library})  # noqa: S102
+    assert dict(found.connections) == {"203.0.113.9:9": 1}
 
 
 def test_a_real_socket_is_seen(tmp_path: Path) -> None:
