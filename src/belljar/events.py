@@ -75,6 +75,7 @@ class Kind(StrEnum):
     SAMPLE_STARTED = "sample.started"
     SAMPLE_RUNNING = "sample.running"
     SAMPLE_FINISHED = "sample.finished"
+    MODEL_CALLED = "model.called"
     RANGE_OPENING = "range.opening"
     RANGE_OPENED = "range.opened"
     RANGE_FAILED = "range.failed"

@@ -24,7 +24,7 @@ from typing import Any
 
 from belljar.plan.addresses import CellPort, RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
-from belljar.plan.nft import same_rules
+from belljar.plan.nft import changed_rules, known_rules
 from belljar.plan.rules import LOG_GROUP, SINK_MARK, Reason, counts, render_rules
 
 CLONE_NEWNET = 0x40000000
@@ -165,7 +165,7 @@ class World:
 
     def differences(self) -> list[str]:
         """From what was rendered."""
-        return list(same_rules(render_rules(self.layout, self.plan), self.listed()))
+        return list(changed_rules(known_rules(render_rules(self.layout, self.plan)), self.listed()))
 
     def counted(self) -> dict[Reason, int]:
         """Packets by reason."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,88 @@ def test_the_model_boundary(action: str, belljar: Belljar, tmp_path: Path) -> No
     assert (sample.limit is not None) == (action == "stop"), done.stderr
     at_model = [hit["action"] for hit in found(run) if hit["place"] == "model"]
     assert at_model == [action]
+
+
+LEAVING = f"""
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.solver import Generate, TaskState, solver
+
+@solver
+def ask(scripted: bool):
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        model = get_model()
+        if scripted:
+            answer = ModelOutput.from_content("mockllm/model", "yes")
+            answer.usage = ModelUsage()
+            model = get_model("mockllm/model", custom_outputs=[answer])
+        await model.generate("is {SECRET} known?")
+        return state
+    return solve
+
+@task
+def asks(scripted: bool = False) -> Task:
+    return Task(dataset=[Sample(id="a", input="x")], solver=ask(scripted))
+"""
+ANSWER = {
+    "id": "1",
+    "object": "chat.completion",
+    "created": 0,
+    "model": "m",
+    "choices": [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "no"}}
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+
+
+class Provider(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server, which keeps what it was sent."""
+
+    sent: list[bytes]
+
+    def do_POST(self) -> None:
+        """Each request is answered alike."""
+        self.sent.append(self.rfile.read(int(self.headers["content-length"])))
+        answer = json.dumps(ANSWER).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
+
+
+def test_what_left_this_host_is_told(belljar: Belljar, tmp_path: Path) -> None:
+    """The same task with a script, which leaves nothing, and with a provider's server, which gets
+    one call without the protected value: the report of each says so, and so does `verdict`."""
+    (tmp_path / "tasks.py").write_text(LEAVING)
+    policy = tmp_path / "policy.yaml"
+    guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: redact}}}}"
+    policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
+    run = ["run", "--policy", str(policy), str(tmp_path / "tasks.py"), "--model"]
+    scripted = belljar(*run, "mockllm/model", "-T", "scripted=true")
+    assert b"What left this host: nothing" in scripted.stdout, scripted.stdout + scripted.stderr
+    left = json.loads((belljar.runs()[-1] / "findings.json").read_bytes())["left_this_host"]
+    assert left == {"claim": "nothing", "destinations": [], "unknown": []}
+
+    Provider.sent = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}"
+        url = f"http://user:word@{place}/v1"
+        done = belljar(*run, "openai-api/local/m", LOCAL_BASE_URL=url, LOCAL_API_KEY="k")
+        server.shutdown()
+    assert b"What left this host: something" in done.stdout, done.stdout + done.stderr
+    left = json.loads((belljar.runs()[-1] / "findings.json").read_bytes())["left_this_host"]
+    (to,) = left["destinations"]
+    assert (to["name"], to["addresses"], to["calls"]) == ("openai-api/local/m", [place], 1)
+    assert to["protected"] == {"protected": {"redact": 1}}
+    assert len(Provider.sent) == 1
+    assert SECRET.encode() not in Provider.sent[0]
+    assert 0 < to["sent_bytes"] < 2 * len(Provider.sent[0])
+    judged = belljar("verdict", str(belljar.runs()[-1]), "--json")
+    assert json.loads(judged.stdout)["left_this_host"] == left

@@ -24,6 +24,7 @@ import anyio.to_thread
 import pytest
 from tests.fakes.real_world import Authority, WebServer, web_server
 from tests.integration.range_programs.scene import GATEWAYS, TIMEOUT_S, Cell, Scene, cell, within
+from tests.unit.report.stories import line
 
 from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
@@ -33,6 +34,7 @@ from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import UpstreamPlan
+from belljar.report.left import LeftGatherer
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 REASON = "the test is about what is real"
@@ -234,6 +236,14 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     }
     assert "Hostname mismatch" in reasons["upstream:misnamed.example"]
     assert "issuer" in reasons["upstream:untrusted.example"]
+    # What left is told by host, by the kernel's count: a refused one got nothing.
+    gatherer = LeftGatherer()
+    for event in scene.recorder.events:
+        gatherer.take(line(event.kind, None, **event.data))
+    sent = {each.name: each.sent_bytes for each in gatherer.end().destinations}
+    assert set(sent) == set(HOSTS) - {"small.example"}
+    assert (sent["private.example"], sent["dead.example"]) == (0, 0)
+    assert (sent["good.example"] or 0) > (sent["untrusted.example"] or 0) > 0
     # Nothing was dialled before the request was on record.
     order = [str(event.kind) for event in scene.recorder.events]
     assert order.index("network.http") < order.index("network.upstream")

@@ -94,7 +94,7 @@ class GuardedRecorder:
         self._seen: Counter[tuple[str, str, str]] = Counter()
         self._is_closed = False
         self.passed: dict[bytes, bytes | None] = {}
-        """What was sent of each text to a model, by its digest; None: all."""
+        """What was sent of each text to a model, by the digest of both; None: all."""
         self.services: tuple[Minted, ...] = ()
         """The range's decoy services."""
         self.service_addresses: Mapping[str, str] = {}

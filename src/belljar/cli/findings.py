@@ -114,8 +114,8 @@ def _show(
     )
     for line in lines:
         console.print(line, markup=False)
-    for use in findings.upstreams:
-        console.print(use.sentence(), markup=False, style="bold red")
+    for line in findings.left.lines():
+        console.print(line, markup=False, style="bold red" if findings.left.destinations else None)
     for line in reasons(findings):
         console.print(line, markup=False)
     verdict = findings.verdict.value
@@ -259,10 +259,6 @@ def remarks(findings: RunFindings) -> list[str]:
         for cell in findings.strays
         if not cell.sample and not cell.is_unused
     ]
-    if findings.host_processes:
-        named = ", ".join(f"{name} {times}×" for name, times in findings.host_processes.items())
-        what = "the task's own code started programs on this host, outside of every cell: "
-        lines.append(what + printable(named, max_chars=600))
     if findings.unused:
         lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
     lines += [

@@ -7,20 +7,26 @@ Raises `HostError` where the installed Inspect lacks such a place.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
-from inspect_ai.model import ChatMessage, ContentReasoning, ContentText
+from inspect_ai.model import ChatMessage, ContentReasoning, ContentText, ContentToolUse, get_model
 from inspect_ai.util import LimitExceededError, SandboxEnvironment
+from pydantic import BaseModel
 from typing_extensions import override
 
 import belljar.harness._registry  # noqa: F401
 from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import BelljarError, HostError
+from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
@@ -217,6 +223,8 @@ def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 _session: Session | None = None
+_called: ContextVar[str] = ContextVar("belljar_called_model", default="")
+_READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
 
 @hooks(name="belljar_model_boundary", description="Looks at what is sent to a model's provider.")
@@ -231,17 +239,49 @@ class LookAtMessages(Hooks):
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
         # A failure ends the sample too: nothing leaves unscanned.
-        session, environment = _session, sample_environment()
-        if session is None or environment is None or environment.cell.guard is None:
+        session = _session
+        if session is None or session.run is None:  # a task's module, which is being loaded
             return
         try:
-            cell, guard = environment.cell, environment.cell.guard
+            environment, model = sample_environment(), printable(data.model_name, max_chars=200)
+            cell = None if environment is None else environment.cell
+            guard = None if cell is None else cell.guard
+            _called.set(model)
             for index, message in enumerate(data.input):
-                data.input[index] = await _scanned(message, guard, cell.id)
+                if cell is not None and guard is not None:
+                    data.input[index] = await _scanned(message, guard, cell.id)
+            lists = (each.content for each in data.input if not isinstance(each.content, str))
+            is_text = all(isinstance(each, _READABLE) for contents in lists for each in contents)
+            about: dict[str, JsonValue] = {
+                "model": model,
+                "address": _address_of(data.model_name),
+                "bytes": sum(map(_size_bytes, (*data.input, *data.tools))),
+                "guarded": guard is not None and is_text,
+            }
+            cell_id = None if cell is None else cell.id
+            session.record(
+                Event(kind=Kind.MODEL_CALLED, data=about, cell_id=cell_id, actor=Actor.HARNESS)
+            )
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
             await session.end_sample(error, where="model boundary")
+
+
+def _address_of(model: str) -> str:
+    """HOST:PORT of the evaluated model's provider; "": its default, or another model's."""
+    with suppress(Exception):  # no model is being evaluated, or its address is none
+        active = get_model()
+        if str(active) == model:
+            url = urlsplit(active.api.base_url or "")
+            return printable(url.netloc.rpartition("@")[2], max_chars=200)  # never a password
+    return ""
+
+
+def _size_bytes(part: BaseModel) -> int:
+    """Bytes of a message or tool, about as its provider sends it."""
+    text = json.dumps(part.model_dump(exclude_none=True), ensure_ascii=False, default=str)
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 async def _scanned(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
@@ -262,9 +302,9 @@ async def _scanned(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -
 
 
 async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
-    key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    part = replace(model_part(text.encode("utf-8", "surrogatepass")), to=_called.get())
+    key = hashlib.sha256(f"{part.to}\0".encode() + part.data).digest()
     if key not in guard.passed:
-        part = model_part(text.encode("utf-8", "surrogatepass"))
         let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
         if let_out.stopped:
             raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)

@@ -19,7 +19,7 @@ import click
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
-from belljar.harness.host_processes import watched_processes
+from belljar.harness.host_processes import watched_host
 from belljar.harness.models import check_models
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
@@ -115,7 +115,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             source=request.source,
         )
         _start_hooks()
-        session.host_processes = stack.enter_context(watched_processes())
+        session.host = stack.enter_context(watched_host())
         from belljar.harness.boundary import model_boundary, sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
 

@@ -21,9 +21,9 @@ from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.verification import Status
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Action, Call, CellGatherer, gather_cells
+from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
-from belljar.report.requests import UpstreamGatherer
 from belljar.report.samples import RunFindings, Transcript, as_json
 from belljar.report.signals import SignalGatherer
 from belljar.report.tools import EXTRA_BODY_TOOL, HOSTED_USE, Outside, ToolCall, extra_fields
@@ -308,9 +308,9 @@ def _evidence(
     key: str | None,
 ) -> Evidence:
     record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
-    ranges, upstreams = RangeGatherer(), UpstreamGatherer()
+    ranges, left = RangeGatherer(), LeftGatherer()
     for line in _readable(path):
-        for each in (record, cells, ranges, upstreams, signals):
+        for each in (record, cells, ranges, left, signals):
             each.take(line)
     has_samples = any(cell.sample for cell in cells.found.values())
     found = _logs(path, record, logs, has_samples=has_samples, remote=remote)
@@ -319,7 +319,7 @@ def _evidence(
         begun_elsewhere=_begun_elsewhere(path, record, found, key),
         cells=cells.found,
         ranges=ranges.end(),
-        upstreams=tuple(upstreams.found.values()),
+        left=left,
         signals=signals,
         run=record,
         ledger=ledger[0],

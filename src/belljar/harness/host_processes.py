@@ -1,7 +1,7 @@
-"""Programs that a task's own code starts on this host, as Python's audit hook sees them.
+"""Programs that a task's own code starts, and places that this process connects to.
 
-Counted and named, not refused: a task's code is trusted. What starts them beside Python's
-functions (`multiprocessing`'s spawn, a native module) is not seen.
+Counted and named, not refused: a task's code is trusted. Python's audit hook sees them; what a
+native module does, or `multiprocessing`'s spawn, is not seen.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from belljar.units import printable
 
@@ -29,15 +30,31 @@ _EVENTS: Final[Mapping[str, int | None]] = {
     **dict.fromkeys(("os.fork", "os.forkpty"), None),
 }
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
-_watching: Counter[str] | None = None
+# Likewise, of an address or a name to look up
+_PLACES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), 1),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), 0),
+}
+
+
+class HostActivity(NamedTuple):
+    """How often the task's code started which program, and what this process connected to or
+    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own."""
+
+    programs: Counter[str]
+    connections: Counter[str]
+
+
+_watching: HostActivity | None = None
 
 
 @contextmanager
-def watched_processes() -> Iterator[Counter[str]]:
-    """Count the programs that the block's code, not Belljar or Inspect by itself, starts."""
+def watched_host() -> Iterator[HostActivity]:
+    """Count programs that the block's code, not Belljar or Inspect by itself, starts, and all
+    connections."""
     global _watching  # a hook can't be taken away, so one stays and looks here
     _install()
-    _watching = found = Counter[str]()
+    _watching = found = HostActivity(Counter(), Counter())
     try:
         yield found
     finally:
@@ -50,15 +67,49 @@ def _install() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watching is None or event not in _EVENTS:
+    watching = _watching
+    if watching is None or not (event in _EVENTS or event in _PLACES):
         return
     with suppress(Exception):  # what a hook raises would end the task's call
         frame = sys._getframe(1)
+        if event in _PLACES:
+            if (place := _place(event, arguments)) and not _is_ours(frame):
+                _count(watching.connections, place)
+            return
         is_within = event != "subprocess.Popen" and frame.f_globals.get("__name__") == "subprocess"
         if not is_within and _is_the_tasks(frame):
-            name = _program(event, arguments)
-            known = name in _watching or len(_watching) < MAX_NAMES
-            _watching[name if known else "others"] += 1
+            _count(watching.programs, _program(event, arguments))
+
+
+def _count(counts: Counter[str], name: str) -> None:
+    counts[name if name in counts or len(counts) < MAX_NAMES else "others"] += 1
+
+
+def _place(event: str, arguments: tuple[Any, ...]) -> str:
+    """ADDRESS:PORT or a name that is beyond this host; "" for this host."""
+    where, port = arguments[_PLACES[event]], ""
+    if _PLACES[event]:  # a Unix socket's address is no tuple
+        where, port = where[:2] if isinstance(where, tuple) else ("", "")
+    name = os.fsdecode(where).rstrip(".") if isinstance(where, str | bytes) else ""
+    if name in {"", "localhost"}:
+        return ""
+    with suppress(ValueError):  # a name
+        if (address := ip_address(name)).is_loopback or address.is_unspecified:
+            return ""
+    return printable(f"{name}:{port}" if port else name, max_chars=200)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Return whether Belljar itself connects: to a real upstream, on record, or to look for ways
+    out, which sends nothing.
+    """
+    while frame is not None and _is_stdlib(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_places()[0])
+
+
+def _is_stdlib(file: str) -> bool:
+    return file.startswith(_STDLIB) and "-packages" not in file
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:
@@ -82,10 +133,7 @@ def _is_the_tasks(frame: FrameType | None) -> bool:
         if file.startswith(ours):
             return False
         is_inspects |= file.startswith(inspect)
-        is_library = file.startswith((anyio, inspect, "<frozen")) or (
-            file.startswith(_STDLIB) and "-packages" not in file
-        )
-        if not is_library:
+        if not (file.startswith((anyio, inspect, "<frozen")) or _is_stdlib(file)):
             return True
         frame = frame.f_back
     return not is_inspects

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
@@ -49,13 +50,7 @@ class SampleIdentity:
 
     def data(self) -> dict[str, JsonValue]:
         """As an event's data."""
-        return {
-            "sample": self.sample,
-            "epoch": self.epoch,
-            "task": self.task,
-            "uuid": self.uuid,
-            "eval_id": self.eval_id,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "log"}
 
 
 def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:

@@ -8,7 +8,6 @@ from inspect_ai.solver import TaskState
 
 from belljar.errors import CellError
 from belljar.harness.boundary import sample_environment
-from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import current_session
 from belljar.ledger import read_events
 from belljar.report.signals import SampleSignals, SignalCode, signals_of
@@ -48,12 +47,8 @@ async def signals_so_far() -> SampleSignals:
             where="belljar_signals",
             hint="run the task with `belljar run`, or with `--sandbox belljar`",
         )
-    return await anyio.to_thread.run_sync(_read, environment)
-
-
-def _read(environment: BelljarSandboxEnvironment) -> SampleSignals:
-    cell = environment.cell
-    if cell.guard is not None:
-        cell.guard.flush()
     cells = {each.id for each in environment.range.cells.values()}
-    return signals_of(read_events(current_session().ensure_run().path), cells)
+    if (guard := environment.cell.guard) is not None:
+        await anyio.to_thread.run_sync(guard.flush)
+    run = current_session().ensure_run().path
+    return await anyio.to_thread.run_sync(lambda: signals_of(read_events(run), cells))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
+    from belljar.harness.host_processes import HostActivity
     from belljar.ledger import RunDirectory
     from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
@@ -111,8 +112,8 @@ class Session:
     directories: list[Path] = field(default_factory=list)
     builds: list[ServiceBuild] = field(default_factory=list)
     is_previewed: bool = False
-    host_processes: Mapping[str, int] = field(default_factory=dict)
     models: ModelCells = field(default_factory=ModelCells)
+    host: HostActivity | None = None
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
@@ -169,8 +170,10 @@ class Session:
             "stopped": self.stopped is not None,
             "errors": [_plain(error) for error in self.breaches],
             "causes": [getattr(error, "cause", "") for error in self.breaches],
-            "host_processes": dict(self.host_processes),
         }
+        if self.host is not None:
+            data["host_processes"] = dict(self.host.programs)
+            data["connections"] = dict(self.host.connections)
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
         if self.failure:

@@ -31,7 +31,6 @@ from belljar.plan.jail import (
 )
 from belljar.subids import NEEDED_IDS
 
-_HOMES = 1 << 16
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
 RANGES_START: Final = 0x8000_0000
 """First host id of root's cells with a range."""
@@ -162,11 +161,10 @@ def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> It
 
 
 def _range_of(home: Path) -> int:
-    """Differs by store: stores don't see each other's locks."""
-    number = (
-        int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:2], "big") % _HOMES
-    )
-    return UID_RANGE_START + number * SLOTS_PER_HOME
+    """Differs by store, whatever its path is here: stores don't see each other's locks."""
+    found = home.stat()
+    digest = hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).digest()
+    return UID_RANGE_START + int.from_bytes(digest[:2], "big") * SLOTS_PER_HOME
 
 
 def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:

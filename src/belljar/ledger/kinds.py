@@ -313,11 +313,12 @@ DATA: Final[Mapping[Kind, Shape]] = {
     },
     Kind.SAMPLE_RUNNING: _SAMPLE,
     Kind.SAMPLE_FINISHED: _SAMPLE,
+    Kind.MODEL_CALLED: {"model": text, "address": text, "bytes": count, "guarded": flag},
     Kind.RANGE_OPENING: _RANGE,
     Kind.RANGE_OPENED: {**_RANGE, **_TIMED},
     Kind.RANGE_FAILED: {**_RANGE, **_REASON, "error": text},
     Kind.RANGE_DESTROYING: {**_RANGE, **_REASON},
-    Kind.RANGE_DESTROYED: {**_RANGE, **_DESTROYED},
+    Kind.RANGE_DESTROYED: {**_RANGE, **_DESTROYED, "sent_bytes": Optional(json_object)},
     Kind.NETWORK_FLOW: {
         **_JUDGED,
         "protocol": text,

@@ -118,22 +118,17 @@ canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode
 """As JSON, keys in order."""
 
 
-def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a namespace's whole `nft -j list ruleset` differs from `render_rules`: at most 20 lines.
-
-    Handles, counts, the order of a set's elements and what packets put into a set don't count.
-    What can't be read is a difference.
-    """
-    return changed_rules(known_rules(rendered), listed)
-
-
 def known_rules(rendered: Mapping[str, Any]) -> KnownRules:
     """What `changed_rules` compares with, made once."""
     return KnownRules(_objects(rendered))
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """As `same_rules`."""
+    """How a namespace's whole `nft -j list ruleset` differs from `render_rules`: at most 20 lines.
+
+    Handles, counts, the order of a set's elements and what packets put into a set don't count.
+    What can't be read is a difference.
+    """
     try:
         have = _objects(listed)
     except (KeyError, TypeError, AttributeError, ValueError) as exc:

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import struct
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -28,6 +27,8 @@ from typing import Final
 from belljar.probe.judge import NoRouter, Router, Sight
 from belljar.probe.model import Witness
 from belljar.process import ProcessId, identify, is_alive, namespaces_of
+from belljar.store.locks import claimed, remove_unclaimed
+from belljar.store.scratch import orphans, owned_name
 from belljar.units import printable
 
 _PREFIX: Final = "tmp-w"
@@ -326,19 +327,22 @@ def _sleeping_child() -> Iterator[ProcessId]:
 
 @contextmanager
 def _own_directory() -> Iterator[Path]:
-    """A directory that everyone may enter, named after this process so that it can be found if it
-    is left.
+    """A directory that everyone may enter, locked and named after this process so that it can be
+    found if it is left.
     """
     place = _public_place()
     sweep_watches(place)
-    own = identify(os.getpid())
-    started = own.start_ticks if own is not None else 0
-    directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{started}-", dir=place))
-    directory.chmod(0o755)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    # A sweep in another PID namespace takes every name's process for dead, and only the lock keeps
+    # it away: so the name that a sweep finds comes after the lock.
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    with claimed(made):
+        made.chmod(0o755)
+        name = owned_name(_PREFIX, made.name.removeprefix(_PREFIX))
+        directory = made.rename(made.with_name(name))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _public_place() -> Path:
@@ -363,24 +367,8 @@ def _open_to_all(place: Path) -> bool:
 
 def sweep_watches(place: Path | None = None) -> list[str]:
     """Remove what watches of dead processes of this user left; returns what was removed."""
-    swept = []
-    for left in (place or _public_place()).glob(f"{_PREFIX}*-*-*"):
-        pid, _, rest = left.name.removeprefix(_PREFIX).partition("-")
-        started = rest.partition("-")[0]
-        named = pid.isdigit() and started.isdigit() and _is_ours(left)
-        if named and not is_alive(ProcessId(pid=int(pid), start_ticks=int(started))):
-            shutil.rmtree(left, ignore_errors=True)
-            swept.append(str(left))
-    return swept
-
-
-def _is_ours(path: Path) -> bool:
-    """False too for what its owner, another run, removed meanwhile."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
+    left = orphans(place or _public_place(), prefix=_PREFIX)
+    return [str(each) for each in left if remove_unclaimed(each)]
 
 
 _NAMES: Final = {

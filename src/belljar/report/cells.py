@@ -415,11 +415,6 @@ class TranscriptGap:
     missing_bytes: int = 0
     unfounded: tuple[Call, ...] = ()
 
-    @property
-    def hidden(self) -> int:
-        """Count of operations that the transcript lacks."""
-        return len(self.raised) + len(self.terminal) + len(self.silent)
-
 
 _RETURNED = {
     Kind.EXEC_COMPLETED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Final
 
@@ -157,12 +158,7 @@ class Reason:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "code": self.code.value,
-            "where": self.where,
-            "detail": self.detail,
-            "text": str(self),
-        }
+        return {**asdict(self), "text": str(self)}
 
 
 def verdict_of(reasons: Iterable[Reason]) -> Verdict:

@@ -1,4 +1,4 @@
-"""The requests of one range, the names of its addresses, and real upstream hosts. Pure.
+"""The requests of one range, and the names of its addresses. Pure.
 
 A guest chose what requests quote, and may have compromised the gateway: it is escaped and cut.
 """
@@ -198,51 +198,3 @@ def _word(value: object) -> str:
 
 def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value
     return value if isinstance(value, int) and value >= 0 else 0
-
-
-@dataclass(slots=True, kw_only=True)
-class UpstreamUse:
-    """One real host over all ranges; `connections` includes `failed`, not `refused`."""
-
-    host: str
-    reasons: list[str] = field(default_factory=list)
-    addresses: list[str] = field(default_factory=list)
-    connections: int = 0
-    failed: int = 0
-    refused: int = 0
-    cut: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    def sentence(self) -> str:
-        """For a person; escaped, since a compromised gateway may have chosen the host."""
-        text = f"REAL network: {self.host or 'something not planned'}"
-        text += f" ({', '.join(self.addresses)})" if self.addresses else ""
-        text += f": {self.connections} connection(s)"
-        counts = {"failed": self.failed, "refused": self.refused, "cut off": self.cut}
-        text += "".join(f", {count} {what}" for what, count in counts.items() if count)
-        text += f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
-        return printable(text, max_chars=600)
-
-
-class UpstreamGatherer:
-    """The real hosts that were contacted or refused, in order of appearance."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, UpstreamUse] = {}
-
-    def take(self, line: Line) -> None:
-        """One event more."""
-        if line.kind is Kind.NETWORK_UPSTREAM:
-            data = line.data
-            host, reason, address = (str(data[name]) for name in ("host", "reason", "address"))
-            use = self.found.setdefault(host, UpstreamUse(host=host))
-            use.connections += data["verdict"] == "dialled"
-            use.failed += data["verdict"] == "failed"
-            use.refused += data["verdict"] == "refused"
-            use.cut += data["verdict"] == "cut"
-            for known, new in ((use.reasons, reason), (use.addresses, address)):
-                if new and new not in known:
-                    known.append(new)

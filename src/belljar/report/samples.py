@@ -11,9 +11,9 @@ from belljar.dataclass import dataclass
 from belljar.differences import Difference, Kind
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
+from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
-from belljar.report.requests import UpstreamUse
 from belljar.report.signals import SampleSignals
 from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
 from belljar.units import printable
@@ -133,9 +133,8 @@ class RunFindings:
     """The run as a whole.
 
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
-    log. `models`: model cells. `reused`: judged by another run. `host_processes`: how often the
-    task's own code started which program on this host. `refusal_code`: exit code of what prevented
-    the run, or 0. `failure_code`: of what ended the evaluation, or 0.
+    log. `models`: model cells. `reused`: judged by another run. `refusal_code`: exit code of what
+    prevented the run, or 0. `failure_code`: of what ended the evaluation, or 0.
     `unsealed_logs`: Inspect's logs that no signature covers.
     """
 
@@ -147,8 +146,7 @@ class RunFindings:
     reused: tuple[Transcript, ...] = ()
     problems: tuple[Reason, ...] = ()
     errors: tuple[str, ...] = ()
-    upstreams: tuple[UpstreamUse, ...] = ()
-    host_processes: Mapping[str, int] = field(default_factory=dict)
+    left: Left = Left()
     interrupted: bool = False
     refusal_code: int = 0
     failure_code: int = 0
@@ -255,9 +253,9 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
             }
             for each in findings.reused
         ],
-        "upstreams": [use.to_json() for use in findings.upstreams],
+        "left_this_host": findings.left.to_json(),
         "tools": [use.to_json() for use in findings.tools],
-        "host_processes": dict(findings.host_processes),
+        "host_processes": dict(findings.left.host_processes),
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
         "model_cells": [_model_json(cell) for cell in findings.models],
         "unused_cells": [cell.cell_id for cell in findings.unused],

@@ -6,7 +6,7 @@ Of all signals only another sample's decoy changes the containment verdict.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field
+from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -67,14 +67,8 @@ class Signal:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "code": self.code.value,
-            "count": self.count,
-            "trust": self.trust.value,
-            "evidence": list(self.evidence),
-            "evidence_more": self.more,
-            "involved": list(self.involved),
-        }
+        found = asdict(self)
+        return {**found, "evidence_more": found.pop("more")}
 
     def __str__(self) -> str:
         what = f" ({', '.join(self.involved)})" if self.involved else ""
@@ -91,7 +85,7 @@ class BlindSpot:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"code": self.code.value, "detail": self.detail, "count": self.count}
+        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.detail}" if self.detail else self.code.value

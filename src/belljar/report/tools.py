@@ -6,7 +6,7 @@ A call without an operation in a cell ran in the evaluation's process or at a th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -70,9 +70,7 @@ BUILT_IN: Final[Mapping[str, Outside | None]] = {
         for act in ("go", "click", "type", "type_submit", "scroll", "back", "forward", "refresh")
     ),
     # in the evaluation's own process, with nothing but its memory
-    **dict.fromkeys(
-        ("memory", "think", "todo_write", "update_plan", "submit", "default_submit_tool")
-    ),
+    **dict.fromkeys((*HARMLESS, "default_submit_tool")),
     # agents: their tools are checked themselves
     **dict.fromkeys(
         ("as_tool", "agent", "agent_status", "agent_wait", "agent_cancel", "agent_list")
@@ -157,12 +155,7 @@ class ToolUse:
 
     def to_json(self) -> dict[str, object]:
         """As JSON values."""
-        return {
-            "name": self.name,
-            "calls": self.calls,
-            "reached_cell": self.reached_cell,
-            "outside": self.outside.value if self.outside else "",
-        }
+        return {**asdict(self), "outside": self.outside or ""}
 
 
 def tool_uses(calls: Iterable[ToolCall]) -> tuple[ToolUse, ...]:

@@ -13,9 +13,9 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, TranscriptGap, reconcile
+from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
-from belljar.report.requests import UpstreamUse
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.report.signals import SampleSignals, SignalGatherer
 from belljar.report.tools import refused_calls
@@ -31,8 +31,7 @@ class RunRecord:
     `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
     none. `refusal`: why it could not begin. `air_gap_phases`: of the checks that are on record.
     `air_gap_broken`: the ways that were open. `failure`: what ended the evaluation. `logs`:
-    Inspect's. `not_in_log`: why metrics of contained samples are missing. `host_processes`:
-    programs that the task's code started.
+    Inspect's. `not_in_log`: why metrics of contained samples are missing.
     """
 
     run_id: str = ""
@@ -48,7 +47,6 @@ class RunRecord:
     failure_code: int = 0
     logs: list[str] = field(default_factory=list)
     not_in_log: str = ""
-    host_processes: Mapping[str, int] = field(default_factory=dict)
     air_gap_phases: set[str] = field(default_factory=set)
     air_gap_broken: list[str] = field(default_factory=list)
 
@@ -65,8 +63,6 @@ class RunRecord:
             self.interrupted, self.stopped = bool(data["interrupted"]), bool(data["stopped"])
             self.errors = [str(error) for error in data["errors"]]
             self.causes = [str(cause) for cause in data.get("causes", ())]
-            if isinstance(programs := data.get("host_processes"), dict):
-                self.host_processes = {name: int(str(times)) for name, times in programs.items()}
             self.refusal = str(data.get("refusal", ""))
             self.refusal_code = int(data.get("refusal_code", 0))
             self.failure = str(data.get("failure", ""))
@@ -124,7 +120,7 @@ class Evidence:
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)
     ranges: Mapping[str, RangeFindings] = field(default_factory=dict)
-    upstreams: Sequence[UpstreamUse] = ()
+    left: LeftGatherer = field(default_factory=LeftGatherer)
     run: RunRecord = field(default_factory=RunRecord)
     signals: SignalGatherer = field(default_factory=SignalGatherer)
     begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -156,6 +152,8 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for cell in models for reason in cell.reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
+    is_whole = evidence.ledger in {LedgerState.VERIFIED, LedgerState.OWN}
+    left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
     problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES, detail=why)]
@@ -174,8 +172,7 @@ def judge(evidence: Evidence) -> RunFindings:
         reused=tuple(reused),
         problems=tuple(problems),
         errors=tuple(errors),
-        upstreams=tuple(evidence.upstreams),
-        host_processes=run.host_processes,
+        left=evidence.left.end(doubt=left_doubt),
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         failure_code=run.failure_code,

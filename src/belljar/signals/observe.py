@@ -278,6 +278,7 @@ def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reaso
         "operation": part.operation,
         "reason": reason,
         "bytes": part.missing_bytes or len(part.data),
+        **({"to": part.to} if part.to else {}),
         **_guard_fields(part, evidence),
         **part.where,
     }

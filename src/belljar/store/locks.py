@@ -15,7 +15,7 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.store.home import make_store_dir
-from belljar.store.scratch import retire
+from belljar.store.scratch import remove_tree, retire
 
 _CLAIM_TIMEOUT_S: Final = 0.5
 _RETRY_S: Final = 0.001
@@ -83,6 +83,15 @@ def retire_unclaimed(directory: Path) -> Path | None:
     with suppress(FileNotFoundError), _alone(directory) as free:
         return retire(directory) if free else None
     return None
+
+
+def remove_unclaimed(directory: Path) -> bool:
+    """Remove a directory that nobody claims; False: claimed, gone or none."""
+    with suppress(OSError), _alone(directory) as free:
+        if free:
+            remove_tree(directory)
+        return free
+    return False
 
 
 @contextmanager

@@ -474,14 +474,14 @@ def test_programs_that_a_task_starts_are_named(
     (tmp_path / "task.py").write_text(STARTS)
     monkeypatch.chdir(tmp_path)
     outcome = run(["task.py", "--model", "mockllm/model"], tmp_path)
-    found = dict(outcome.findings.host_processes)
+    found = dict(outcome.findings.left.host_processes)
     assert (outcome.exit_code, found.pop("others"), len(found)) == (0, 13, 20)
     assert (found["true"], found["echo"]) == (5, 1)
     assert found["sh"] >= 2  # a fake cell starts shells of this host, too
     show_findings(outcome.findings, outcome.path)
     assert "true 5×" in capsys.readouterr().out
     shown = findings_json(outcome.findings, outcome.path)["host_processes"]
-    assert shown == dict(outcome.findings.host_processes)
+    assert shown == dict(outcome.findings.left.host_processes)
 
 
 _STAND_IN = "{kind: http, names: [a.example], routes: [{path: no}]}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from belljar.isolation.identity import (
     hold_uids,
     user_range,
 )
-from belljar.plan.jail import UID_RANGE_START, nested_cell_ids
+from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, nested_cell_ids
 
 root = pytest.mark.root
 
@@ -48,6 +50,32 @@ def test_a_slot_is_free_when_its_lock_is(tmp_path: Path) -> None:
         assert not free
     with hold_uids(tmp_path, held.own_uid, locks=tmp_path) as free:
         assert free
+
+
+@root
+def test_two_stores_at_one_path_have_two_ranges(tmp_path: Path) -> None:
+    """A VMM's uids differ by what the store is, not by its path in some mount namespace; the same
+    store has the same ones again, wherever it is mounted."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom belljar.isolation.identity import *\n"
+        "with hold_identity(Path(sys.argv[1])) as held: print(held.own_uid)"
+    )
+
+    def uid_of(store: Path, *, at: Path) -> int:
+        for directory in (store, at):
+            directory.mkdir(exist_ok=True)
+        mount = 'mount --bind "$1" "$2" && shift && exec "$2" -c "$3" "$1"'
+        argv = ["unshare", "--mount", "sh", "-c", mount, "sh", str(store), str(at)]
+        done = subprocess.run(
+            [*argv, sys.executable, script], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    store, place = tmp_path / "one", tmp_path / "mounted"
+    first = uid_of(store, at=place)
+    assert uid_of(tmp_path / "two", at=place) // SLOTS_PER_HOME != first // SLOTS_PER_HOME
+    assert uid_of(store, at=place) == first
+    assert uid_of(store, at=tmp_path / "elsewhere") == first
 
 
 @root

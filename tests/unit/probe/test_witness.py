@@ -212,6 +212,28 @@ def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
         assert canary.exists()
 
 
+@pytest.mark.root
+def test_a_watch_in_another_pid_namespace_is_not_swept() -> None:
+    """A run in a PID namespace of its own, which shares /tmp, keeps its witnesses from a run
+    outside, where its process number means another process or none."""
+    script = (
+        "from belljar.probe.witness import watch\nfrom belljar.probe.model import Witness\n"
+        "with watch([Witness.CANARY]) as w:\n"
+        " print(w.parameters['canary'], flush=True)\n input()\n"
+        " print(w.look()[Witness.CANARY].touched)"
+    )
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as inside:
+        assert inside.stdin is not None
+        assert inside.stdout is not None
+        canary = Path(inside.stdout.readline().strip())
+        assert str(canary.parent) not in sweep_watches(canary.parents[1])
+        inside.stdin.write("\n")
+        inside.stdin.flush()
+        assert inside.stdout.readline() == "False\n"
+    assert not canary.exists()
+
+
 def test_a_sweep_passes_over_what_another_run_just_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

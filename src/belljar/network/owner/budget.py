@@ -91,8 +91,8 @@ MAX_OPEN_S: Final = 180.0
 AHEAD_BYTES: Final = 8 << 20
 # TCP_ESTABLISHED, and TCP_CLOSE_WAIT: only the other side has ended.
 _OPEN_STATES: Final = frozenset({1, 8})
-_TCP_INFO: Final = struct.Struct("@B119xQQ")
-"""Of `struct tcp_info` (linux/tcp.h): tcpi_state, tcpi_bytes_acked, tcpi_bytes_received."""
+_TCP_INFO: Final = struct.Struct("@B127xQ64xQ")
+"""Of `struct tcp_info` (linux/tcp.h): tcpi_state, tcpi_bytes_received, tcpi_bytes_sent."""
 
 
 class SpentError(ValueError):
@@ -109,11 +109,12 @@ class _Open:
 class _Account:
     plan: UpstreamPlan
     settled_bytes: int = 0
+    sent_bytes: int = 0
     dialling: int = 0
     open: list[_Open] = field(default_factory=list)
 
     def spent_bytes(self) -> int:
-        return self.settled_bytes + sum(measure(item.end)[1] for item in self.open)
+        return self.settled_bytes + sum(sum(measure(item.end)[1:]) for item in self.open)
 
     def set_aside_bytes(self) -> int:
         """The budget, renewed while more may be spent."""
@@ -205,6 +206,11 @@ class RunSpending:
                 each.spent_bytes() for (_, name), each in self._accounts.items() if name == host
             )
 
+    def sent_bytes(self, number: int) -> dict[str, int]:
+        """Bytes that a range sent to each host, once its connections are closed."""
+        with self._lock:
+            return {account.plan.host: account.sent_bytes for account in self._of(number)}
+
     def _of(self, number: int) -> list[_Account]:
         return [account for (owner, _), account in self._accounts.items() if owner == number]
 
@@ -219,20 +225,21 @@ def _settle(account: _Account, now_s: float) -> list[str]:
                 "more passed than its budget" if is_over else f"it was open for {MAX_OPEN_S:.0f} s"
             )
             _shut(item.end)
-        is_open, passed = measure(item.end)
+        is_open, sent, received = measure(item.end)
         if not is_open:
-            account.settled_bytes += passed
+            account.settled_bytes += sent + received
+            account.sent_bytes += sent
             account.open.remove(item)
             item.end.close()
     return cut
 
 
-def measure(end: socket.socket) -> tuple[bool, int]:
-    """Whether our side is open, and bytes. Raises `OSError`."""
-    state, sent, received = _TCP_INFO.unpack(
+def measure(end: socket.socket) -> tuple[bool, int, int]:
+    """Whether our side is open, bytes sent (repeats too) and received. Raises `OSError`."""
+    state, received, sent = _TCP_INFO.unpack(
         end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     )
-    return state in _OPEN_STATES, sent + received
+    return state in _OPEN_STATES, sent, received
 
 
 def _shut(end: socket.socket) -> None:

@@ -235,11 +235,11 @@ Record = Callable[[Mapping[str, JsonValue]], None]
 
 
 class Dialler:
-    """One range's. Thread-safe; every method blocks."""
+    """One range's, of this number in the run. Thread-safe; every method blocks."""
 
     def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
         self._network, self._reach, self._spending = network, reach, spending
-        self._number = spending.new_range()
+        self.number = spending.new_range()
         self._locks = {upstream.host: threading.Lock() for upstream in network.upstreams}
         self._pins: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}
@@ -257,7 +257,7 @@ class Dialler:
             record(_event(None, None, "refused", problem=str(exc)))
             raise
         try:
-            with self._spending.dialling(self._number, upstream):
+            with self._spending.dialling(self.number, upstream):
                 addresses = self._pinned(upstream.host, port)
                 return self._first_of(upstream, addresses[:MAX_TRIED], port, record)
         except (_NotTried, SpentError) as exc:
@@ -266,12 +266,12 @@ class Dialler:
 
     def enforce(self, record: Record) -> None:
         """End connections beyond budget or time, and record that."""
-        for upstream, problem in self._spending.enforce(self._number):
+        for upstream, problem in self._spending.enforce(self.number):
             record(_event(upstream, None, "cut", problem=problem))
 
     def close(self) -> None:
         """End every connection. Idempotent."""
-        self._spending.close(self._number)
+        self._spending.close(self.number)
 
     def _pinned(self, host: str, port: int) -> tuple[str, ...]:
         # The first answer's addresses, judged at each dial; a refused answer stays refused.
@@ -302,7 +302,7 @@ class Dialler:
         problem = ""
         for number, address in enumerate(addresses):
             if number:
-                self._spending.charge_dial(self._number, upstream)
+                self._spending.charge_dial(self.number, upstream)
             record(_event(upstream, port, "dialled", address=address))
             try:
                 end = self._reach.connect(address, port)
@@ -311,7 +311,7 @@ class Dialler:
                 record(_event(upstream, port, "failed", address=address, problem=problem))
                 continue
             try:
-                self._spending.keep(self._number, upstream, end)
+                self._spending.keep(self.number, upstream, end)
             except BaseException:
                 end.close()
                 raise

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,6 +117,7 @@ class Range:
         self._attached: dict[str, int] = {}
         self._groups = cgroup.NO_GROUPS
         self._group_counts: dict[str, int] = {}
+        self._sent_bytes: Callable[[], dict[str, int]] = dict
         self._supervisor: SupervisorRequests | None = None
         self._ending, self._pinning = threading.Lock(), threading.Lock()
         self._began, self._is_users = time.monotonic(), os.geteuid() != 0
@@ -241,6 +243,8 @@ class Range:
         )
         refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
         self._mark("forks")
+        dialler = Dialler(self._spec.network, self._spec.reach, self._spec.spending)
+        self._sent_bytes = partial(self._spec.spending.sent_bytes, dialler.number)
         self._watch = Watch(
             self.id,
             processes,
@@ -248,7 +252,7 @@ class Range:
             self._recorder,
             on_failure=self._died,
             handle_request=self._handle_request,
-            dialler=Dialler(self._spec.network, self._spec.reach, self._spec.spending),
+            dialler=dialler,
             budget=Budget.of(self._spec.network.bounds.recorded_bytes),
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
@@ -360,7 +364,8 @@ class Range:
                     value = self._spec.network.bounds.packet_record_bytes
                     self._record(Kind.LIMIT_HIT, limit=name, value=value, effect=effect)
             counters = {**self.counters(), **self._group_counts}
-            self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), counters=counters)
+            about = {"counters": counters, "sent_bytes": self._sent_bytes()}
+            self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), **about)
             return destruction
 
     def _end_processes(self) -> None:

@@ -71,6 +71,7 @@ def test_the_kernel_counts_what_passed() -> None:
         ours.shutdown(socket.SHUT_RDWR)
         assert spending.enforce(number) == ()
         assert 3000 <= spending.spent_bytes(HOST) - DIAL_BYTES <= 3004
+        assert spending.sent_bytes(number) == {HOST: 1000}
     spending.close(number)
 
 

@@ -1,0 +1,93 @@
+"""What the evaluation's own process does on this host and beyond it, as the audit hook sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.harness.host_processes import MAX_NAMES, watched_host
+
+BEYOND: list[tuple[str, tuple[Any, ...], str]] = [
+    ("socket.connect", (None, ("203.0.113.9", 443)), "203.0.113.9:443"),
+    ("socket.connect", (None, ("2001:db8::1", 443, 0, 0)), "2001:db8::1:443"),
+    ("socket.connect", (None, ("api.example", 443)), "api.example:443"),
+    ("socket.connect", (None, ("169.254.169.254", 80)), "169.254.169.254:80"),
+    ("socket.connect", (None, ("fe80::1%eth0", 80, 0, 2)), "fe80::1%eth0:80"),
+    ("socket.sendto", (None, ("203.0.113.9", 53)), "203.0.113.9:53"),
+    ("socket.sendmsg", (None, ("203.0.113.9", 53)), "203.0.113.9:53"),
+    ("socket.sendto", (None, ("eth0", 2048)), "eth0:2048"),
+    ("socket.getaddrinfo", ("secret.example.", 443, 0, 0, 0), "secret.example"),
+    ("socket.getaddrinfo", (b"secret.example", 443, 0, 0, 0), "secret.example"),
+    ("socket.gethostbyname", ("secret.example",), "secret.example"),
+    ("socket.gethostbyaddr", ("203.0.113.9",), "203.0.113.9"),
+]
+HERE: list[tuple[str, tuple[Any, ...]]] = [
+    ("socket.connect", (None, ("127.0.0.1", 443))),
+    ("socket.connect", (None, ("::1", 443, 0, 0))),
+    ("socket.connect", (None, "/run/some.sock")),
+    ("socket.connect", (None, "relative.sock")),
+    ("socket.connect", (None, b"\0abstract")),
+    ("socket.connect", (None, (0, 0))),
+    ("socket.sendmsg", (None, None)),
+    ("socket.getaddrinfo", (None, 80, 0, 0, 0)),
+    ("socket.getaddrinfo", ("localhost", 80, 0, 0, 0)),
+    ("socket.getaddrinfo", ("::", 80, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("event", "arguments", "place"), BEYOND)
+def test_what_leads_beyond_this_host_is_counted(
+    event: str, arguments: tuple[Any, ...], place: str
+) -> None:
+    """Each connection, datagram, raw packet and lookup, by address or name."""
+    with watched_host() as found:
+        for _ in range(2):
+            sys.audit(event, *arguments)
+    sys.audit(event, *arguments)  # nobody watches any more
+    assert dict(found.connections) == {place: 2}
+
+
+def test_what_stays_on_this_host_is_not() -> None:
+    """Loopback, Unix sockets, the kernel's own sockets, and addresses to listen at."""
+    with watched_host() as found:
+        for event, arguments in HERE:
+            sys.audit(event, *arguments)
+    assert not found.connections
+
+
+def test_belljars_own_are_not() -> None:
+    """A dial of a real upstream is on record by itself, a look for ways out sends nothing; what
+    another library does is counted, though Belljar calls it."""
+    module = str(Path(str(belljar.__file__)).parent / "dial.py")
+    with watched_host() as found:
+        call = compile("connect(None, ('203.0.113.9', 9))", module, "exec")
+        exec(call, {"connect": partial(sys.audit, "socket.connect")})  # noqa: S102
+        assert not found.connections
+        library = lambda *words: sys.audit("socket.connect", *words)  # noqa: E731
+        exec(call, {"connect": library})  # noqa: S102
+    assert dict(found.connections) == {"203.0.113.9:9": 1}
+
+
+def test_a_real_socket_is_seen(tmp_path: Path) -> None:
+    """Whether it succeeds or not. A datagram socket's `connect` sends nothing."""
+    with watched_host() as found, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sent:
+        with contextlib.suppress(OSError):
+            sent.connect(("203.0.113.9", 9))
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as local:
+            local.connect(str(tmp_path / "none"))
+    assert dict(found.connections) == {"203.0.113.9:9": 1}
+
+
+def test_the_names_are_bounded() -> None:
+    """A process that connects to ever new places adds to one count."""
+    with watched_host() as found:
+        for number in range(MAX_NAMES + 30):
+            sys.audit("socket.connect", None, (f"203.0.113.{number}", 443))
+    assert (len(found.connections), found.connections["others"]) == (MAX_NAMES + 1, 30)

@@ -1,0 +1,186 @@
+"""What a run's report says of what left this host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.report.stories import ENDED, HOSTILE, line
+
+from belljar.cli.findings import show_findings
+from belljar.events import Kind
+from belljar.ledger import Line
+from belljar.report.left import STAYS, Destination, Left, LeftGatherer, Way
+from belljar.report.samples import RunFindings, as_json
+
+PROVIDER = "openai/gpt-4o"
+
+
+def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
+    """A ledger line of one."""
+    said = {
+        "host": "real.example",
+        "port": 443,
+        "address": "93.184.215.1",
+        "verdict": "dialled",
+        "reason": "why",
+        "problem": "",
+        **data,
+    }
+    return line(Kind.NETWORK_UPSTREAM, **said)
+
+
+def call(model: str, **data: Any) -> Line:  # noqa: ANN401 - JSON values
+    """A call of a model."""
+    said = {"model": model, "address": "", "bytes": 100, "guarded": True, **data}
+    return line(Kind.MODEL_CALLED, "c1", **said)
+
+
+def hit(place: str, to: str, action: str, cls: str = "iban") -> Line:
+    """A finding of the guard's."""
+    said = {"class": cls, "action": action, "digest": "0" * 64, "start": 0, "end": 9}
+    return line(Kind.GUARD_HIT, "c1", **said, place=place, channel=place, decoding=[], to=to)
+
+
+def evaluated(**data: Any) -> Line:  # noqa: ANN401 - JSON values
+    """The end of the evaluation."""
+    said = {"interrupted": False, "stopped": False, "errors": [], "connections": {}, **data}
+    return line(Kind.RUN_EVALUATED, None, **said)
+
+
+def ranges_end(**sent: int) -> Line:
+    """The end of the range, with what went to each host."""
+    hosts = {name.replace("_", "."): count for name, count in sent.items()}
+    return line(Kind.RANGE_DESTROYED, **ENDED, sent_bytes=hosts)
+
+
+def left_of(*lines: Line, doubt: str = "") -> Left:
+    """Of a run with these events."""
+    gatherer = LeftGatherer()
+    for each in lines:
+        gatherer.take(each)
+    return gatherer.end(doubt=doubt)
+
+
+@pytest.mark.parametrize("provider", STAYS)
+def test_a_model_that_stays_leaves_nothing(provider: str) -> None:
+    """A script's and a cell's model get protected data, and nothing left this host."""
+    model = f"{provider}/model.yaml"
+    left = left_of(call(model), hit("model", model, "flag"), evaluated())
+    assert (left.claim, left.destinations, left.unknown) == ("nothing", (), ())
+    assert left.lines() == ["\nWhat left this host: nothing"]
+
+
+@pytest.mark.parametrize("model", [PROVIDER, "unheard-of/m", "mockllm2/m", "Belljar/m", "", "x"])
+def test_any_other_model_s_calls_leave(model: str) -> None:
+    """A provider that is not named as one that stays counts as leaving."""
+    left = left_of(call(model), evaluated())
+    assert left.claim == "something"
+    assert [(each.way, each.name) for each in left.destinations] == [(Way.MODEL, model)]
+
+
+def test_calls_and_bytes_and_findings_are_added_up() -> None:
+    """By destination; what was sent is told from what was redacted or stopped, and what was not
+    scanned is counted."""
+    left = left_of(
+        call(PROVIDER, address="proxy.example:8443"),
+        hit("model", PROVIDER, "flag"),
+        hit("model", PROVIDER, "redact"),
+        hit("model", PROVIDER, "redact"),
+        call(PROVIDER, address="proxy.example:8443", bytes=17, guarded=False),
+        hit("output", "", "flag"),
+        hit("range", "shop", "block"),
+        evaluated(),
+    )
+    (to,) = left.destinations
+    assert (to.addresses, to.calls, to.sent_bytes) == (["proxy.example:8443"], 2, 117)
+    assert to.protected == {"iban": {"flag": 1, "redact": 2}}
+    assert to.unscanned == 1
+    assert "iban ×1 sent, iban ×2 redacted, can't tell of 1" in to.sentence()
+
+
+def test_what_the_guard_stopped_did_not_leave() -> None:
+    """A destination to which nothing went is listed with what was to go there."""
+    left = left_of(
+        hit("model", PROVIDER, "stop"), hit("upstream", "upstream:a.example", "block"), evaluated()
+    )
+    assert left.claim == "nothing"
+    assert [each.name for each in left.destinations] == [PROVIDER, "a.example"]
+
+
+def test_upstreams_are_gathered_by_host() -> None:
+    """Connections, failures, refusals and the kernel's count of bytes."""
+    left = left_of(
+        dial(),
+        dial(),
+        dial(verdict="failed", problem="no"),
+        dial(verdict="refused", host="other.example", address=""),
+        dial(verdict="cut", host="other.example", address="", problem="it was open for 180 s"),
+        ranges_end(real_example=812, other_example=0),
+        evaluated(connections={"8.8.8.8:53": 4}),
+    )
+    real, other, process = left.destinations
+    assert (real.calls, real.failed, real.sent_bytes) == (2, 1, 812)
+    assert (real.addresses, real.reasons) == (["93.184.215.1"], ["why"])
+    assert (other.calls, other.refused, other.cut) == (0, 1, 1)
+    assert (process.way, process.name, process.calls) == (Way.PROCESS, "8.8.8.8:53", 4)
+    assert left.unknown == ()
+
+
+@pytest.mark.parametrize("connection", ["api.example", "203.0.113.9:443", "others"])
+def test_a_connection_of_the_process_leaves(connection: str) -> None:
+    """Whatever made it, and wherever it leads."""
+    left = left_of(call("mockllm/model"), evaluated(connections={connection: 1}))
+    assert left.claim == "something"
+
+
+def test_missing_evidence_is_never_nothing() -> None:
+    """Neither a run without an end, nor one whose process was not watched, whose task started
+    programs, or whose record is in doubt; an upstream without its count has no bytes."""
+    no_end = [call("mockllm/model")]
+    unwatched = line(Kind.RUN_EVALUATED, None, interrupted=False, stopped=False, errors=[])
+    for left in (
+        Left(),
+        left_of(),
+        left_of(*no_end),
+        left_of(*no_end, unwatched),
+        left_of(*no_end, evaluated(host_processes={"curl": 1})),
+        left_of(*no_end, evaluated(), doubt="the ledger does not verify"),
+    ):
+        assert left.claim == "can't tell"
+        assert len(left.unknown) == 1
+        assert "nothing" not in "".join(left.lines())
+    cut_off = left_of(dial(), evaluated())
+    assert (cut_off.claim, cut_off.destinations[0].sent_bytes) == ("something", None)
+
+
+def test_the_report_shows_what_left_in_red(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each on a line of its own, on a terminal in red, in the JSON too."""
+    left = left_of(dial(), ranges_end(real_example=10), evaluated())
+    findings = RunFindings(left=left)
+    show_findings(findings, Path("/runs/r"))
+    assert "\n  real upstream: real.example (93.184.215.1): 1 " in capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    show_findings(findings, Path("/runs/r"))
+    assert "\x1b[1;31m  real upstream: real.example" in capsys.readouterr().out
+    shown = as_json(findings)["left_this_host"]
+    assert (shown["claim"], shown["destinations"][0]["name"]) == ("something", "real.example")
+
+
+@given(st.text(max_size=80))
+def test_no_name_acts_on_the_reader_s_terminal(name: str) -> None:
+    """Whatever stands on record."""
+    for text in (name, HOSTILE):
+        for way in Way:
+            made = Destination(way=way, name=text, reasons=[text], addresses=[text])
+            made.protected[text] = {text: 1}  # type: ignore[assignment]
+            for said in (made.sentence(), "".join(Left(unknown=(text,)).lines()[1:])):
+                assert "\x1b" not in said
+                assert "\u202e" not in said
+                assert "\n" not in said
