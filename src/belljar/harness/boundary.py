@@ -10,12 +10,13 @@ import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, NoReturn
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
-from inspect_ai.model import ChatMessage, ContentReasoning, ContentText
 from inspect_ai.util import LimitExceededError, SandboxEnvironment
+from pydantic import BaseModel
 from typing_extensions import override
 
 import belljar.harness._registry  # noqa: F401
@@ -28,7 +29,7 @@ from belljar.harness.session import Session
 from belljar.harness.source import print_status
 from belljar.policy import Risk
 from belljar.report.reasons import ReasonCode
-from belljar.signals.observe import model_part
+from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
 from belljar.units import printable
 
 # Inspect may ask these of another provider: to read tasks and logs that name one.
@@ -238,33 +239,56 @@ class LookAtMessages(Hooks):
             cell, guard = environment.cell, environment.cell.guard
             for index, message in enumerate(data.input):
                 data.input[index] = await _scanned(message, guard, cell.id)
+            for index, tool in enumerate(data.tools):
+                data.tools[index] = await _scanned(tool, guard, cell.id, "model.tools")
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
             await session.end_sample(error, where="model boundary")
 
 
-async def _scanned(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
-    if isinstance(message.content, str):
-        text = await _scanned_text(message.content, guard, cell_id)
-        return message if text == message.content else message.model_copy(update={"content": text})
-    contents = []
-    for content in message.content:
-        if isinstance(content, ContentText):
-            text = await _scanned_text(content.text, guard, cell_id)
-            content = content.model_copy(update={"text": text})
-        elif isinstance(content, ContentReasoning):
-            text = await _scanned_text(content.reasoning, guard, cell_id)
-            content = content.model_copy(update={"reasoning": text})
-        contents.append(content)
-    same = contents == list(message.content)
-    return message if same else message.model_copy(update={"content": contents})
+async def _scanned(value: Any, guard: GuardedRecorder, cell_id: str, operation: str = "") -> Any:  # noqa: ANN401
+    """Return the value with each text and number in it as it may leave: itself if all may.
+
+    A number that is protected becomes a text. `operation`: "" for a message, whose fields name it.
+    """
+    if isinstance(value, (str, int, float)):
+        text = str(value)
+        if len(text.encode("utf-8", "surrogatepass")) < MIN_SCANNED_BYTES:
+            return value
+        passed = await _scanned_text(text, guard, cell_id, operation)
+        return value if passed == text else passed
+    if isinstance(value, (list, tuple)):
+        items = [await _scanned(each, guard, cell_id, operation) for each in value]
+        if all(item is each for item, each in zip(items, value, strict=True)):
+            return value
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, Mapping):
+        pairs = tuple(value.items())
+        scanned = await _scanned(pairs, guard, cell_id, operation)
+        return value if scanned is pairs else dict(scanned)
+    if isinstance(value, BaseModel):
+        # No provider is sent a message's metadata.
+        own = {name: each for name, each in value if operation or name != "metadata"}
+    elif is_dataclass(value) and not isinstance(value, type):
+        own = {each.name: getattr(value, each.name) for each in fields(value)}
+    else:
+        return value
+    changed = {}
+    for name, each in own.items():
+        sent = await _scanned(each, guard, cell_id, operation or f"model.{name}")
+        if sent is not each:
+            changed[name] = sent
+    if not changed:
+        return value
+    copied = isinstance(value, BaseModel)
+    return value.model_copy(update=changed) if copied else replace(value, **changed)
 
 
-async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
+async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operation: str) -> str:
     key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     if key not in guard.passed:
-        part = model_part(text.encode("utf-8", "surrogatepass"))
+        part = model_part(text.encode("utf-8", "surrogatepass"), operation)
         let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
         if let_out.stopped:
             raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
