@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
@@ -31,6 +31,10 @@ from belljar.policy import Risk
 from belljar.report.reasons import ReasonCode
 from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from inspect_ai.model import ChatMessage
+    from inspect_ai.tool import ToolInfo
 
 # Inspect may ask these of another provider: to read tasks and logs that name one.
 _HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
@@ -238,16 +242,20 @@ class LookAtMessages(Hooks):
         try:
             cell, guard = environment.cell, environment.cell.guard
             for index, message in enumerate(data.input):
-                data.input[index] = await _scanned(message, guard, cell.id)
+                sent = await _scanned(message, guard, cell.id)
+                data.input[index] = cast("ChatMessage", sent)
             for index, tool in enumerate(data.tools):
-                data.tools[index] = await _scanned(tool, guard, cell.id, "model.tools")
+                sent = await _scanned(tool, guard, cell.id, "model.tools")
+                data.tools[index] = cast("ToolInfo", sent)
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
             await session.end_sample(error, where="model boundary")
 
 
-async def _scanned(value: Any, guard: GuardedRecorder, cell_id: str, operation: str = "") -> Any:  # noqa: ANN401
+async def _scanned(
+    value: object, guard: GuardedRecorder, cell_id: str, operation: str = ""
+) -> object:
     """Return the value with each text and number in it as it may leave: itself if all may.
 
     A number that is protected becomes a text. `operation`: "" for a message, whose fields name it.
@@ -260,13 +268,10 @@ async def _scanned(value: Any, guard: GuardedRecorder, cell_id: str, operation: 
         return value if passed == text else passed
     if isinstance(value, (list, tuple)):
         items = [await _scanned(each, guard, cell_id, operation) for each in value]
-        if all(item is each for item, each in zip(items, value, strict=True)):
-            return value
-        return tuple(items) if isinstance(value, tuple) else items
+        return value if items == list(value) else items
     if isinstance(value, Mapping):
-        pairs = tuple(value.items())
-        scanned = await _scanned(pairs, guard, cell_id, operation)
-        return value if scanned is pairs else dict(scanned)
+        pairs = [await _scanned(pair, guard, cell_id, operation) for pair in value.items()]
+        return value if pairs == list(value.items()) else dict(cast("Any", pairs))
     if isinstance(value, BaseModel):
         # No provider is sent a message's metadata.
         own = {name: each for name, each in value if operation or name != "metadata"}
@@ -274,15 +279,18 @@ async def _scanned(value: Any, guard: GuardedRecorder, cell_id: str, operation: 
         own = {each.name: getattr(value, each.name) for each in fields(value)}
     else:
         return value
-    changed = {}
+    changed: dict[str, Any] = {}
     for name, each in own.items():
         sent = await _scanned(each, guard, cell_id, operation or f"model.{name}")
         if sent is not each:
             changed[name] = sent
     if not changed:
         return value
-    copied = isinstance(value, BaseModel)
-    return value.model_copy(update=changed) if copied else replace(value, **changed)
+    return (
+        value.model_copy(update=changed)
+        if isinstance(value, BaseModel)
+        else replace(value, **changed)
+    )
 
 
 async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operation: str) -> str:
