@@ -14,7 +14,7 @@ from pathlib import Path
 from faker import Faker
 
 HERE = Path(__file__).parent
-SEED = 20_26
+SEED = 2026
 CLIENTS = 10
 LOCALES = ("de_DE", "fr_FR", "it_IT", "en_GB", "nl_NL")
 PREFIXES = {
