@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,28 @@ def test_a_provider_behind_the_guard_gets_nothing_protected(
     assert personal(sent) == set()
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"0.67"}
     check_leaks(found, hits(belljar, clean_after()), leaking=agent == "leaking")
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+def test_the_provider_gets_no_more_under_plain_inspect_eval(
+    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
+) -> None:
+    """The policy is kept without Belljar's command line, too."""
+    kept, logs = tmp_path / "sent.jsonl", tmp_path / "logs"
+    argv = [sys.executable, "-m", "inspect_ai", "eval", f"{EXAMPLE / 'bank.py'}@provider"]
+    more = ["-T", f"keep={kept}", "--sample-id", SAMPLES[0], "--log-dir", str(logs)]
+    ran = subprocess.run(
+        [*argv, *more, "--display", "plain"],
+        env=belljar.environment(),
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert "Interest rate" in kept.read_text()
+    assert personal(kept.read_text()) == set()
+    assert {hit["action"] for hit in hits(belljar, clean_after())} == {"flag", "redact"}
 
 
 @pytest.mark.vm

@@ -25,7 +25,7 @@ from belljar.errors import BelljarError, HostError
 from belljar.harness import config as configs
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
-from belljar.harness.session import Session
+from belljar.harness.session import Session, current_session
 from belljar.harness.source import print_status
 from belljar.policy import Risk
 from belljar.report.reasons import ReasonCode
@@ -221,7 +221,6 @@ def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
 
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
-_session: Session | None = None
 
 
 @hooks(name="belljar_model_boundary", description="Looks at what is sent to a model's provider.")
@@ -230,14 +229,14 @@ class LookAtMessages(Hooks):
 
     @override
     def enabled(self) -> bool:
-        """Only during `belljar run`."""
-        return _session is not None
+        """Only in a sample with a cell."""
+        return sample_environment() is not None
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
         # A failure ends the sample too: nothing leaves unscanned.
-        session, environment = _session, sample_environment()
-        if session is None or environment is None or environment.cell.guard is None:
+        environment = sample_environment()
+        if environment is None or environment.cell.guard is None:
             return
         try:
             cell, guard = environment.cell, environment.cell.guard
@@ -250,7 +249,7 @@ class LookAtMessages(Hooks):
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
-            await session.end_sample(error, where="model boundary")
+            await current_session().end_sample(error, where="model boundary")
 
 
 async def _scanned(
@@ -314,14 +313,3 @@ def sample_environment() -> BelljarSandboxEnvironment | None:
         if isinstance(ours, BelljarSandboxEnvironment):
             return ours
     return None
-
-
-@contextmanager
-def model_boundary(session: Session) -> Iterator[None]:
-    """Scan what models are sent inside the block."""
-    global _session
-    _session = session
-    try:
-        yield
-    finally:
-        _session = None
