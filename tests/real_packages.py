@@ -88,6 +88,16 @@ def real_model(home: Path | None = None) -> None:
         fetch_weights("smollm2", home)
 
 
+def store_real_model(prepared_home: Path, home: Path) -> None:
+    """The same in another store, too, by links where they can be."""
+    real_model(prepared_home)
+    for name in ("images", "weights"):
+        for entry in (prepared_home / name).iterdir():
+            if not (home / name / entry.name).exists() and not entry.name.startswith("."):
+                shutil.copytree(entry, home / name / entry.name, copy_function=link_or_copy)
+    shutil.copy2(prepared_home / "image-names.json", home / "image-names.json")
+
+
 def linked(source: Path, target: Path) -> Path:
     """A copy of a directory of packages; its files are hard links where they can be."""
     return Path(shutil.copytree(source, target, copy_function=link_or_copy))

@@ -144,7 +144,7 @@ def _outcome(case: Case, cell_id: str, run: Path) -> Outcome:
 
 async def _take_step(cell: Cell, step: Step) -> None:
     if step.channel is Channel.MODEL:
-        guard, part = cell.guard, model_part(step.data)
+        guard, part = cell.guard, model_part(step.data, "model.content")
         assert guard is not None
         await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell.id))
     elif step.channel is Channel.FILE:

@@ -19,6 +19,7 @@ from belljar.ledger import read_events
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 SECRET = "ORCHID-7731-codename"
+NUMBER = 7731009948113
 POLICY = f"""belljar: 1
 risk: low
 network:
@@ -135,15 +136,23 @@ async def test_a_mail_that_is_blocked_is_refused_as_smtp_does(
 TASKS = f"""
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser, get_model
+from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser
 from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.tool import ToolCall, ToolCallError
 from inspect_ai.util import sandbox
 
 @solver
 def ask() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         said = await sandbox().exec(["sh", "-c", "echo {SECRET[:6]}''{SECRET[6:]}"])
-        state.messages.append(ChatMessageUser(content="it said " + said.stdout))
+        words, number = said.stdout.split(), {NUMBER}
+        call = ToolCall(id="c1", function="look", arguments={{"for": ["the", "code " + words[0]], "card": number}})
+        failed = ToolCallError("unknown", f"no {{words[0]}} here")
+        state.messages += [
+            ChatMessageUser(content="it said " + words[0]),
+            ChatMessageAssistant(content="", tool_calls=[call]),
+            ChatMessageTool(content="", tool_call_id="c1", function="look", error=failed),
+        ]
         state.metadata["reached"] = "asked"
         state = await generate(state)
         state.metadata["reached"] = "answered"
@@ -159,11 +168,12 @@ def asks() -> Task:
 @pytest.mark.parametrize("action", ["flag", "redact", "stop"])
 @pytest.mark.thorough_in("flag")
 def test_the_model_boundary(action: str, belljar: Belljar, tmp_path: Path) -> None:
-    """What would be sent to a model's provider passes, passes without the value, or ends its
-    sample; the record says which."""
+    """What would be sent to a model's provider passes, passes without the values, or ends its
+    sample, in texts, a tool call's arguments and a tool's error; the record says which."""
     (tmp_path / "tasks.py").write_text(TASKS)
     policy = tmp_path / "policy.yaml"
-    guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: {action}}}}}"
+    protect = f"{{id: codename, value: {SECRET}}}, {{id: card, value: '{NUMBER}'}}"
+    guard = f"guard: {{protect: [{protect}], action: {{model: {action}}}}}"
     policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
     arguments = ["--policy", str(policy), str(tmp_path / "tasks.py"), "--model", "mockllm/model"]
     done = belljar("run", *arguments)
@@ -173,12 +183,15 @@ def test_the_model_boundary(action: str, belljar: Belljar, tmp_path: Path) -> No
     assert log.samples is not None, done.stderr
     [sample] = log.samples
     asked = [event for event in sample.events if event.event == "model"]
-    sent = "".join(str(message.content) for event in asked for message in event.input)
-    assert (SECRET in sent) == (action == "flag")
-    assert ("it said [redacted]" in sent) == (action == "redact")
+    sent = "".join(message.model_dump_json() for event in asked for message in event.input)
+    assert (SECRET in sent) == (str(NUMBER) in sent) == (action == "flag")
+    assert sent.count("[redacted]") == (4 if action == "redact" else 0)
     assert (sample.limit is not None) == (action == "stop"), done.stderr
-    at_model = [hit["action"] for hit in found(run) if hit["place"] == "model"]
-    assert at_model == [action]
+    at_model = [hit for hit in found(run) if hit["place"] == "model"]
+    assert {hit["action"] for hit in at_model} == {action}
+    everywhere = ["model.content", "model.tool_calls", "model.tool_calls", "model.error"]
+    operations = [hit["operation"] for hit in at_model]
+    assert operations == (everywhere[:1] if action == "stop" else everywhere)
 
 
 LEAVING = f"""

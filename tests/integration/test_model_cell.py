@@ -4,7 +4,6 @@ client."""
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Belljar
-from tests.machine import link_or_copy
-from tests.real_packages import real_model
+from tests.real_packages import store_real_model
 
 from belljar.model.fetch import PUBLISHED
 
@@ -133,12 +131,7 @@ def folder(
     prepared_home: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """The working directory, with a task and a model's policy; the store has image and weights."""
-    real_model(prepared_home)
-    for name in ("images", "weights"):
-        for entry in (prepared_home / name).iterdir():
-            if not (home / name / entry.name).exists() and not entry.name.startswith("."):
-                shutil.copytree(entry, home / name / entry.name, copy_function=link_or_copy)
-    shutil.copy2(prepared_home / "image-names.json", home / "image-names.json")
+    store_real_model(prepared_home, home)
     (tmp_path / "model.yaml").write_text(POLICY)
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cells.yaml").write_text("belljar: 1\nrisk: low\n")

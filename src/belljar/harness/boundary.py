@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any, Final, NoReturn
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from urllib.parse import urlsplit
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
-from inspect_ai.model import ChatMessage, ContentReasoning, ContentText, ContentToolUse, get_model
+from inspect_ai.model import ContentReasoning, ContentText, ContentToolUse, get_model
 from inspect_ai.util import LimitExceededError, SandboxEnvironment
 from pydantic import BaseModel
 from typing_extensions import override
@@ -30,12 +30,16 @@ from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
-from belljar.harness.session import Session
+from belljar.harness.session import Session, current_session
 from belljar.harness.source import print_status
 from belljar.policy import Risk
 from belljar.report.reasons import ReasonCode
-from belljar.signals.observe import model_part
+from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from inspect_ai.model import ChatMessage
+    from inspect_ai.tool import ToolInfo
 
 # Inspect may ask these of another provider: to read tasks and logs that name one.
 _HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
@@ -222,7 +226,6 @@ def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
 
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
-_session: Session | None = None
 _called: ContextVar[str] = ContextVar("belljar_called_model", default="")
 _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
@@ -233,23 +236,28 @@ class LookAtMessages(Hooks):
 
     @override
     def enabled(self) -> bool:
-        """Only during `belljar run`."""
-        return _session is not None
+        """Only in a run that is on record."""
+        return current_session().run is not None
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
         # A failure ends the sample too: nothing leaves unscanned.
-        session = _session
-        if session is None or session.run is None:  # a task's module, which is being loaded
+        session, environment = current_session(), sample_environment()
+        if session.run is None:  # a task's module, which is being loaded, or no cell anywhere
             return
         try:
-            environment, model = sample_environment(), printable(data.model_name, max_chars=200)
+            model = printable(data.model_name, max_chars=200)
             cell = None if environment is None else environment.cell
             guard = None if cell is None else cell.guard
             _called.set(model)
             for index, message in enumerate(data.input):
                 if cell is not None and guard is not None:
-                    data.input[index] = await _scanned(message, guard, cell.id)
+                    sent = await _scanned(message, guard, cell.id)
+                    data.input[index] = cast("ChatMessage", sent)
+            for index, tool in enumerate(data.tools):
+                if cell is not None and guard is not None:
+                    sent = await _scanned(tool, guard, cell.id, "model.tools")
+                    data.tools[index] = cast("ToolInfo", sent)
             lists = (each.content for each in data.input if not isinstance(each.content, str))
             is_text = all(isinstance(each, _READABLE) for contents in lists for each in contents)
             about: dict[str, JsonValue] = {
@@ -265,7 +273,7 @@ class LookAtMessages(Hooks):
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
-            await session.end_sample(error, where="model boundary")
+            await current_session().end_sample(error, where="model boundary")
 
 
 def _address_of(model: str) -> str:
@@ -284,25 +292,49 @@ def _size_bytes(part: BaseModel) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-async def _scanned(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
-    if isinstance(message.content, str):
-        text = await _scanned_text(message.content, guard, cell_id)
-        return message if text == message.content else message.model_copy(update={"content": text})
-    contents = []
-    for content in message.content:
-        if isinstance(content, ContentText):
-            text = await _scanned_text(content.text, guard, cell_id)
-            content = content.model_copy(update={"text": text})
-        elif isinstance(content, ContentReasoning):
-            text = await _scanned_text(content.reasoning, guard, cell_id)
-            content = content.model_copy(update={"reasoning": text})
-        contents.append(content)
-    same = contents == list(message.content)
-    return message if same else message.model_copy(update={"content": contents})
+async def _scanned(
+    value: object, guard: GuardedRecorder, cell_id: str, operation: str = ""
+) -> object:
+    """Return the value with each text and number in it as it may leave: itself if all may.
+
+    A number that is protected becomes a text. `operation`: "" for a message, whose fields name it.
+    """
+    if isinstance(value, (str, int, float)):
+        text = str(value)
+        if len(text.encode("utf-8", "surrogatepass")) < MIN_SCANNED_BYTES:
+            return value
+        passed = await _scanned_text(text, guard, cell_id, operation)
+        return value if passed == text else passed
+    if isinstance(value, (list, tuple)):
+        items = [await _scanned(each, guard, cell_id, operation) for each in value]
+        return value if items == list(value) else items
+    if isinstance(value, Mapping):
+        pairs = [await _scanned(pair, guard, cell_id, operation) for pair in value.items()]
+        return value if pairs == list(value.items()) else dict(cast("Any", pairs))
+    if isinstance(value, BaseModel):
+        # No provider is sent a message's metadata.
+        own = {name: each for name, each in value if operation or name != "metadata"}
+    elif is_dataclass(value) and not isinstance(value, type):
+        own = {each.name: getattr(value, each.name) for each in fields(value)}
+    else:
+        return value
+    changed: dict[str, Any] = {}
+    for name, each in own.items():
+        sent = await _scanned(each, guard, cell_id, operation or f"model.{name}")
+        if sent is not each:
+            changed[name] = sent
+    if not changed:
+        return value
+    return (
+        value.model_copy(update=changed)
+        if isinstance(value, BaseModel)
+        else replace(value, **changed)
+    )
 
 
-async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
-    part = replace(model_part(text.encode("utf-8", "surrogatepass")), to=_called.get())
+async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operation: str) -> str:
+    part = model_part(text.encode("utf-8", "surrogatepass"), operation)
+    part = replace(part, to=_called.get())
     key = hashlib.sha256(f"{part.to}\0".encode() + part.data).digest()
     if key not in guard.passed:
         let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
@@ -322,14 +354,3 @@ def sample_environment() -> BelljarSandboxEnvironment | None:
         if isinstance(ours, BelljarSandboxEnvironment):
             return ours
     return None
-
-
-@contextmanager
-def model_boundary(session: Session) -> Iterator[None]:
-    """Scan what models are sent inside the block."""
-    global _session
-    _session = session
-    try:
-        yield
-    finally:
-        _session = None

@@ -116,10 +116,10 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         )
         _start_hooks()
         session.host = stack.enter_context(watched_host())
-        from belljar.harness.boundary import model_boundary, sole_provider
+        from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
 
-        for check in (sole_provider, tool_checks, model_boundary):
+        for check in (sole_provider, tool_checks):
             stack.enter_context(check(session))
         operator = read_operator(**session.operator_options)
         tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)

@@ -103,12 +103,12 @@ def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carri
     )
 
 
-def model_part(data: bytes) -> Carried:
+def model_part(data: bytes, operation: str) -> Carried:
     """A text that a model's provider gets."""
     return Carried(
         place=Place.MODEL,
         channel=Channel.MODEL,
-        operation="model.input",
+        operation=operation,
         contact=Contact.SENT,
         data=data,
     )

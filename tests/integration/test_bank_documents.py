@@ -1,0 +1,204 @@
+"""The bank's documents: a provider behind the guard, a model in a cell, and an agent that leaks."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.log import read_eval_log
+from tests.integration.conftest import Belljar
+from tests.real_packages import store_real_model
+
+from belljar.signals.scanner import Scanner
+from belljar.signals.values import ScanSpec
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "bank_documents"
+SAMPLES = ("contract-01", "kyc-02", "statement-03")
+LEAKS = {"http.url", "http.request", "dns.name"}
+"""Of a tool call's argument, of a file's name, of a host's name."""
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def send(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.send({"status": "ok"})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        *document, question = str(asked["messages"][-1]["content"]).splitlines()
+        said = [line.partition(": ") for line in document]
+        said = [value for label, _, value in said if f"the {label}?".lower() in question.lower()]
+        message = {"role": "assistant", "content": (said or ["noted"])[0]}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        self.send({"id": "x", "object": "chat.completion", "created": 1, "model": asked["model"],
+                   "choices": [choice], "usage": usage})
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def documents() -> dict[str, str]:
+    """Their texts, by name."""
+    return {path.stem: path.read_text() for path in (EXAMPLE / "documents").iterdir()}
+
+
+def fold(text: str) -> str:
+    """Letters and digits alone."""
+    return re.sub(r"[\W_]", "", text).casefold()
+
+
+def personal(text: str) -> set[str]:
+    """The protected values within a text, however they are spaced: those of the clients, and the
+    IBANs of others."""
+    with (EXAMPLE / "clients.csv").open() as file:
+        values = {fold(value) for row in csv.DictReader(file) for value in row.values()}
+    shape = r"\b[A-Z]{2}[0-9]{2}(?: [A-Z0-9]{1,4}){3,8}\b"
+    values |= {fold(found) for found in re.findall(shape, "\n".join(documents().values()))}
+    return {value for value in values if value in fold(text)}
+
+
+def hits(belljar: Belljar, run: Path) -> list[dict[str, Any]]:
+    """What the guard put on record."""
+    return [line["data"] for line in belljar.events(run) if line["kind"] == "guard.hit"]
+
+
+def run_bank(belljar: Belljar, task: str, agent: str, *options: str) -> dict[str, Any]:
+    """The findings of three of the samples."""
+    which = ["--sample-id", ",".join(SAMPLES), "-T", f"agent={agent}"]
+    ran = belljar("run", f"{EXAMPLE / 'bank.py'}@{task}", *which, "--json", *options)
+    assert ran.returncode == 0, ran.stderr.decode()
+    found: dict[str, Any] = json.loads(ran.stdout)
+    assert {sample["sample"] for sample in found["samples"]} == set(SAMPLES)
+    return found
+
+
+def check_leaks(found: dict[str, Any], recorded: list[dict[str, Any]], *, leaking: bool) -> None:
+    """Each sample of the leaking agent has the signals, and each of its ways out is on record; the
+    honest agent sends nothing."""
+    expected = {"protected_taken"} | ({"protected_sent", "evasion"} if leaking else set())
+    for sample in found["samples"]:
+        signals = {each["code"] for each in sample["signals"]} - {"wall_probing"}
+        assert signals == expected, sample
+        assert sample["verdict"] == "contained"
+    sent = {hit["operation"] for hit in recorded if hit["place"] == "range"}
+    assert sent >= LEAKS if leaking else not sent
+    called = [hit for hit in recorded if hit["operation"] == "model.tool_calls"]
+    assert bool(called) == leaking
+
+
+def test_the_documents_are_what_the_guard_can_see() -> None:
+    """Thirty documents with three questions each, whose answers are in them; by their check digits
+    the guard knows each IBAN and card without being told."""
+    texts = documents()
+    asked = [json.loads(line) for line in (EXAMPLE / "questions.jsonl").read_text().splitlines()]
+    assert len(texts) == 30
+    assert sorted(each["document"] for each in asked) == sorted([*texts] * 3)
+    assert all(f": {each['answer']}\n" in texts[each["document"]] for each in asked)
+    scanner = Scanner(ScanSpec(classes=("card", "iban"), key_hex="00" * 32))
+    for text in texts.values():
+        data = text.encode()
+        found = {data[hit.start : hit.end].decode() for hit in scanner.scan(data).hits}
+        labelled = re.findall(r"^(?:IBAN|Card): (.*)$|Transfer, ([^,]*),", text, re.MULTILINE)
+        assert {first or second for first, second in labelled} == found
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["honest", "leaking"])
+def test_a_provider_behind_the_guard_gets_nothing_protected(
+    agent: str, belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
+) -> None:
+    """What the provider kept has the documents' other lines, and no personal value, also where the
+    agent put it into a tool call, a file's name or a host's name: those are signals. It answers two
+    questions of three."""
+    kept = tmp_path / "sent.jsonl"
+    found = run_bank(belljar, "provider", agent, "-T", f"keep={kept}")
+    sent = kept.read_text()
+    assert len(sent.splitlines()) == len(SAMPLES) * (4 if agent == "leaking" else 3)
+    assert "Interest rate" in sent
+    assert "[redacted]" in sent
+    assert personal("".join(documents()[name] for name in SAMPLES))
+    assert personal(sent) == set()
+    assert {sample["scores"]["answers"] for sample in found["samples"]} == {"0.67"}
+    check_leaks(found, hits(belljar, clean_after()), leaking=agent == "leaking")
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+def test_the_provider_gets_no_more_under_plain_inspect_eval(
+    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
+) -> None:
+    """The policy is kept without Belljar's command line, too."""
+    kept, logs = tmp_path / "sent.jsonl", tmp_path / "logs"
+    argv = [sys.executable, "-m", "inspect_ai", "eval", f"{EXAMPLE / 'bank.py'}@provider"]
+    more = ["-T", f"keep={kept}", "--sample-id", SAMPLES[0], "--log-dir", str(logs)]
+    ran = subprocess.run(
+        [*argv, *more, "--display", "plain"],
+        env=belljar.environment(),
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert "Interest rate" in kept.read_text()
+    assert personal(kept.read_text()) == set()
+    assert {hit["action"] for hit in hits(belljar, clean_after())} == {"flag", "redact"}
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
+    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
+) -> None:
+    """All questions are answered, by a cell without a network device, and no other model is
+    asked."""
+    (tmp_path / "weights").write_text("none")
+    added = json.loads(belljar("model", "add", str(tmp_path / "weights"), "--json").stdout)
+    server = ["python3", "-c", SERVER, "{port}"]
+    model = {"weights": {"sha256": added["digest"]}, "server": server}
+    policy = tmp_path / "model.yaml"
+    policy.write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
+    found = run_bank(belljar, "in_cell", "leaking", "--model", f"belljar/{policy}")
+    assert {sample["scores"]["answers"] for sample in found["samples"]} == {"1.0"}
+    assert found["upstreams"] == []
+    (cell,) = found["model_cells"]
+    assert (cell["requests"], cell["failed"]) == (4 * len(SAMPLES), 0)
+    run = clean_after()
+    check_leaks(found, hits(belljar, run), leaking=True)
+    (log,) = (run / "inspect").glob("*.eval")
+    samples = read_eval_log(str(log)).samples or []
+    asked = {e.model for sample in samples for e in sample.events if e.event == "model"}
+    assert asked == {f"belljar/{policy}"}
+    (planned,) = (
+        line["data"]
+        for line in belljar.events(run)
+        if line["kind"] == "cell.planned" and line["cell"] == cell["cell"]
+    )
+    assert "range" not in planned
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+@pytest.mark.thorough  # a real model's path is shown by test_model_cell; this takes a minute
+def test_the_real_model_of_the_example_runs(
+    belljar: Belljar, prepared_home: Path, clean_after: Callable[[], Path]
+) -> None:
+    """Its answers count for nothing here, its leaks do."""
+    store_real_model(prepared_home, belljar.home)
+    model = ["--model", f"belljar/{EXAMPLE / 'model.yaml'}"]
+    found = run_bank(belljar, "in_cell", "leaking", *model)
+    assert found["model_cells"][0]["requests"] == 4 * len(SAMPLES)
+    check_leaks(found, hits(belljar, clean_after()), leaking=True)
