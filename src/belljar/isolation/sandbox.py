@@ -17,15 +17,14 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from belljar.channel import GuestClient
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
@@ -34,11 +33,16 @@ from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains, wait_for_dying
-from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.units import format_duration
+
+if TYPE_CHECKING:
+    import socket
+
+    from belljar.channel import GuestClient
+    from belljar.isolation.touches import FileWatch
 
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
 """Sockets close a little before the supervisor reports."""
@@ -80,7 +84,7 @@ class Sandbox:
     Raises `HostError`: no identity is free, or a planned control group is missing.
     """
 
-    client: GuestClient
+    agent: socket.socket
     emulated = False
     may_retry = False
     is_retried = False
@@ -124,6 +128,13 @@ class Sandbox:
         except BaseException:
             self._release()
             raise
+
+    @cached_property
+    def client(self) -> GuestClient:
+        """The client of the guest agent; its modules are imported while the cell starts."""
+        from belljar.channel import GuestClient
+
+        return GuestClient.from_socket(self.agent)
 
     # ---- making it
 

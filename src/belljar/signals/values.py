@@ -6,11 +6,10 @@ import csv
 import hmac
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.dataclass import dataclass, json_of
+from belljar.dataclass import dataclass, field, json_of
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Protected
 from belljar.units import printable
