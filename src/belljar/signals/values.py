@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hmac
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -230,6 +229,8 @@ def _texts(item: Protected, content: bytes) -> Iterator[str]:
 
 
 def _of_columns(item: Protected, text: str) -> Iterator[str]:
+    import csv
+
     rows = csv.DictReader(text.splitlines(), strict=True)
     try:
         missing = [column for column in item.columns if column not in (rows.fieldnames or ())]
