@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from belljar.channel.trees import Usage
 from belljar.dataclass import asdict, dataclass
 from belljar.events import JsonValue
-from belljar.isolation.sandbox import HostUsage
+from belljar.isolation.cgroup import HostUsage
 from belljar.policy import Resources
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ No task and no cancel scope stays open.
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import replace
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
@@ -39,8 +40,6 @@ from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.units import format_duration
 
 if TYPE_CHECKING:
-    import socket
-
     from belljar.channel import GuestClient
     from belljar.isolation.touches import FileWatch
 
@@ -54,18 +53,6 @@ _while_starting: Final[list[Callable[[], object]]] = []
 def do_while_starting(action: Callable[[], object]) -> None:
     """Run once, blocking, during the next start; errors end that jail."""
     _while_starting.append(action)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostUsage:
-    """The host's counts of a cell; None: unknown."""
-
-    uptime_s: float
-    cpu_s: float | None = None
-    memory_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    disk_bytes: int | None = None
-    processes: int | None = None
 
 
 class Sandbox:
@@ -315,12 +302,12 @@ class Sandbox:
         """Out of room or inodes; False if unknown."""
         return False
 
-    def usage(self) -> HostUsage:
+    def usage(self) -> cgroup.HostUsage:
         """As its control groups count now."""
         groups = self.groups.paths
         counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
         memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
-        return HostUsage(
+        return cgroup.HostUsage(
             uptime_s=time.monotonic() - self._ready_s,
             cpu_s=None if counts is None else cgroup.cpu_s(counts),
             memory_bytes=memory,

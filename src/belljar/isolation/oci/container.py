@@ -21,12 +21,13 @@ from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Recorder
 from belljar.host.tools import at_least
+from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import Tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot
 from belljar.isolation.renewal import Port, Renewal, judge, renew
-from belljar.isolation.sandbox import HostUsage, Sandbox, elapsed_ms, owned
+from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
