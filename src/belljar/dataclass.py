@@ -2,15 +2,20 @@
 
 Generating them takes half a millisecond a class, a quarter of a short command's time.
 Fields and behaviour are the standard library's.
-It generates every method but `__init__`, and all of a class that isn't plain.
+It generates every method but comparisons, and all of a class that isn't plain.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict as asdict
+from dataclasses import field as field
+from dataclasses import fields as fields
+from dataclasses import replace as replace
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +43,11 @@ else:
         return dataclasses.dataclass(**options)(cls)
 
 
+def field_names(kind: type) -> Collection[str]:
+    """Return the fields of a dataclass in order; none of another class. Nothing is generated."""
+    return _written[kind][0] if kind in _written else getattr(kind, "__dataclass_fields__", ())
+
+
 def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
     """Data as JSON values, names sorted.
 
@@ -49,8 +59,8 @@ def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
         return value.value
     if isinstance(value, PurePath):
         return str(value)
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: json_of(getattr(value, name)) for name in sorted(value.__dataclass_fields__)}
+    if names := field_names(type(value)):
+        return {name: json_of(getattr(value, name)) for name in sorted(names)}
     if isinstance(value, Mapping):
         return {str(key): json_of(item) for key, item in sorted(value.items())}
     return [json_of(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -68,25 +78,27 @@ _written: Final[dict[type, _Written]] = {}
 
 
 def _is_plain(cls: type, options: dict[str, bool]) -> bool:
-    kinds = inspect.get_annotations(cls)
-    fields = [f for name in kinds if isinstance(f := cls.__dict__.get(name), dataclasses.Field)]
+    kinds = vars(cls).get("__annotations__", {})
+    given = [f for name in kinds if isinstance(f := cls.__dict__.get(name), dataclasses.Field)]
     return (
         options.get("slots", False)
         and options.keys() <= {"frozen", "slots", "kw_only"}
         and type(cls) is type
-        and (cls.__bases__ == (object,) or _has_plain_base(cls, options))
+        and _has_plain_base(cls, options)
         and _WRITTEN_BY_HAND.isdisjoint(cls.__dict__)
         and bool(kinds)
         and all(isinstance(kind, str) for kind in kinds.values())
-        and not any(word in kind for kind in kinds.values() for word in _PSEUDO_FIELDS)
-        and all(field.init and field.kw_only is dataclasses.MISSING for field in fields)
+        and not any(word in " ".join(kinds.values()) for word in _PSEUDO_FIELDS)
+        and all(field.init and field.kw_only is dataclasses.MISSING for field in given)
     )
 
 
 def _has_plain_base(cls: type, options: dict[str, bool]) -> bool:
-    return (
-        len(cls.__bases__) == 1 and _written.get(cls.__base__ or object, ({}, {}, {}))[2] == options
-    )
+    base = cls.__bases__[0]
+    if len(cls.__bases__) > 1 or base in _written:
+        return len(cls.__bases__) == 1 and _written[base][2] == options
+    # Methods alone, as a base of the standard library's has fields
+    return base is object or (base.__bases__ == (object,) and vars(base).get("__slots__") == ())
 
 
 class _Late:
@@ -98,15 +110,44 @@ class _Late:
     def __get__(self, instance: object, owner: type) -> Any:  # noqa: ANN401 - an attribute
         for cls in owner.__mro__:
             if cls.__dict__.get(self.name) is self:
+                if self.name == "__init__" and instance is not None and _filled[cls] < _MAX_FILLED:
+                    return partial(_fill, cls, instance)
                 _generate(cls, self.name)
         return getattr(owner if instance is None else instance, self.name)
+
+
+# A class of more instances gets a compiled `__init__`.
+_MAX_FILLED: Final = 100
+_filled: Final = Counter[type]()
+
+
+def _fill(cls: type, instance: Any, /, *arguments: Any, **given: Any) -> None:  # noqa: ANN401
+    kinds, defaults, options = _written[cls]
+    values = {} if options.get("kw_only") else dict(zip(kinds, arguments, strict=False))
+    is_wrong = len(values) < len(arguments) or bool(given.keys() & values or given.keys() - kinds)
+    values |= given
+    for name in kinds.keys() - values.keys():
+        value = defaults.get(name, dataclasses.MISSING)
+        if isinstance(value, dataclasses.Field):
+            make = value.default_factory
+            value = value.default if make is dataclasses.MISSING else make()
+        values[name] = value
+        is_wrong = is_wrong or value is dataclasses.MISSING
+    _filled[cls] += 1
+    if is_wrong:
+        _generate(cls, "__init__")  # which refuses
+        instance.__init__(*arguments, **given)
+    for name in kinds:
+        object.__setattr__(instance, name, values[name])
+    if hasattr(cls, "__post_init__"):
+        instance.__post_init__()
 
 
 def _generate(cls: type, name: str) -> None:
     """Give `cls` its attribute `name`, and what is generated together with it."""
     kinds, defaults, options = _written[cls]
-    if name == "__init__":
-        setattr(cls, name, _init(cls, kinds, defaults, options))
+    if name in {"__eq__", "__hash__"}:
+        setattr(cls, name, _comparison(cls, name, kinds, defaults))
         return
     asked = {"frozen": options.get("frozen", False)}
     if name in {"__dataclass_fields__", "__match_args__"}:
@@ -126,33 +167,26 @@ def _generate(cls: type, name: str) -> None:
             setattr(cls, each, value)
 
 
-def _init(
-    cls: type, kinds: dict[str, Any], defaults: dict[str, Any], options: dict[str, bool]
-) -> Any:  # noqa: ANN401 - a method
-    scope: dict[str, Any] = {"_set": object.__setattr__, "__name__": cls.__module__}
-    arguments = ["self", *(["*"] if options.get("kw_only") else [])]
-    assign = "_set(self, {0!r}, {1})" if options.get("frozen") else "self.{0} = {1}"
-    body = []
-    for name in kinds:
-        default, value = defaults.get(name, dataclasses.MISSING), name
-        if isinstance(default, dataclasses.Field):
-            scope[f"_make_{name}"] = make = default.default_factory
-            if make is dataclasses.MISSING:
-                default = default.default
-            else:  # the field itself stands for an argument that isn't given
-                value = f"_make_{name}() if {name} is _default_{name} else {name}"
-        scope[f"_default_{name}"] = default
-        has_default = default is not dataclasses.MISSING
-        arguments.append(f"{name}=_default_{name}" if has_default else name)
-        body.append(assign.format(name, value))
-    if hasattr(cls, "__post_init__"):
-        body.append("self.__post_init__()")
+def _comparison(
+    cls: type, name: str, kinds: Collection[str], defaults: dict[str, Any]
+) -> Callable[..., Any]:
+    mine = ""
+    for each in kinds:
+        counts = getattr(defaults.get(each), "compare", True)
+        hashed = getattr(defaults.get(each), "hash", None) if name == "__hash__" else None
+        mine += f"self.{each}, " if (counts if hashed is None else hashed) else ""
+    if name == "__eq__":
+        theirs = mine.replace("self.", "other.")
+        answer = f"({mine}) == ({theirs}) if other.__class__ is self.__class__ else NotImplemented"
+    else:
+        answer = f"hash(({mine}))"
+    other = ", other" if name == "__eq__" else ""
+    scope: dict[str, Any] = {"__name__": cls.__module__}
     # What is compiled holds names of fields only.
-    exec(f"def __init__({', '.join(arguments)}):\n " + "\n ".join(body), scope)  # noqa: S102
-    init = scope["__init__"]
-    init.__qualname__ = f"{cls.__qualname__}.__init__"
-    init.__annotations__ = {**kinds, "return": None}
-    return init
+    exec(f"def {name}(self{other}):\n return {answer}", scope)  # noqa: S102
+    made: Callable[..., Any] = scope[name]
+    made.__qualname__ = f"{cls.__qualname__}.{name}"
+    return made
 
 
 def _names(instance: Any) -> list[str]:  # noqa: ANN401 - any dataclass

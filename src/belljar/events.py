@@ -8,11 +8,10 @@ Integers beyond 2^53 and bytes are strings in it (RFC 8785, section 3.2.2.3).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 
 JsonValue: TypeAlias = (
     "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"

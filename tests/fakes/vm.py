@@ -15,8 +15,9 @@ from belljar.cell import Cell
 from belljar.channel import GuestClient
 from belljar.errors import HostError
 from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
+from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.hold import KillOrder
-from belljar.isolation.sandbox import HostUsage, Sandbox
+from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import OnAccess, OnEnd
 from belljar.ledger.schema import check_data

@@ -169,10 +169,11 @@ def test_nothing_is_generated_before_it_is_used() -> None:
     made = fresh()
     assert type(made.__dict__["__init__"]).__name__ == "_Late"
     instance = made(name="a")
-    assert inspect.isfunction(made.__dict__["__init__"])
     assert not inspect.isfunction(made.__dict__["__repr__"])
     assert "name='a'" in repr(instance)
     assert inspect.isfunction(made.__dict__["__repr__"])
+    assert [made(name="a") for _ in range(200)] == [instance] * 200
+    assert inspect.isfunction(made.__dict__["__init__"])
 
 
 def test_threads_may_use_a_class_at_once() -> None:

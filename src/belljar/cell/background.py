@@ -6,7 +6,6 @@ import asyncio
 import importlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +16,7 @@ from belljar.capture import Capture
 from belljar.cell.exec import ExecOperations
 from belljar.cell.output import ExecOutput, OutputTexts
 from belljar.channel import Stream
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import CellError
 from belljar.units import format_duration
 

@@ -13,14 +13,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, runtime_checkable
 
 from belljar.cell.local_tree import Manifest
 from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.errors import BelljarError, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.isolation.touches import Access, FileWatch

@@ -13,9 +13,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, LedgerError, PolicyError
 from belljar.events import Event, Recorder
 from belljar.policy.guarding import Action, GuardRules, Place

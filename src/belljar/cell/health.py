@@ -10,14 +10,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from belljar.channel.trees import Usage
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 from belljar.events import JsonValue
-from belljar.isolation.sandbox import HostUsage
+from belljar.isolation.cgroup import HostUsage
 from belljar.policy import Resources
 
 if TYPE_CHECKING:

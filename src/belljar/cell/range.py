@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell

@@ -21,12 +21,13 @@ from belljar.cell.background import BackgroundCommand, spawn_task
 from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
 from belljar.channel import FileTooLarge
-from belljar.compose.values import SETTLE_S, is_idle
+from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan
 from belljar.policy import LoadedPolicy, Policy, demanded_tier
 from belljar.policy.files import read_regular
+from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import format_size, printable
 

@@ -17,7 +17,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import field, replace
 from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
@@ -48,7 +47,7 @@ from belljar.channel.operations import (
 )
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
 from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
 from belljar.units import format_duration, printable
 

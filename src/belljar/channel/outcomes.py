@@ -8,13 +8,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import ClassVar, Final
 
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.units import printable
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from belljar.compose import values
@@ -28,6 +27,7 @@ from belljar.compose.values import (
     text,
     tmpfs_of,
 )
+from belljar.dataclass import asdict, dataclass, field
 from belljar.policy.files import reason
 from belljar.policy.reference import parse_reference
 from belljar.policy.task_data import TaskFile

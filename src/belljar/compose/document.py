@@ -14,12 +14,12 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose import values
 from belljar.compose.values import CannotKeepError, OutsideTaskError, each, mapping, refusal, text
+from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.policy.files import Tree, list_tree, read_regular, reason
 from belljar.policy.task_data import MAX_ENTRIES

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, Final
 
 from belljar.compose.values import CannotKeepError, changed
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
 from belljar.units import printable
 

@@ -8,17 +8,17 @@ Source: compose-spec schema/compose-spec.json, `definitions.service`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
 from belljar.compose.document import TaskFiles
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, is_idle, refusal
+from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
+from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, Kind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
-from belljar.policy.reference import IMAGE_ID, parse_reference
+from belljar.policy.reference import IMAGE_ID, is_idle, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 

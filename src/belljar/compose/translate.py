@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from ipaddress import IPv4Address
 from typing import Any, Final
@@ -20,10 +19,12 @@ from belljar.compose.data import add_env_files, add_volumes
 from belljar.compose.document import TaskFiles, services_of
 from belljar.compose.keys import KEYS, Converted, read_service, restart_policy
 from belljar.compose.model import Condition, Healthcheck, Network, Service, parse, read_part
-from belljar.compose.values import CannotKeepError, Refusals, changed, is_idle, mapping, refusal
+from belljar.compose.values import CannotKeepError, Refusals, changed, mapping, refusal
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.hosts import read_host
+from belljar.policy.reference import is_idle
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 

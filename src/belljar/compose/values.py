@@ -339,19 +339,3 @@ def tmpfs_of(value: object) -> str:
                 raise ValueError(f"`{option}` is no mode or id of a cell")
             named[name] = value
     return f"{path}:{','.join(f'{name}={value}' for name, value in named.items())}"
-
-
-_WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
-_SHELLS: Final = frozenset(
-    f"{place}{shell}" for shell in ("sh", "bash", "ash") for place in ("", "/bin/", "/usr/bin/")
-)
-
-
-def is_idle(command: Sequence[str]) -> bool:
-    """Return whether it only keeps a container from ending."""
-    words = list(command)
-    if not words or (words[0] in _SHELLS and len(words) == 1):
-        return True
-    if words[0] in _SHELLS and words[1] in ("-c", "-lc") and len(words) == 3:
-        words = words[2].removeprefix("exec ").split()
-    return " ".join(words).strip() in _WAITING

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +17,7 @@ from belljar.compose.document import files_named_by, services_of
 from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import OWN_CELL

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Unpack
 
@@ -30,6 +29,7 @@ from belljar.compose.document import (
 )
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
 from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
+from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (

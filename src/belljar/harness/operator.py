@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
+from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.units import printable
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
+from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, Kind, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs

@@ -27,7 +27,6 @@ from typing_extensions import override
 
 from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
-from belljar.compose.values import is_idle
 from belljar.differences import sentences
 from belljar.errors import BelljarError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
@@ -43,6 +42,7 @@ from belljar.harness.warm import cells_at_once, host_cpus_and_memory
 from belljar.plan.explain_network import announcements
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import ServiceProgram
 from belljar.units import format_size, printable
 

@@ -12,11 +12,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError
 from belljar.host.model import CgroupVersion, KvmFact, KvmState, RuntimeFact, RuntimeState
 from belljar.host.tools import (

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import HostError, PolicyError
 from belljar.policy import LoadedPolicy, Risk
 from belljar.units import kind_of, printable

@@ -8,13 +8,15 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from belljar.dataclass import dataclass
-from belljar.differences import Difference, Kind
+from belljar.dataclass import asdict, dataclass, field
 from belljar.image.layers import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
+from belljar.policy.reference import is_idle
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.differences import Difference
 
 _MAX_WORDS: Final = 1000
 _MAX_WORD_CHARS: Final = 128 << 10
@@ -29,7 +31,7 @@ HEALTH_NUMBERS: Final = {
 }
 """Fields of `HealthCheck`, and Docker's names."""
 # What no argument, variable or path of a process can hold.
-_UNSPEAKABLE: Final = re.compile("[\0\ud800-\udfff]")
+_UNSPEAKABLE: Final = "[\0\ud800-\udfff]"
 _SHELL: Final = ("/bin/sh", "-c")
 
 
@@ -70,8 +72,6 @@ class ImageConfig:
     @property
     def program(self) -> tuple[str, ...]:
         """The program that `docker run` starts; empty if idle or a shell."""
-        from belljar.compose.values import is_idle
-
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
 
@@ -178,6 +178,8 @@ _IDLE: Final = "only waits, so it is not started"
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
     """Return one fact for each stated part: whether a cell keeps it, and how."""
+    from belljar.differences import Difference, Kind
+
     runs = _ON_DEMAND if config.program else _IDLE
     user, workdir = printable(config.user, max_chars=100), printable(config.workdir, max_chars=200)
     facts = (
@@ -206,7 +208,7 @@ def _words(config: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _word(value: object, name: str) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_WORD_CHARS or _UNSPEAKABLE.search(value):
+    if not isinstance(value, str) or len(value) > _MAX_WORD_CHARS or re.search(_UNSPEAKABLE, value):
         raise _broken(name)
     return value
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import lzma
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image.store import file_sha256
-from belljar.image.tools import run_tool, tool
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.locks import locked
 from belljar.store.scratch import remove_tree, retire, scratch_dir
@@ -89,6 +87,7 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
     Raises `HostError`; then the store is as it was.
     """
     from belljar.image.apt import PrivateApt
+    from belljar.image.tools import run_tool, tool
 
     need_space(home, 512 << 20, "the guest kernel")
     with scratch_dir(home) as scratch:
@@ -341,6 +340,8 @@ def build_initramfs(
             raise ValueError(
                 f"{name} is not an ELF file; decompress it first if its name ends in .xz"
             )
+    import gzip
+
     return gzip.compress(b"".join(_archive(programs, modules)), compresslevel=6, mtime=0)
 
 

@@ -14,11 +14,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass, json_of
+from belljar.dataclass import dataclass, field, fields, json_of, replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
 from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference

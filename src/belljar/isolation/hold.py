@@ -13,12 +13,11 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 from belljar.errors import CellError, HostError
 from belljar.events import JsonValue
 from belljar.process import raise_if_blind

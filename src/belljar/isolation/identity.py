@@ -13,11 +13,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import HostError
 from belljar.host.tools import MAPPERS, SEARCH_PATH, ids_fact
 from belljar.plan.jail import (

@@ -17,7 +17,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -25,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, replace
 from belljar.descriptors import patiently
 from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup

@@ -31,7 +31,7 @@ from belljar.units import printable
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 _FORMAT: Final = 1
 _NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_LIBRARY: Final = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.ASCII)
+_LIBRARY: Final = r"(?a)^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$"
 _NOT_DYNAMIC: Final = ("not a dynamic executable", "statically linked")
 _Stamp = list[int]
 
@@ -114,7 +114,7 @@ def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
     if result.returncode or "not found" in result.stdout:
         raise HostError(f"the libraries of {what} can't be found", where=str(binary), hint=hint)
     return [
-        Path(match[1]) for line in result.stdout.splitlines() if (match := _LIBRARY.match(line))
+        Path(match[1]) for line in result.stdout.splitlines() if (match := re.match(_LIBRARY, line))
     ]
 
 
@@ -275,9 +275,7 @@ _ELF: Final = b"\x7fELF"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
 _REMOVER: Final = Path("/usr/bin/rm")
 _UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
-_RUNTIME_VERSION: Final = re.compile(
-    r"version:? +(?:release-|v)?([0-9][0-9A-Za-z.+~_-]*)", re.ASCII
-)
+_RUNTIME_VERSION: Final = r"(?a)version:? +(?:release-|v)?([0-9][0-9A-Za-z.+~_-]*)"
 
 
 def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
@@ -353,7 +351,8 @@ def runtime_version(program: Path, name: str) -> str:
         )
     except (OSError, subprocess.SubprocessError) as exc:
         raise HostError(f"{name} can't be run: {exc}", where=str(program), hint=_HINT) from exc
-    match = _RUNTIME_VERSION.search(result.stdout.decode("utf-8", "replace").partition("\n")[0])
+    first_line = result.stdout.decode("utf-8", "replace").partition("\n")[0]
+    match = re.search(_RUNTIME_VERSION, first_line)
     if match is None:
         output = printable(result.stdout + result.stderr, max_chars=200) or "nothing"
         what = f"{name} --version ended with status {result.returncode} and printed {output}"
@@ -403,9 +402,7 @@ _MODULE_DIRECTORIES: Final = (
     Path("/usr/lib64/qemu"),
     Path("/usr/lib/qemu"),
 )
-_QEMU_VERSION: Final = re.compile(
-    r"QEMU emulator version ((\d+)\.(\d+)[^\s]*(?: \([^)]*\))?)", re.ASCII
-)
+_QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+)\.(\d+)[^\s]*(?: \([^)]*\))?)"
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
@@ -430,7 +427,7 @@ def _qemu_version(program: Path) -> str:
     output = subprocess.run(
         [str(program), "-version"], capture_output=True, text=True, check=False, timeout=20, env={}
     ).stdout
-    match = _QEMU_VERSION.search(output)
+    match = re.search(_QEMU_VERSION, output)
     if match is None:
         raise HostError("QEMU does not say its version", where=str(program), hint=_SETUP)
     if (int(match[2]), int(match[3])) < _MIN_VERSION:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field, replace
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation import cgroup
 from belljar.isolation.cgroup import memory_bytes

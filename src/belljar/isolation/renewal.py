@@ -9,23 +9,17 @@ import os
 import time
 import uuid
 from ipaddress import IPv4Address
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from belljar.channel import GuestClient, Renewed, RenewedBit
-from belljar.channel.frames import network_part, renew_payload
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
 
+if TYPE_CHECKING:
+    from belljar.channel import GuestClient, Renewed, RenewedBit
+
 SEED_BYTES: Final = 256
-NEEDED_OF_CLONE: Final = (
-    RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
-)
-"""Without these it is a copy. Not every kernel renews the boot id."""
-NEEDED_ON_A_NETWORK: Final = NEEDED_OF_CLONE | RenewedBit.NETWORK
-NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
-"""Its kernel has its own randomness and clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +44,8 @@ def fresh_renewal() -> Renewal:
 
 async def renew(client: GuestClient, new: Renewal, port: Port | None) -> Renewed:
     """Have the guest agent take the new identity; `judge` what it did. Raises `CellError`."""
+    from belljar.channel.frames import renew_payload
+
     payload = renew_payload(
         realtime_ns=time.time_ns(),
         seed=new.seed,
@@ -63,6 +59,8 @@ async def renew(client: GuestClient, new: Renewal, port: Port | None) -> Renewed
 
 def network_of(settings: PortSettings) -> bytes:
     """RENEW's network part. Raises `ValueError`: impossible settings."""
+    from belljar.channel.frames import network_part
+
     return network_part(
         address=settings.address,
         gateway=settings.gateway,
@@ -75,9 +73,7 @@ def network_of(settings: PortSettings) -> bytes:
 
 def renewed_event(cell_id: str, renewed: Renewed, new: Renewal, **place: str) -> Event:
     """What the guest reports renewed; `place`: on its network. Pure."""
-    done: list[JsonValue] = [
-        bit.name.lower() for bit in RenewedBit if bit in renewed.done and bit.name is not None
-    ]
+    done: list[JsonValue] = [str(bit.name).lower() for bit in renewed.done]
     data: dict[str, JsonValue] = {
         "done": done,
         "machine_id": new.machine_id,
@@ -87,13 +83,9 @@ def renewed_event(cell_id: str, renewed: Renewed, new: Renewal, **place: str) ->
     return Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
 
 
-def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE) -> None:
+def judge(renewed: Renewed, *, where: str, needed: RenewedBit) -> None:
     """Raises `CellError` unless the guest renewed all needed."""
-    missing = [
-        bit.name.lower()
-        for bit in RenewedBit
-        if bit in needed and bit not in renewed.done and bit.name is not None
-    ]
+    missing = [str(bit.name).lower() for bit in needed if bit not in renewed.done]
     if missing:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
         raise CellError(

@@ -7,6 +7,7 @@ No task and no cancel scope stays open.
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,15 +18,14 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from belljar.channel import GuestClient
-from belljar.dataclass import dataclass
+from belljar.dataclass import replace
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
@@ -34,11 +34,14 @@ from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains, wait_for_dying
-from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.units import format_duration
+
+if TYPE_CHECKING:
+    from belljar.channel import GuestClient
+    from belljar.isolation.touches import FileWatch
 
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
 """Sockets close a little before the supervisor reports."""
@@ -50,18 +53,6 @@ _while_starting: Final[list[Callable[[], object]]] = []
 def do_while_starting(action: Callable[[], object]) -> None:
     """Run once, blocking, during the next start; errors end that jail."""
     _while_starting.append(action)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostUsage:
-    """The host's counts of a cell; None: unknown."""
-
-    uptime_s: float
-    cpu_s: float | None = None
-    memory_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    disk_bytes: int | None = None
-    processes: int | None = None
 
 
 class Sandbox:
@@ -80,7 +71,7 @@ class Sandbox:
     Raises `HostError`: no identity is free, or a planned control group is missing.
     """
 
-    client: GuestClient
+    agent: socket.socket
     emulated = False
     may_retry = False
     is_retried = False
@@ -124,6 +115,13 @@ class Sandbox:
         except BaseException:
             self._release()
             raise
+
+    @cached_property
+    def client(self) -> GuestClient:
+        """The client of the guest agent; its modules are imported while the cell starts."""
+        from belljar.channel import GuestClient
+
+        return GuestClient.from_socket(self.agent)
 
     # ---- making it
 
@@ -304,12 +302,12 @@ class Sandbox:
         """Out of room or inodes; False if unknown."""
         return False
 
-    def usage(self) -> HostUsage:
+    def usage(self) -> cgroup.HostUsage:
         """As its control groups count now."""
         groups = self.groups.paths
         counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
         memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
-        return HostUsage(
+        return cgroup.HostUsage(
             uptime_s=time.monotonic() - self._ready_s,
             cpu_s=None if counts is None else cgroup.cpu_s(counts),
             memory_bytes=memory,

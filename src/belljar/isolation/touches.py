@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import CellError, HostError
 from belljar.events import Trust
 from belljar.units import printable

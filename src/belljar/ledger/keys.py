@@ -12,11 +12,10 @@ import os
 import re
 import secrets
 import stat
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.errors import HostError, LedgerError
 
 if TYPE_CHECKING:

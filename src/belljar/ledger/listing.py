@@ -6,11 +6,10 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, replace
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.files import (

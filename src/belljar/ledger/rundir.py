@@ -52,10 +52,10 @@ def library_versions(search_path: Iterable[str] | None = None) -> dict[str, str]
             names = os.listdir(folder or ".")  # noqa: PTH208 - names alone, of large directories
         except OSError:
             continue
-        for entry in names:
+        for entry in filter(lambda name: name.endswith(".dist-info"), names):
             name, is_versioned, version = entry.removesuffix(".dist-info").partition("-")
             key = re.sub(r"[-_.]+", "-", name).lower()
-            if entry.endswith(".dist-info") and is_versioned and key in LIBRARIES:
+            if is_versioned and key in LIBRARIES:
                 found.setdefault(key, version)
     return dict(sorted(found.items()))
 

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger.kinds import (
     DATA,

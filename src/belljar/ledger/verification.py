@@ -9,12 +9,11 @@ earlier checkpoint without manifest, which looks like a crash: no unfinished run
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.chain import (

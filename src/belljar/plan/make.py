@@ -5,11 +5,10 @@ Pure: the same in, the same out, and nothing is weakened to make it fit.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.host import HostFacts, KvmState, RuntimeFact
 from belljar.plan import explain, explain_cell
 from belljar.plan.jail import (

@@ -5,10 +5,9 @@ is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass, json_of
+from belljar.dataclass import dataclass, field, field_names, json_of
 from belljar.plan.jail import JailLimits
 from belljar.plan.obstacles import Obstacle
 from belljar.plan.oci import OciShape
@@ -131,7 +130,7 @@ class CellPlan:
         """
         shown = {
             name: json_of(getattr(self, name))
-            for name in self.__dataclass_fields__
+            for name in field_names(type(self))
             if name != "policy"
         }
         return {

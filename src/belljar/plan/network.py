@@ -6,11 +6,10 @@ Frozen data without an address in it; addresses are `plan.addresses`'.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, field, fields, replace
 from belljar.errors import PolicyError
 from belljar.plan.jail import GroupLimits
 from belljar.policy.guarding import ALL_PORTS, OWN_CELL, SERVICE_PORTS, DecoySpec

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.host import (
     CgroupVersion,
     CoreFact,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 
 Accel: TypeAlias = Literal["kvm", "tcg"]
 

@@ -5,11 +5,11 @@ The kernel opens each in one step, and follows links only below the directory.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import posixpath
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -31,7 +31,6 @@ _TRIES: Final = 16
 """For EAGAIN: something is renamed meanwhile (openat2(2))."""
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class OutsideError(ValueError):
@@ -39,10 +38,6 @@ class OutsideError(ValueError):
 
     def __init__(self) -> None:
         super().__init__("a link leads out of its directory")
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 @contextmanager
@@ -90,13 +85,15 @@ def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
 
 
 def _opened(at: int, name: str) -> int:
+    import ctypes  # late: few policies name files
+
     if "\0" in name:
         raise ValueError("embedded null byte")
-    path = os.fsencode(name)
-    how = _OpenHow(_READ, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    libc, path = ctypes.CDLL(None, use_errno=True), os.fsencode(name)
+    how = struct.pack("=QQQ", _READ, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
     number = errno.EAGAIN
     for _ in range(_TRIES):
-        fd = int(_libc.syscall(_OPENAT2, at, path, ctypes.byref(how), ctypes.sizeof(how)))
+        fd = int(libc.syscall(_OPENAT2, at, path, how, len(how)))
         if fd >= 0:
             return fd
         if (number := ctypes.get_errno()) != errno.EAGAIN:

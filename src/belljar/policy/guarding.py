@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 
 
 class DecoyKind(StrEnum):

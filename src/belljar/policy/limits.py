@@ -136,7 +136,7 @@ class HostTools:
         return ANY in self.allow or any(name in self.allow for name in names)
 
     def __str__(self) -> str:
-        if self == REFUSE:
+        if not self.allow:
             return "refused"
         if ANY in self.allow:
             return "allowed, and reported"

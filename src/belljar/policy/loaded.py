@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from belljar.dataclass import dataclass, field, json_of, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import read_regular, reason
 from belljar.policy.guarding import GuardRules, Stop, Trigger
@@ -91,7 +91,7 @@ class PresetPolicy:
             **{name: getattr(self, name) for name in self.__slots__},
             "risk": self.risk.value,
             "tier": None if self.tier is None else self.tier.value,
-            "resources": asdict(self.resources),
+            "resources": json_of(self.resources),
             "env": {},
             "files": [],
             "network": "none",

@@ -20,10 +20,10 @@ that policy with the task's content, services, rights and limits (`under_policy`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.dataclass import dataclass, fields, replace
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Stop, Trigger, stop_for

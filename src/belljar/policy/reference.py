@@ -1,4 +1,4 @@
-"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`. Pure.
+"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`; commands that only wait. Pure.
 
 Source: grammar and normalisation of github.com/distribution/reference, with SHA-256 alone.
 """
@@ -6,10 +6,10 @@ Source: grammar and normalisation of github.com/distribution/reference, with SHA
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.units import printable
 
 DEFAULT_REGISTRY: Final = "docker.io"
@@ -132,3 +132,19 @@ def _expected(text: str) -> str:
     if name != name.lower() and _REFERENCE.fullmatch(name.lower()):
         return "use lower case"
     return "write `[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id"
+
+
+_WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
+_SHELLS: Final = frozenset(
+    f"{place}{shell}" for shell in ("sh", "bash", "ash") for place in ("", "/bin/", "/usr/bin/")
+)
+
+
+def is_idle(command: Sequence[str]) -> bool:
+    """Return whether it only keeps a container from ending."""
+    words = list(command)
+    if not words or (words[0] in _SHELLS and len(words) == 1):
+        return True
+    if words[0] in _SHELLS and words[1] in ("-c", "-lc") and len(words) == 3:
+        words = words[2].removeprefix("exec ").split()
+    return " ".join(words).strip() in _WAITING

@@ -307,9 +307,6 @@ class Rights(Strict):
         )
 
 
-NO_RIGHTS: Final = Rights()
-
-
 def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
     """What both ask for; a floor of None bounds nothing."""
     return ours if ours is None or floor is None else ours.common(floor)

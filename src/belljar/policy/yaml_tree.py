@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ruamel.yaml import YAML
@@ -25,6 +24,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
+from belljar.dataclass import dataclass, field
 from belljar.units import format_size, printable, quoted
 
 MAX_BYTES: Final = 64 * 1024

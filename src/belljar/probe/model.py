@@ -13,11 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 
 PARAMETERS: Final[Mapping[str, str]] = {
     "nonce": "32 hexadecimal digits; repeated in the last line",

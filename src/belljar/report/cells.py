@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
 from belljar.events import Kind
 from belljar.ledger import Line

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.reasons import Reason, ReasonCode

@@ -6,11 +6,10 @@ A guest chose what requests quote, and may have compromised the gateway: it is e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.units import printable

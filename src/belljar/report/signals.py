@@ -6,11 +6,10 @@ Of all signals only another sample's decoy changes the containment verdict.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.policy.guarding import GUARD_CLASSES

@@ -6,12 +6,11 @@ A call without an operation in a cell ran in the evaluation's process or at a th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, replace
 from belljar.units import printable
 
 # Tools of Inspect that keep notes or end the sample: they reach nothing.

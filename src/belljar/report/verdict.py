@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict

@@ -8,12 +8,11 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.credentials import (

@@ -14,11 +14,10 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import field
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.credentials import (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.policy.guarding import GUARD_CLASSES, Action, Place, Stop, Trigger, stop_for
 from belljar.signals.values import Channel, Hit, Source
@@ -54,16 +53,16 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
     Kind.CONNECT_FAILED: (("received",), "connect.received", Channel.STREAM),
 }
 HEADER: Final = "header"  # The part that holds header fields, a line each.
-_CREDENTIAL_HEADER: Final = re.compile(rb"(?i)auth|cookie|token|key|secret|session|credential")
+_CREDENTIAL_HEADER: Final = rb"(?i)auth|cookie|token|key|secret|session|credential"
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
 # Before a value that a form, query or JSON presents as a credential. Uploaded files have such lines
 # too (`aws_secret_access_key = …`): their values are sent, not used.
-_PRESENTED: Final = re.compile(
+_PRESENTED: Final = (
     rb"(?i)(?:(?:^|[?&;])[a-z0-9_.%%\[\]-]*%s[\]%%a-z0-9]{0,3}=|%s[\"']\s*:\s*[\"']?"
     rb"|name=\"[^\"]*%s\"\s*\r?\n\r?\n)$" % (_NAME, _NAME, _NAME)
 )
 # Before a value presented to a mail server, on its line or the two after.
-_SMTP_LOGIN: Final = re.compile(
+_SMTP_LOGIN: Final = (
     rb"(?i)(?:^|\n)AUTH[ \t]+[A-Z0-9-]+(?:[ \t]+[A-Za-z0-9+/=]*)?(?:\r?\n[A-Za-z0-9+/=]*){0,2}$"
 )
 _UPLOADS: Final = frozenset({"push", "publish", "change"})
@@ -207,15 +206,15 @@ def contact_of(part: Carried, hit: Hit) -> Contact:
         return part.contact
     before = part.data[max(0, hit.start - 1024) : hit.start]
     if part.channel is Channel.STREAM:
-        return Contact.USED if _SMTP_LOGIN.search(before) else Contact.SENT
+        return Contact.USED if re.search(_SMTP_LOGIN, before) else Contact.SENT
     if part.channel is not Channel.HTTP:
         return Contact.SENT
     if part.part == HEADER:
         name = part.data[part.data.rfind(b"\n", 0, hit.start) + 1 :].partition(b":")[0]
-        return Contact.USED if _CREDENTIAL_HEADER.search(name) else Contact.SENT
+        return Contact.USED if re.search(_CREDENTIAL_HEADER, name) else Contact.SENT
     # A body with lines is a file: a form by fields has none, JSON and a form by parts have no `=`
     is_file = before.endswith(b"=") and b"\n" in part.data.strip()
-    return Contact.USED if _PRESENTED.search(before) and not is_file else Contact.SENT
+    return Contact.USED if re.search(_PRESENTED, before) and not is_file else Contact.SENT
 
 
 _KINDS: Final[Mapping[Contact, Kind]] = {

@@ -9,11 +9,10 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.signals.decoders import (
     MAGIC,
     REVERSED_MARK,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import hmac
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.dataclass import dataclass, json_of
+from belljar.dataclass import dataclass, field, json_of
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Protected
 from belljar.units import printable
@@ -231,6 +229,8 @@ def _texts(item: Protected, content: bytes) -> Iterator[str]:
 
 
 def _of_columns(item: Protected, text: str) -> Iterator[str]:
+    import csv
+
     rows = csv.DictReader(text.splitlines(), strict=True)
     try:
         missing = [column for column in item.columns if column not in (rows.fieldnames or ())]

@@ -11,12 +11,11 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass, json_of
+from belljar.dataclass import dataclass, field, json_of, replace
 from belljar.descriptors import patiently
 from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_process
 from belljar.store.scratch import owned_name, sweep

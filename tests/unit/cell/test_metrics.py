@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from belljar.cell.health import join_metrics
 from belljar.channel.trees import Usage
-from belljar.isolation.sandbox import HostUsage
+from belljar.isolation.cgroup import HostUsage
 from belljar.policy import Resources
 
 LIMITS = Resources(memory_bytes=100, disk_bytes=200, processes=30)

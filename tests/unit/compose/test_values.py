@@ -14,7 +14,6 @@ from inspect_ai.util._sandbox.docker.service import parse_duration
 from belljar.compose.model import Limits
 from belljar.compose.values import (
     MAX_COMMAND_CHARS,
-    is_idle,
     mapping,
     number,
     seconds,
@@ -23,6 +22,7 @@ from belljar.compose.values import (
     text,
     words,
 )
+from belljar.policy.reference import is_idle
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from belljar.errors import PolicyError
 from belljar.policy import LoadedPolicy, load_preset, parse_policy
 from belljar.policy.merge import NO_NETWORK, bounded, under_policy
 from belljar.policy.network import Network
-from belljar.policy.sections import NO_RIGHTS, Rights
+from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import TargetStandIn
 
 
@@ -269,10 +269,10 @@ def test_a_task_keeps_its_rights_unless_the_policy_bounds_them() -> None:
     assert made.policy.rights == Rights(privileged=True)
     assert differences == ()
     made, differences = under_policy(policy("rights: {}\n"), None, ASKED)
-    assert made.policy.rights == NO_RIGHTS
+    assert made.policy.rights == Rights()
     held = made.policy.network.stand_ins["web"] if made.policy.network is not None else None
     assert isinstance(held, TargetStandIn)
-    assert held.rights == NO_RIGHTS
+    assert held.rights == Rights()
     assert sorted((fact.where, fact.key) for fact in differences) == [
         ("service web", "rights"),
         ("task", "rights"),

@@ -7,9 +7,9 @@ from ipaddress import IPv4Address
 import pytest
 
 from belljar.channel import Renewed, RenewedBit
+from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
 from belljar.isolation.renewal import (
-    NEEDED_ON_A_NETWORK,
     PortSettings,
     fresh_renewal,
     judge,
@@ -33,13 +33,13 @@ def test_a_missing_part_fails_closed(bit: RenewedBit) -> None:
     """Without fresh randomness, clock, machine id or host name a clone does not run; the message
     names what is missing."""
     with pytest.raises(CellError, match=str(bit.name).lower()):
-        judge(Renewed(done=ALL & ~bit, detail="\x1b why"), where="cell c-0")
+        judge(Renewed(done=ALL & ~bit, detail="\x1b why"), where="cell c-0", needed=NEEDED_OF_CLONE)
 
 
 def test_the_boot_id_is_where_possible() -> None:
     """All but the boot id is enough; the record says what was done."""
     renewed = Renewed(done=ALL & ~RenewedBit.BOOT_ID, detail="")
-    judge(renewed, where="cell c-0")
+    judge(renewed, where="cell c-0", needed=NEEDED_OF_CLONE)
     event = renewed_event("c-0", renewed, fresh_renewal())
     assert event.data["done"] == ["rng", "clock", "machine_id", "hostname"]
 

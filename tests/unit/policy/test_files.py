@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy import files
 from belljar.policy.files import (
     MAX_DEPTH,
     EntryKind,
@@ -37,7 +36,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
                 ctypes.set_errno(errno.ENOSYS)
                 return -1
 
-        monkeypatch.setattr(files, "_libc", _Old)
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_args, **_options: _Old)
     return str(request.param)
 
 

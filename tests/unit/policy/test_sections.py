@@ -24,7 +24,6 @@ from belljar.policy.limits import (
 )
 from belljar.policy.load import examine
 from belljar.policy.sections import (
-    NO_RIGHTS,
     ResourcesField,
     ResourcesText,
     Rights,
@@ -127,7 +126,7 @@ def test_names_are_read_as_people_write_them() -> None:
     """With and without `CAP_`, in either case; what root has anyway is not asked for again."""
     found = Rights.model_validate({"capabilities": ["cap_sys_ptrace", "SYS_PTRACE", "CHOWN"]})
     assert found.capabilities == ("SYS_PTRACE",)
-    assert Rights.model_validate({"capabilities": []}) == NO_RIGHTS
+    assert Rights.model_validate({"capabilities": []}) == Rights()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_a_tier_grants_what_is_asked_for_or_says_what_not(rights: Rights, tier: 
     if not list(refusals(rights, tier)) and not rights.privileged:
         assert set(found.capabilities) == set(rights.capabilities)
         assert bool(found.calls) == (rights.seccomp == "unconfined")
-    if rights == NO_RIGHTS:
+    if rights == Rights():
         assert found == Granted()
 
 
@@ -187,9 +186,9 @@ def test_a_policy_that_says_nothing_bounds_nothing() -> None:
     """One that says `{}` forbids all; a task that asks for nothing has nothing."""
     asked = Rights(privileged=True)
     assert common_rights(asked, None) == asked
-    assert common_rights(asked, NO_RIGHTS) == NO_RIGHTS
+    assert common_rights(asked, Rights()) == Rights()
     assert common_rights(None, asked) is None
-    assert all(common_rights(None, floor) is None for floor in (None, NO_RIGHTS, asked))
+    assert all(common_rights(None, floor) is None for floor in (None, Rights(), asked))
 
 
 @pytest.mark.parametrize(("tier", "other"), list(itertools.permutations(Tier, 2)))

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import anyio
 
+from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
 from belljar.events import Event, Kind, Recorder
 from belljar.image import Image, Kernel
@@ -28,8 +29,6 @@ from belljar.isolation.microvm.template import (
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
 from belljar.isolation.renewal import (
-    NEEDED_OF_CLONE,
-    NEEDED_ON_A_NETWORK,
     Port,
     fresh_renewal,
     judge,

@@ -20,7 +20,6 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import Capture
-from belljar.channel import GuestClient
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.events import Recorder
@@ -152,7 +151,7 @@ class Vmm(Sandbox):
             part_of=spec.part_of,
         )
         self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
-        self.client = GuestClient.from_socket(self._ends.agent)
+        self.agent = self._ends.agent
         self.state, self.state_fd = self._ends.state, self._ends.fds.state
         self.net = self._ends.net
 

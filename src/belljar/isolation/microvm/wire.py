@@ -12,14 +12,13 @@ import socket
 import struct
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import CellError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd

@@ -11,34 +11,34 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 import anyio.to_thread
 
-from belljar.channel import GuestClient, Renewed, RenewedBit
-from belljar.channel.frames import config_payload
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Recorder
 from belljar.host.tools import at_least
+from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
-from belljar.isolation.oci.trace import Trace, watch_sandbox
 from belljar.isolation.oci.trees import Tree, inner_tmp
-from belljar.isolation.oci.watching import watch_container
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot
-from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Port, Renewal, judge, renew
-from belljar.isolation.sandbox import HostUsage, Sandbox, elapsed_ms, owned
+from belljar.isolation.renewal import Port, Renewal, judge, renew
+from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
 from belljar.isolation.survivors import Destruction
-from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 from belljar.process import is_alive, signal_name
 from belljar.store.journal import EntryKind
 from belljar.units import format_size
+
+if TYPE_CHECKING:
+    from belljar.channel import Renewed
+    from belljar.isolation.oci.trace import Trace
+    from belljar.isolation.touches import FileWatch
 
 _READY_DEADLINE_S: Final = 30.0
 _ATTACH_DEADLINE_S: Final = 20.0
@@ -103,7 +103,7 @@ class Container(Sandbox):
         self._is_gvisor = spec.shape.runtime.kind == "runsc"
         self._user_namespace = None if spec.port is None else spec.port.user_namespace
         self._trace: Trace | None = None
-        self._ours, self._theirs = socket.socketpair()
+        self.agent, self._theirs = socket.socketpair()
         super().__init__(
             cell_id=spec.cell_id,
             kind=spec.kind,
@@ -115,7 +115,6 @@ class Container(Sandbox):
             directories=(spec.directory,),
             part_of=spec.part_of,
         )
-        self.client = GuestClient.from_socket(self._ours)
 
     async def start(self) -> None:
         """Journal, create, start, attach. Raises `HostError`, `CellError`."""
@@ -214,7 +213,11 @@ class Container(Sandbox):
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
         """By inode marks, or gVisor's trace."""
         if self._is_gvisor:
+            from belljar.isolation.oci.trace import watch_sandbox
+
             return await watch_sandbox(self._trace, paths, self.client.own_reads)
+        from belljar.isolation.oci.watching import watch_container
+
         return await watch_container(self.host_pid, paths, self.client.own_reads)
 
     # ----
@@ -237,6 +240,8 @@ class Container(Sandbox):
             file.write_text(json.dumps(config))
             file.chmod(0o444)
             if self.spec.is_traced:
+                from belljar.isolation.oci.trace import Trace
+
                 self._trace = Trace(directory, _BUNDLE, self.holds)
         except OSError as exc:
             hint = STORE_HINT
@@ -302,6 +307,8 @@ class Container(Sandbox):
         )
 
     async def _greet(self, renewal: Renewal) -> Renewed:
+        from belljar.channel.frames import NEEDED_OF_CONTAINER, RenewedBit, config_payload
+
         began, shape, port, client = time.monotonic(), self.spec.shape, self.spec.port, self.client
         await client.wait_ready(timeout_s=_READY_DEADLINE_S)
         self.timings_ms["runtime"] = elapsed_ms(began)
@@ -366,7 +373,7 @@ class Container(Sandbox):
 
     def _release(self) -> None:
         self._theirs.close()
-        self._ours.close()
+        self.agent.close()
         if self._trace is not None:
             self._trace.close()
 

@@ -213,7 +213,7 @@ _HEADER: Final = struct.Struct("<HHI")
 _OPEN: Final = 7
 _READ: Final = 9
 _O_PATH: Final = 0o10000000
-_ROOTS: Final = re.compile(rb"(?:/proc/(?:self|thread-self|[0-9]+)(?:/task/[0-9]+)?/root(?=/|\Z))+")
+_ROOTS: Final = rb"(?:/proc/(?:self|thread-self|[0-9]+)(?:/task/[0-9]+)?/root(?=/|\Z))+"
 _MAX_FIELDS: Final = 64
 _CONTEXT: Final = ("group_id", "process_name")
 _OPENS: Final = ("open", "openat", "creat")
@@ -292,7 +292,7 @@ def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> 
     if _number(fields, 7) & _O_PATH or not (name or base):
         return b""
     path = posixpath.normpath(posixpath.join(b"/", base, name))
-    roots = _ROOTS.match(path)
+    roots = re.match(_ROOTS, path)
     return path if roots is None else path[roots.end() :] or b"/"
 
 

@@ -8,10 +8,10 @@ It runs in the gateway's process, without any route and with its own files only.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from belljar.dataclass import dataclass
 from belljar.events import Body, JsonValue
 from belljar.plan.network import NetworkBounds
 

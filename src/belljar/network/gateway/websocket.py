@@ -19,7 +19,6 @@ from belljar.signals.values import Channel
 _CONTROL: Final = {0x8: "ws_close", 0x9: "ws_ping", 0xA: "ws_pong"}
 _OF_MESSAGES: Final = frozenset({0x0, 0x1, 0x2})
 _MASK_BYTES: Final = 4
-_MAX_CONTROL_BYTES: Final = 125
 # Bytes of an extended length, and the smallest length that needs it.
 _LENGTHS: Final = {126: (2, 126), 127: (8, 1 << 16)}
 

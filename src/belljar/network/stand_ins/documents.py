@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.errors import PolicyError
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.files import OutsideError, read_regular

@@ -14,13 +14,13 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
 
+from belljar.dataclass import dataclass, field, replace
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send
 from belljar.units import printable

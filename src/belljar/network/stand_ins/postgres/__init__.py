@@ -6,10 +6,9 @@ import hmac
 import itertools
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, stream_app
 from belljar.network.stand_ins.postgres import wire

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field, replace
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, stream_app
 from belljar.network.stand_ins.redis.wire import Error, Reader, Reply, Status, number, render

@@ -6,13 +6,12 @@ import base64
 import hmac
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import field, replace
 from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field, replace
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, stream_app
 from belljar.network.stand_ins.ssh.shell import Channel, Host

@@ -7,11 +7,10 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from itertools import islice
 from typing import ClassVar, Final, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.network.stand_ins.ssh.wire import Fields, Malformed, number, text
 
 MAX_LINE_CHARS: Final = 4095  # As a terminal's line has

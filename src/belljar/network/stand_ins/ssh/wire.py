@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -14,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.signals.credentials import public_blob
 
 # Of a packet's length field: RFC 4253, 6.1 wants 35,000 to be taken
