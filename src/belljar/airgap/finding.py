@@ -1,21 +1,19 @@
-"""What a check of the air gap found: one finding for each way beyond this host. Pure."""
+"""The findings of an air-gap check: one for each way beyond this host. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from belljar.dataclass import dataclass
-from belljar.events import JsonValue
 
-How: TypeAlias = Literal["tried", "looked"]
-_MAX_SHOWN: Final = 6
+_MAX_SHOWN: Final = 6  # of each list of evidence, which the ledger keeps
 
 
 class State(StrEnum):
-    """Whether a way beyond this host exists."""
+    """Tells if a way beyond this host exists."""
 
     ABSENT = "absent"
     PRESENT = "present"
@@ -28,32 +26,23 @@ class Finding:
 
     name: str
     state: State
-    how: How
+    how: Literal["tried", "looked"]
     evidence: str
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """As JSON values."""
-        return {
-            "name": self.name,
-            "state": self.state.value,
-            "how": self.how,
-            "evidence": self.evidence,
-        }
 
 
 def is_air_gapped(findings: Iterable[Finding]) -> bool:
-    """Whether there are findings and all are absent."""
-    found = list(findings)
-    return bool(found) and all(each.state is State.ABSENT for each in found)
+    """Return true if there are findings and all are absent."""
+    return {each.state for each in findings} == {State.ABSENT}
 
 
-def judged(
-    name: str, how: How, *, present: Sequence[str] = (), unknown: Sequence[str] = (), absent: str
+def _judged(
+    name: str,
+    present: Sequence[str] = (),
+    unknown: Sequence[str] = (),
+    *,
+    how: Literal["tried", "looked"],
+    absent: str = "none",
 ) -> Finding:
-    """Present where something is, unknown where something is unclear.
-
-    `absent`: the evidence when neither is. Of long lists the beginning is kept.
-    """
     state = State.PRESENT if present else State.UNKNOWN if unknown else State.ABSENT
     shown = [*present[:_MAX_SHOWN], *unknown[:_MAX_SHOWN]]
     if more := len(present) + len(unknown) - len(shown):
@@ -61,5 +50,6 @@ def judged(
     return Finding(name=name, state=state, how=how, evidence="; ".join(shown) or absent)
 
 
-tried = partial(judged, how="tried")
-looked = partial(judged, how="looked")
+# `(name, present, unknown, absent=)`: evidence of each; `absent` is shown where there is neither.
+tried = partial(_judged, how="tried")
+looked = partial(_judged, how="looked")
