@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_air_gap import ip, namespace, packets_of, received, run
+from tests.integration.test_air_gap import ROOT, ip, namespace, packets_of, received, run
+from tests.real_packages import real_model
 
 __all__ = ["namespace"]
 pytestmark = [
@@ -29,13 +30,18 @@ INSTALL = f"{CHECK} && sh install.sh"
 TASK = "/var/lib/belljar/share/examples/escape_artist/task.py"
 AGAIN = ("/opt/belljar/bin/belljar", "bundle", "install", "/bundle")
 RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--json")
+MODEL = "/var/lib/belljar/share/examples/model_cell"
+ASK = (*RUN[:2], f"{MODEL}/task.py", "--model", f"belljar/{MODEL}/model.yaml", "--json")
 
 
 @pytest.fixture(scope="module")
 def made(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A bundle of this test's store, as `create` reports it: interrupted once, then whole."""
+    """A bundle of this test's store with the example's model, as `create` reports it: interrupted
+    once, then whole."""
+    real_model(vm_home)
     out = tmp_path_factory.mktemp("bundle") / "bundle"
-    command = [sys.executable, "-m", "belljar", "bundle", "create", str(out)]
+    cell = ROOT / "examples/model_cell/model.yaml"
+    command = [sys.executable, "-m", "belljar", "bundle", "create", str(out), "--model", str(cell)]
     env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
@@ -81,8 +87,8 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
     made: dict[str, Any], root: Path, namespace: Callable[[], str]
 ) -> None:
     """In a namespace with loopback alone: sums, install.sh and the example's whole run succeed.
-    Then `bundle install` over it and a run, with a way out on which somebody counts: nothing uses
-    it."""
+    So does a question to the model that the bundle carries. Then `bundle install` over it and a run,
+    with a way out on which somebody counts: nothing uses it."""
     alone = namespace()
     ip("-n", alone, "link", "set", "lo", "up")
     installed = in_root(root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"], inside=alone)
@@ -92,6 +98,9 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
     found = json.loads(first.stdout)
     assert found["verdict"] == "contained"
     assert len(found["samples"]) >= 12
+    asked = in_root(root, made["path"], *ASK, inside=alone)
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    assert json.loads(asked.stdout)["verdict"] == "contained"
 
     watched, outside = namespace(), namespace()
     ip("-n", watched, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", outside)

@@ -171,7 +171,7 @@ def _ways(name: str, family: int, kind: int, devices: Sequence[str]) -> Finding:
                 if error.errno not in _NO_WAY:
                     unknown.append(f"{address}{by}: {error.strerror}")
                 continue
-            if not ip_address(source.partition("%")[0]).is_loopback:
+            if not ip_address(source).is_loopback:
                 present.append(f"{address} from {source}{by}")
     bound = f", also when bound to {', '.join(devices)}" if devices else ""
     return tried(name, present, unknown, absent=f"no way to {len(addresses)} addresses{bound}")
@@ -190,58 +190,43 @@ def _source(address: str, kind: int = socket.SOCK_DGRAM, device: str = "") -> st
 
 
 def _resolvers() -> Finding:
-    """The configured resolvers. None is asked: a local one may forward."""
+    """The configured resolvers."""
     servers = list[str]()
     for file in _RESOLVERS:
         with suppress(OSError):
             text = Path(file).read_text(errors="replace")
             servers += re.findall(r"^\s*nameserver\s+(\S+)", text, re.MULTILINE)
-    return _servers("DNS", {server: (server, 53) for server in servers})
+    return _servers("DNS", {server: server for server in servers})
 
 
 def _proxies(environ: Mapping[str, str]) -> Finding:
-    named = dict[str, tuple[str, int]]()
+    named = dict[str, str]()
     for name, value in environ.items():
         if name.lower() in _PROXIES and value:
             try:
-                parsed = urlsplit(value if "://" in value else f"//{value}")
-                host, port = parsed.hostname or "", parsed.port or 80
+                host = urlsplit(value if "://" in value else f"//{value}").hostname or ""
             except ValueError:
-                host, port = "?", 0
-            named[f"{name} ({host}:{port})"] = (host, port)
+                host = ""
+            named[f"{name} ({host})"] = host
     return _servers("proxies", named)
 
 
-def _servers(name: str, named: Mapping[str, tuple[str, int]]) -> Finding:
-    """Judges servers by the route alone: a named host would have to be looked up."""
+def _servers(name: str, named: Mapping[str, str]) -> Finding:
+    """Judges servers by the route alone: none is asked, no name is looked up."""
     present, unknown = list[str](), list[str]()
-    for called, (host, port) in named.items():
+    for called, host in named.items():
         try:
-            is_local = ip_address(host.partition("%")[0]).is_loopback
-            source = _source(host)
+            source = _source(str(ip_address(host)))
         except OSError:
             continue
         except ValueError:
-            unknown.append(f"{called} has no address that can be tried without a query")
+            unknown.append(f"{called} is no address")
             continue
-        if not is_local and not ip_address(source.partition("%")[0]).is_loopback:
-            present.append(f"{called}: by a route")
-        elif _is_bound(host, port):
-            unknown.append(f"{called}: it may forward")
+        is_here = ip_address(source).is_loopback
+        by = "it is on this host, and may forward" if is_here else "by a route"
+        (unknown if is_here else present).append(f"{called}: {by}")
     listed = f"none of {', '.join(named)} can be reached" if named else "none is configured"
     return tried(name, present, unknown, absent=listed)
-
-
-def _is_bound(host: str, port: int) -> bool:
-    """Return true if a program on this host has the port, and no other can take it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for kind in _KINDS.values():
-        with socket.socket(family, kind) as sock:
-            try:
-                sock.bind((host, port))
-            except OSError:
-                return True
-    return False
 
 
 def _vsock() -> Finding:

@@ -6,7 +6,6 @@ interrupted call goes on where it was. The bundle appears by a rename.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -39,11 +38,13 @@ from belljar.image.tools import run_tool, tool
 from belljar.ledger.keys import load_or_make_key
 from belljar.model.weights import find_weights, verify_weights
 from belljar.package import __version__
+from belljar.store.locks import locked
 from belljar.store.scratch import remove_tree, scratch_dir
 from belljar.units import format_size, printable
 
 _BACKPORTS: Final = "bookworm-backports"
 _PYTHON: Final = "/usr/bin/python3"  # Debian's: the wheels must fit it, not this process
+_VERSION: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
 _REST_BYTES: Final = 1 << 30  # of Python packages, whose size no index says beforehand
 _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
 _UNUSED: Final = frozenset({"__pycache__", "logs", "node_modules"})
@@ -79,7 +80,7 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
     if not (codename and Path(_PYTHON).exists()):
         raise HostError("a bundle is made on Debian with its python3, and this host lacks it")
     key = load_or_make_key(home)
-    with _part(out) as part, scratch_dir(home) as scratch:
+    with _part(home, out) as part, scratch_dir(home) as scratch:
         apt, groups = _apt(scratch, codename, wanted)
         debs = dict[str, int]()
         for suite, packages in groups:
@@ -115,7 +116,7 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
             "belljar": __version__,
             "arch": debian_arch(),
             "system": codename,
-            "python": _debian_python(),
+            "python": run_tool([_PYTHON, "-c", _VERSION], timeout_s=60).decode().strip(),
             "size_bytes": sum((part / name).stat().st_size for name in names),
         }
         (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
@@ -136,35 +137,33 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
     """
     missing, files = list[str](), dict[str, Path]()
     about: dict[str, Any] = {"images": [], "weights": []}
-    for ref in dict.fromkeys(wanted.images):
+
+    @contextmanager
+    def named_if_missing() -> Iterator[None]:
         try:
-            image = Store(home).find(ref)
+            yield
         except HostError as error:
             missing.append(f"{error.what} ({error.hint})")
-            continue
-        files |= _tree(image.rootfs.parent, f"images/{image.digest}")
-        named = {"names": [*image.names], "origins": [*image.origins]}
-        if (entry := {"digest": image.digest, **named}) not in about["images"]:
-            about["images"].append(entry)
+
+    for ref in dict.fromkeys(wanted.images):
+        with named_if_missing():
+            image = Store(home).find(ref)
+            files |= _tree(image.rootfs.parent, f"images/{image.digest}")
+            named = {"names": [*image.names], "origins": [*image.origins]}
+            about["images"].append({"digest": image.digest, **named})
     for ref in dict.fromkeys(wanted.weights):
-        try:
+        with named_if_missing():
             weights = find_weights(ref, home=home)
             verify_weights(weights)
-        except HostError as error:
-            missing.append(f"{error.what} ({error.hint})")
-            continue
-        place = f"weights/{weights.digest}"
-        inside = f"{place}/{weights.name}" if weights.is_directory else place
-        files |= _tree(weights.path / "data", inside)
-        about["weights"].append({"digest": weights.digest, "name": weights.name})
-    try:
+            inside = f"/{weights.name}" if weights.is_directory else ""
+            files |= _tree(weights.path / "data", f"weights/{weights.digest}{inside}")
+            about["weights"].append({"digest": weights.digest, "name": weights.name})
+    with named_if_missing():
         kernel = current_kernel(home)
         if kernel.wanted != REQUIRED_MODULES:
             missing.append("the guest kernel lacks modules (run `belljar setup --refresh`)")
         about["kernel"] = kernel.digest
         files |= _tree(kernel.vmlinuz.parent, f"kernels/{kernel.digest}")
-    except HostError as error:
-        missing.append(f"{error.what} ({error.hint})")
     for kind in ("docs", "examples"):
         found = _tree(wanted.checkout / kind, f"{SHARE}/{kind}", skip=_UNUSED)
         missing += [] if found else [f"{kind}: nothing is in {wanted.checkout / kind}"]
@@ -197,24 +196,21 @@ def _tree(top: Path, path: str, *, skip: frozenset[str] = frozenset()) -> dict[s
 
 
 @contextmanager
-def _part(out: Path) -> Iterator[Path]:
+def _part(home: Path, out: Path) -> Iterator[Path]:
     """The directory in which the bundle grows; one call at a time."""
     part = out.with_name(f".{out.name}.part")
-    part.mkdir(parents=True, exist_ok=True)
-    lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield part
+        with locked(home, "bundle", wait=False):
+            part.mkdir(parents=True, exist_ok=True)
+            yield part
     except BlockingIOError as error:
-        raise HostError("another command makes this bundle", where=str(out)) from error
+        raise HostError("another command makes or installs a bundle") from error
     except OSError as error:
         raise HostError(
             f"the bundle can't be written: {error.strerror}",
             where=printable(str(error.filename or out)),
             hint="free some space and run it again; what is there is kept",
         ) from error
-    finally:
-        os.close(lock)
 
 
 def _copy(source: Path, target: Path, report: Report) -> None:
@@ -265,11 +261,6 @@ def _index(folder: Path, debs: Mapping[str, int]) -> str:
         extra = f"Size: {debs[name]}\nSHA256: {file_sha256(folder / name)}\n"
         stanzas.append(f"{control}\nFilename: ./{name}\n{extra}")
     return "\n".join(stanzas)
-
-
-def _debian_python() -> str:
-    program = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return run_tool([_PYTHON, "-c", program], timeout_s=60).decode().strip()
 
 
 def _wheels(folder: Path, wanted: Contents, scratch: Path, report: Report) -> list[str]:

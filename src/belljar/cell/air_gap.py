@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final, Literal
@@ -11,14 +11,13 @@ from typing import Final, Literal
 import anyio.to_thread
 
 from belljar.airgap.check import check_air_gap, evidence_of, state_of
-from belljar.airgap.finding import State, is_air_gapped
+from belljar.airgap.finding import Finding, State, is_air_gapped
 from belljar.cell.parts import refused
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, Kind, Recorder
 from belljar.ledger import RunDirectory
 from belljar.network.supervisor import netlink
 from belljar.policy import LoadedPolicy
-from belljar.policy.limits import AirGap
 from belljar.units import printable
 
 _HINT: Final = "`belljar airgap check` shows every way; close them, or leave `host.air_gap` out"
@@ -33,7 +32,7 @@ async def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
     Raises `HostError`, on record: a way beyond this host is there, can't be told, or appeared.
     """
-    if loaded.policy.air_gap is not AirGap.REQUIRED:
+    if not loaded.policy.host:
         return
 
     def hold() -> None:
@@ -56,27 +55,21 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
     Yields a function that records the interfaces which came up meanwhile; it returns true once
     there was one. Raises `HostError` unless every way is absent at the start.
     """
-    count = 0
+    changes = list[str]()
 
-    def record(reason: str) -> None:
-        nonlocal count
-        count += 1
-        if count <= _MAX_CHANGES:
-            recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": reason}))
+    def has_changed(more: Iterable[str] = ()) -> bool:
+        for change in (*more, *_arrived(kernel)):
+            changes.append(change)
+            if len(changes) <= _MAX_CHANGES:
+                recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": change}))
+        return bool(changes)
 
-    def has_changed() -> bool:
-        for change in _arrived(kernel):
-            record(change)
-        return count > 0
-
-    def check(phase: Literal["start", "end"]) -> str:
+    def check(phase: Literal["start", "end"]) -> tuple[Finding, ...]:
         findings = check_air_gap()
-        is_gapped = is_air_gapped(findings)
         listed = [asdict(each) for each in findings]
-        data = {"phase": phase, "air_gapped": is_gapped, "findings": listed}
+        data = {"phase": phase, "air_gapped": is_air_gapped(findings), "findings": listed}
         recorder.record(Event(kind=Kind.AIR_GAP_CHECKED, data=data))
-        ways = [f"{each.name} {each.state}" for each in findings if each.state != State.ABSENT]
-        return "" if is_gapped else ", ".join(ways)
+        return findings
 
     try:
         # It listens before the check, so that nothing comes up in between.
@@ -85,8 +78,9 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
             kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             kernel.bind((0, _GROUP_LINK))
             kernel.settimeout(0)
-            ways = check("start")
-            if ways:
+            findings = check("start")
+            if not is_air_gapped(findings):
+                ways = ", ".join(f"{e.name} {e.state}" for e in findings if e.state != State.ABSENT)
                 what = f"the policy requires an air gap, and this host has none: {printable(ways)}"
                 raise HostError(what, where="host.air_gap", hint=_HINT)
             try:
@@ -96,7 +90,7 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
                     check("end")
                     has_changed()
                 except (OSError, ValueError) as error:  # the run is judged all the same, and void
-                    record(f"the last check failed: {error}")
+                    has_changed([f"the last check failed: {error}"])
     except OSError as error:
         what = f"the air gap can't be checked: {error.strerror}"
         raise HostError(what, where="host.air_gap", hint=_HINT) from error

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from belljar.bundle.create import Contents, create_bundle
+from belljar.bundle.install import install_bundle, installed, open_bundle
 from belljar.cli.console import (
     CommandGroup,
     Misuse,
@@ -15,6 +17,13 @@ from belljar.cli.console import (
     progress,
     task_args_option,
 )
+from belljar.cli.setup import needs
+from belljar.harness.evaluate import check_tasks
+from belljar.harness.operator import OperatorOptions
+from belljar.image.kernel import debian_arch
+from belljar.ledger.keys import parse_fingerprint
+from belljar.policy import load_policy
+from belljar.store.home import belljar_home
 from belljar.units import format_size, printable
 
 # A bare Debian has neither Python nor `mount`.
@@ -22,16 +31,10 @@ _BASE = ("mount", "python3", "python3-venv")
 _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 
 
-def _fingerprint(text: str | None) -> str | None:
-    from belljar.ledger.keys import parse_fingerprint
-
-    return None if text is None else parse_fingerprint(text)
-
-
 _KEY = click.option(
     "--key",
     metavar="FINGERPRINT",
-    callback=parsed_by(_fingerprint),
+    callback=parsed_by(lambda text: text and parse_fingerprint(text)),
     help="The key that must have signed. Default: that of the bundle installed last.",
 )
 
@@ -84,12 +87,6 @@ def create(
 
     The digest that it prints must reach the other host by another way than the bundle.
     """
-    from belljar.bundle.create import Contents, create_bundle
-    from belljar.cli.setup import needs
-    from belljar.image.kernel import debian_arch
-    from belljar.policy import load_policy
-    from belljar.store.home import belljar_home
-
     home, root = belljar_home(), Path(__file__).resolve().parents[3]
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
@@ -125,9 +122,6 @@ def create(
 
 
 def _images_of(task: str, task_args: list[str]) -> tuple[str, ...]:
-    from belljar.harness.evaluate import check_tasks
-    from belljar.harness.operator import OperatorOptions
-
     previews = check_tasks([task, *task_args], OperatorOptions())
     refused = [each.error for each in previews if each.error is not None]
     if refused:
@@ -139,8 +133,7 @@ def _images_of(task: str, task_args: list[str]) -> tuple[str, ...]:
 @bundle.command()
 @_BUNDLE
 @_KEY
-@json_option("Print one JSON object: digest, key, compared, created, items.")
-def verify(*, bundle: Path, key: str | None, as_json: bool) -> None:
+def verify(*, bundle: Path, key: str | None) -> None:
     """Check a bundle's signature and every file; install nothing.
 
     \b
@@ -148,21 +141,14 @@ def verify(*, bundle: Path, key: str | None, as_json: bool) -> None:
       0  it is whole, and signed by the key
       4  it is not
     """
-    from belljar.bundle.install import installed, open_bundle
-    from belljar.store.home import belljar_home
-
     key = key or installed(belljar_home()).get("signer")
-    with progress("verifying", quiet=as_json) as report:
+    with progress("verifying", quiet=False) as report:
         found = open_bundle(bundle, expected_key=key)
         found.verify(report)
-    created = found.about["created"]
-    if as_json:
-        about = {"digest": found.digest, "key": found.signer, "compared": key is not None}
-        print_json({**about, "created": created, "items": len(found.digests)})
-        return
     size = format_size(found.about["size_bytes"])
     click.echo(f"{printable(str(bundle))}: verified, {len(found.digests)} items, {size}")
-    click.echo(f"  created {created} by Belljar {found.about['belljar']}, digest {found.digest}")
+    about = found.about
+    click.echo(f"  created {about['created']} by Belljar {about['belljar']}, digest {found.digest}")
     known = "the key that was expected" if key else "compared with no known key: give --key"
     click.echo(f"  signed by {found.signer}\n  {known}")
 
@@ -178,9 +164,6 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     Everything is verified before anything is written. On a host that has no Belljar yet, run the
     bundle's install.sh.
     """
-    from belljar.bundle.install import install_bundle, installed
-    from belljar.store.home import belljar_home
-
     home = belljar_home()
     expected = key or installed(home).get("signer")
     if expected is None:
