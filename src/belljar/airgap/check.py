@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from belljar.airgap.finding import Finding, State, looked, tried
-from belljar.airgap.looks import look
+from belljar.airgap.looks import Finding, State, look, looked, tried
 from belljar.network.supervisor import netlink
 from belljar.network.supervisor.netlink import Link
 from belljar.network.syscalls import CLONE_NEWNET, enter

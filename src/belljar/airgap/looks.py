@@ -1,4 +1,4 @@
-"""Looks at this host's radios, modems, gadgets, sockets, file systems and time sources.
+"""Findings of an air-gap check; looks at radios, modems, sockets, file systems and time sources.
 
 Reads /sys and /proc only. A place that can't be read is `can't tell`; a kernel without the thing
 has no such place.
@@ -7,13 +7,15 @@ has no such place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from sys import byteorder
-from typing import Final
+from typing import Final, Literal
 
-from belljar.airgap.finding import Finding, looked
+from belljar.dataclass import dataclass
 
 # Devices of these classes send and receive. rfkill comes first: it also has the switches of others.
 _RADIOS: Final = ("rfkill", "ieee80211", "bluetooth", "nfc", "uwb", "ieee802154")
@@ -32,6 +34,50 @@ _TIME_PROGRAMS: Final = frozenset(
     }
 )
 _TABLES: Final = ("tcp", "tcp6", "udp", "udp6", "udplite", "raw", "raw6")
+_MAX_SHOWN: Final = 6  # of each list of evidence, which the ledger keeps
+
+
+class State(StrEnum):
+    """Tells if a way beyond this host exists."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+    UNKNOWN = "can't tell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One way. `name` is stable; `evidence` may quote this host: escape it where it is shown."""
+
+    name: str
+    state: State
+    how: Literal["tried", "looked"]
+    evidence: str
+
+
+def is_air_gapped(findings: Iterable[Finding]) -> bool:
+    """Return true if there are findings and all are absent."""
+    return {each.state for each in findings} == {State.ABSENT}
+
+
+def _judged(
+    name: str,
+    present: Sequence[str] = (),
+    unknown: Sequence[str] = (),
+    *,
+    how: Literal["tried", "looked"],
+    absent: str = "none",
+) -> Finding:
+    state = State.PRESENT if present else State.UNKNOWN if unknown else State.ABSENT
+    shown = [*present[:_MAX_SHOWN], *unknown[:_MAX_SHOWN]]
+    if more := len(present) + len(unknown) - len(shown):
+        shown.append(f"{more} more")
+    return Finding(name=name, state=state, how=how, evidence="; ".join(shown) or absent)
+
+
+# `(name, present, unknown, absent=)`: evidence of each; `absent` is shown where there is neither.
+tried = partial(_judged, how="tried")
+looked = partial(_judged, how="looked")
 
 
 def look(root: Path = Path("/")) -> Iterator[Finding]:

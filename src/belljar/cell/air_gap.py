@@ -11,7 +11,7 @@ from typing import Final, Literal
 import anyio.to_thread
 
 from belljar.airgap.check import check_air_gap, evidence_of, state_of
-from belljar.airgap.finding import Finding, State, is_air_gapped
+from belljar.airgap.looks import Finding, State, is_air_gapped
 from belljar.cell.parts import refused
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, Kind, Recorder
@@ -103,9 +103,9 @@ def _arrived(kernel: socket.socket) -> Iterator[str]:
             reply = kernel.recv(1 << 16)
         except BlockingIOError:
             return
-        except OSError as error:  # ENOBUFS
+        except OSError as error:  # ENOBUFS; or the air gap is no longer held
             yield f"changes of the interfaces were lost: {error.strerror}"
-            continue
+            return
         yield from changes_in(reply)
 
 

@@ -41,7 +41,7 @@ def check(*, address: str | None, as_json: bool) -> int:
       3  one is present, or can't be told
     """
     from belljar.airgap.check import check_air_gap
-    from belljar.airgap.finding import is_air_gapped
+    from belljar.airgap.looks import is_air_gapped
 
     findings = check_air_gap(address or "")
     is_gapped = is_air_gapped(findings)

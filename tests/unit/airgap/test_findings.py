@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.airgap.check import state_of
-from belljar.airgap.finding import Finding, State, is_air_gapped
-from belljar.airgap.looks import address_of, look
+from belljar.airgap.looks import Finding, State, address_of, is_air_gapped, look
 from belljar.cell.air_gap import changes_in, held
 from belljar.events import Kind, MemoryRecorder
 from belljar.network.supervisor.netlink import Link
