@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_air_gap import ip, namespace, packets_of, received, run
+from tests.integration.test_air_gap import ROOT, ip, namespace, packets_of, received, run
+from tests.real_packages import real_model
 
 __all__ = ["namespace"]
 pytestmark = [
@@ -29,13 +30,18 @@ INSTALL = f"{CHECK} && sh install.sh"
 TASK = "/var/lib/belljar/share/examples/escape_artist/task.py"
 AGAIN = ("/opt/belljar/bin/belljar", "bundle", "install", "/bundle")
 RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--json")
+MODEL = "/var/lib/belljar/share/examples/model_cell"
+ASK = (*RUN[:2], f"{MODEL}/task.py", "--model", f"belljar/{MODEL}/model.yaml", "--json")
 
 
 @pytest.fixture(scope="module")
 def made(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A bundle of this test's store, as `create` reports it: interrupted once, then whole."""
+    """A bundle of this test's store with the example's model, as `create` reports it: interrupted
+    once, then whole."""
+    real_model(vm_home)
     out = tmp_path_factory.mktemp("bundle") / "bundle"
-    command = [sys.executable, "-m", "belljar", "bundle", "create", str(out)]
+    cell = ROOT / "examples/model_cell/model.yaml"
+    command = [sys.executable, "-m", "belljar", "bundle", "create", str(out), "--model", str(cell)]
     env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
@@ -61,38 +67,60 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def in_root(
-    root: Path, bundle: str, *command: str, inside: str
+    root: Path, bundle: str, *command: str, inside: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """A command there, in the network namespace of a file."""
+    """A command there, in the network namespace of a file, or in one of its own with no interface
+    that is up."""
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc"]
-    words = [
-        *apart,
-        sys.executable,
-        "-m",
-        "tests.integration.bare_root",
-        str(root),
-        bundle,
-        *command,
-    ]
-    return run(*words, home=root, inside=inside, timeout_s=1800)
+    apart += [] if inside else ["--net"]
+    helper = [sys.executable, "-m", "tests.integration.bare_root", str(root), bundle]
+    return run(*apart, *helper, *command, home=root, inside=inside, timeout_s=1800)
+
+
+@pytest.fixture(scope="module")
+def installed(made: dict[str, Any], root: Path) -> Path:
+    """The root after the sums and install.sh, which had no interface that was up."""
+    done = in_root(root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root
+
+
+def alone(namespace: Callable[[], str]) -> str:
+    """A network namespace with loopback alone."""
+    inside = namespace()
+    ip("-n", inside, "link", "set", "lo", "up")
+    return inside
+
+
+# Several tests in this order, as each may take minutes on a busy machine.
+
+
+def test_a_model_cell_runs_from_a_bundle(
+    made: dict[str, Any], installed: Path, namespace: Callable[[], str]
+) -> None:
+    """The example's model, whose image and weights the bundle carries, answers without a network."""
+    asked = in_root(installed, made["path"], *ASK, inside=alone(namespace))
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    assert json.loads(asked.stdout)["verdict"] == "contained"
 
 
 def test_from_a_bundle_to_a_finished_run_without_a_network(
-    made: dict[str, Any], root: Path, namespace: Callable[[], str]
+    made: dict[str, Any], installed: Path, namespace: Callable[[], str]
 ) -> None:
-    """In a namespace with loopback alone: sums, install.sh and the example's whole run succeed.
-    Then `bundle install` over it and a run, with a way out on which somebody counts: nothing uses
-    it."""
-    alone = namespace()
-    ip("-n", alone, "link", "set", "lo", "up")
-    installed = in_root(root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"], inside=alone)
-    assert installed.returncode == 0, installed.stdout + installed.stderr
-    first = in_root(root, made["path"], *RUN, inside=alone)
+    """In a namespace with loopback alone, the example's whole run is contained."""
+    first = in_root(installed, made["path"], *RUN, inside=alone(namespace))
     assert first.returncode == 0, first.stdout + first.stderr
     found = json.loads(first.stdout)
     assert found["verdict"] == "contained"
     assert len(found["samples"]) >= 12
 
+
+def test_nothing_uses_a_way_out(
+    made: dict[str, Any], installed: Path, namespace: Callable[[], str]
+) -> None:
+    """`bundle install` over the installation and a run, with a way out on which somebody counts:
+    no packet. A look-up then sends one, so the count can fail."""
+    root = installed
     watched, outside = namespace(), namespace()
     ip("-n", watched, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", outside)
     for place, device in ((watched, "v0"), (outside, "v1")):

@@ -1,4 +1,4 @@
-"""Looks at what this host has: radios, modems, gadgets, sockets, file systems, time sources.
+"""Findings of an air-gap check; looks at radios, modems, sockets, file systems and time sources.
 
 Reads /sys and /proc only. A place that can't be read is `can't tell`; a kernel without the thing
 has no such place.
@@ -7,74 +7,103 @@ has no such place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from sys import byteorder
-from typing import Final
+from typing import Final, Literal
 
-from belljar.airgap.finding import Finding, looked
-from belljar.airgap.tries import has_way
-from belljar.units import printable
+from belljar.dataclass import dataclass
 
-# Their bytes are on another machine, or with the hypervisor.
-_REMOTE: Final = frozenset(
-    {
-        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fuse.ceph-fuse"),
-        *("fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs"),
-        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs"),
-        *("vboxsf", "virtiofs", "vmhgfs"),
-    }
+# Devices of these classes send and receive. rfkill comes first: it also has the switches of others.
+_RADIOS: Final = ("rfkill", "ieee80211", "bluetooth", "nfc", "uwb", "ieee802154")
+# Their bytes are on another machine, or with the hypervisor. A file system in user space may be.
+_REMOTE: Final = re.compile(
+    "9p|afs|beegfs|ceph|cifs|coda|davfs|gfs2|glusterfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|pvfs2|"
+    "smb3|smbfs|vboxsf|virtiofs|vmhgfs"
 )
-_LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal", "fusectl"})
-_ADAPTERS: Final = frozenset(
-    {
-        *("asix", "ax88179_178a", "cdc_eem", "cdc_ether", "cdc_mbim", "cdc_ncm", "cdc_subset"),
-        *("ipheth", "r8152", "rndis_host", "qmi_wwan", "smsc75xx", "smsc95xx"),
-    }
+_LOCAL_FUSE: Final = frozenset(
+    {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal", "fuseblk", "fusectl"}
 )
-_NETWORK_FUNCTIONS: Final = ("ecm.", "eem.", "ncm.", "rndis.", "geth.")
 _TIME_PROGRAMS: Final = frozenset(
     {
         *("chronyd", "ntpd", "ntpd-rs", "openntpd", "ntpdate", "phc2sys", "ptp4l", "sntp"),
         *("systemd-timesyn", "timemaster"),
     }
 )
-_TIME_SERVER: Final = re.compile(r"^\s*(?:server|pool|peer|NTP\s*=)\s*(\S+)", re.MULTILINE)
-_TIME_FILES: Final = (
-    *("etc/chrony.conf", "etc/chrony/chrony.conf", "etc/ntp.conf", "etc/ntpsec/ntp.conf"),
-    "etc/systemd/timesyncd.conf",
-)
-_TABLES: Final = ("tcp", "tcp6", "udp", "udp6", "udplite", "raw", "raw6", "sctp/assocs")
-_LITTLE: Final = byteorder == "little"
+_TABLES: Final = ("tcp", "tcp6", "udp", "udp6", "udplite", "raw", "raw6")
+_MAX_SHOWN: Final = 6  # of each list of evidence, which the ledger keeps
+
+
+class State(StrEnum):
+    """Tells if a way beyond this host exists."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+    UNKNOWN = "can't tell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One way. `name` is stable; `evidence` may quote this host: escape it where it is shown."""
+
+    name: str
+    state: State
+    how: Literal["tried", "looked"]
+    evidence: str
+
+
+def is_air_gapped(findings: Iterable[Finding]) -> bool:
+    """Return true if there are findings and all are absent."""
+    return {each.state for each in findings} == {State.ABSENT}
+
+
+def _judged(
+    name: str,
+    present: Sequence[str] = (),
+    unknown: Sequence[str] = (),
+    *,
+    how: Literal["tried", "looked"],
+    absent: str = "none",
+) -> Finding:
+    state = State.PRESENT if present else State.UNKNOWN if unknown else State.ABSENT
+    shown = [*present[:_MAX_SHOWN], *unknown[:_MAX_SHOWN]]
+    if more := len(present) + len(unknown) - len(shown):
+        shown.append(f"{more} more")
+    return Finding(name=name, state=state, how=how, evidence="; ".join(shown) or absent)
+
+
+# `(name, present, unknown, absent=)`: evidence of each; `absent` is shown where there is neither.
+tried = partial(_judged, how="tried")
+looked = partial(_judged, how="looked")
 
 
 def look(root: Path = Path("/")) -> Iterator[Finding]:
     """One finding for each kind of thing below `root`."""
-    sys, proc = root / "sys", root / "proc"
-    for name, find, place in (
-        ("radios", _radios, sys),
-        ("modems", _modems, sys),
-        ("USB network", _usb_network, sys),
-        ("InfiniBand", _infiniband, sys),
-        ("network block devices", _block_devices, sys),
-        ("sockets", _sockets, proc),
-        ("network file systems", _file_systems, proc),
-        ("time synchronisation", _time, root),
-    ):
+    for name, find in {
+        "radios": _radios,
+        "modems": _modems,
+        "USB network": _usb_network,
+        "InfiniBand": lambda root: looked("InfiniBand", _entries(root / "sys/class/infiniband")),
+        "network block devices": _block_devices,
+        "sockets": _sockets,
+        "network file systems": _file_systems,
+        "time synchronisation": _time,
+    }.items():
         try:
-            if place == sys:
-                (sys / "class").stat()
-            yield find(name, place)
+            for needed in ("sys/class", "proc/self"):
+                (root / needed).stat()
+            yield find(root)
         except OSError as error:
-            unknown = [f"{printable(str(error.filename))} can't be read: {error.strerror}"]
-            yield looked(name, unknown=unknown, absent="")
+            yield looked(name, unknown=[f"{error.filename} can't be read: {error.strerror}"])
 
 
-def _entries(place: Path) -> list[str]:
+def _entries(place: Path, prefix: str | tuple[str, ...] = "") -> list[str]:
     """Names, sorted; none if there is no such place. Raises `OSError` if it can't be read."""
     try:
-        return sorted(entry.name for entry in place.iterdir())
+        return sorted(each.name for each in place.iterdir() if each.name.startswith(prefix))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -86,75 +115,54 @@ def _word(file: Path) -> str:
         return ""
 
 
-def _radios(name: str, sys: Path) -> Finding:
-    """A radio counts as off only when its switch says so."""
-    present, off, switched = list[str](), list[str](), set[str]()
-    for each in _entries(sys / "class/rfkill"):
-        place = sys / "class/rfkill" / each
-        kind, label = _word(place / "type"), f"{_word(place / 'name')} ({_word(place / 'type')})"
-        switched.add(kind)
-        is_off = "1" in (_word(place / "hard"), _word(place / "soft"))
-        (off if is_off else present).append(f"{label} is {'blocked' if is_off else 'on'}")
-    for what, kind in (("ieee80211", "wlan"), ("bluetooth", "bluetooth"), ("nfc", "nfc")):
-        if kind not in switched:
-            present += [f"{each} has no switch" for each in _entries(sys / "class" / what)]
-    present += _entries(sys / "class/ieee802154") + _entries(sys / "class/uwb")
-    return looked(name, present=present, absent="; ".join(off) or "no radio")
+def _radios(root: Path) -> Finding:
+    """A radio counts as off only when a switch of its own says so."""
+    present, off = list[str](), list[str]()
+    for kind in _RADIOS:
+        for name in _entries(root / "sys/class" / kind):
+            place = root / "sys/class" / kind / name
+            switches = [place, *(place / each for each in _entries(place, "rfkill"))]
+            is_off = any("1" in (_word(each / "hard"), _word(each / "soft")) for each in switches)
+            (off if is_off else present).append(f"{kind} {name} is {'off' if is_off else 'on'}")
+    return looked("radios", present, absent="; ".join(off) or "none")
 
 
-def _modems(name: str, sys: Path) -> Finding:
-    present = [*_entries(sys / "class/wwan")]
-    present += [each for each in _entries(sys / "class/usbmisc") if each.startswith("cdc-wdm")]
-    lines = [each for each in _entries(sys / "class/tty") if each.startswith(("ttyUSB", "ttyACM"))]
+def _modems(root: Path) -> Finding:
+    present = _entries(root / "sys/class/wwan") + _entries(root / "sys/class/usbmisc", "cdc-wdm")
+    lines = _entries(root / "sys/class/tty", ("ttyUSB", "ttyACM"))
     unknown = [f"{each} is a serial line on USB: it may be a modem" for each in lines]
-    return looked(name, present=present, unknown=unknown, absent="no modem")
+    return looked("modems", present, unknown)
 
 
-def _usb_network(name: str, sys: Path) -> Finding:
+def _usb_network(root: Path) -> Finding:
     """This host as a gadget of another, and adapters on its own ports."""
-    present = list[str]()
-    for gadget in _entries(sys / "kernel/config/usb_gadget"):
-        place = sys / "kernel/config/usb_gadget" / gadget
-        functions = [
-            each for each in _entries(place / "functions") if each.startswith(_NETWORK_FUNCTIONS)
-        ]
-        if functions and _word(place / "UDC"):
-            present.append(f"gadget {gadget} offers {', '.join(functions)}")
-    drivers = sys / "bus/usb/drivers"
-    for driver in _ADAPTERS:
-        bound = [each for each in _entries(drivers / driver) if ":" in each]
-        present += [f"{each} is a network adapter ({driver})" for each in bound]
-    controllers = [] if present else _entries(sys / "class/udc")
-    unknown = [
-        f"controller {each} may be a gadget: {function}"
-        for each in controllers
-        if (function := _word(sys / "class/udc" / each / "function"))
-    ]
-    return looked(name, present=present, unknown=unknown, absent="no gadget, no adapter")
-
-
-def _infiniband(name: str, sys: Path) -> Finding:
-    return looked(name, present=_entries(sys / "class/infiniband"), absent="no such device")
-
-
-def _block_devices(name: str, sys: Path) -> Finding:
-    """Disks whose bytes come by a network."""
+    classes = root / "sys/class"
     present = [
-        each
-        for each in _entries(sys / "block")
-        if each.startswith(("drbd", "rbd"))
-        or (each.startswith("nbd") and (sys / "block" / each / "pid").exists())
+        f"this host is a gadget on {each}"
+        for each in _entries(classes / "udc")
+        if _word(classes / "udc" / each / "function")
     ]
-    present += _entries(sys / "class/iscsi_session") + _entries(sys / "class/fc_remote_ports")
     present += [
-        f"{each} by {transport}"
-        for each in _entries(sys / "class/nvme")
-        if (transport := _word(sys / "class/nvme" / each / "transport")) not in ("", "pcie", "loop")
+        f"{each} is on USB"
+        for each in _entries(classes / "net")
+        if "DEVTYPE=usb" in _word(classes / "net" / each / "device/uevent")
     ]
-    return looked(name, present=present, absent="none")
+    return looked("USB network", present)
 
 
-def _sockets(name: str, proc: Path) -> Finding:
+def _block_devices(root: Path) -> Finding:
+    """Disks whose bytes come by a network."""
+    block, classes = root / "sys/block", root / "sys/class"
+    present = _entries(block, ("drbd", "rbd"))
+    present += [each for each in _entries(block, "nbd") if (block / each / "pid").exists()]
+    present += _entries(classes / "iscsi_session") + _entries(classes / "fc_remote_ports")
+    for each in _entries(classes / "nvme"):
+        transport = _word(classes / "nvme" / each / "transport")
+        present += [f"{each} by {transport}"] if transport not in ("", "pcie", "loop") else []
+    return looked("network block devices", present)
+
+
+def _sockets(root: Path) -> Finding:
     """Sockets of this namespace with a peer beyond loopback, or bound to an address beyond it.
 
     A socket that listens on every address is as reachable as the interfaces make it.
@@ -162,11 +170,8 @@ def _sockets(name: str, proc: Path) -> Finding:
     present, wide = list[str](), set[int]()
     for table in _TABLES:
         try:
-            lines = (proc / "net" / table).read_text().splitlines()[1:]
+            lines = (root / "proc/net" / table).read_text().splitlines()[1:]
         except FileNotFoundError:
-            continue
-        if table == "sctp/assocs":
-            present += ["an SCTP association"] if lines else []
             continue
         for line in lines:
             _, local, peer, *_ = line.split()
@@ -179,42 +184,34 @@ def _sockets(name: str, proc: Path) -> Finding:
                 present.append(f"{table} {ip}:{port} is bound beyond loopback")
     ports = ", ".join(map(str, sorted(wide)))
     none = f"only on every address: {ports}, closed while no interface is up" if ports else "none"
-    return looked(name, present=present, absent=none)
+    return looked("sockets", present, absent=none)
 
 
 def address_of(text: str) -> tuple[IPv4Address | IPv6Address, int]:
     """An address as /proc/net has it: words of the host's byte order in hex. Pure."""
     digits, _, port = text.partition(":")
-    raw = bytes.fromhex(digits)
-    order = b"".join(raw[at : at + 4][:: -1 if _LITTLE else 1] for at in range(0, len(raw), 4))
+    raw, step = bytes.fromhex(digits), -1 if byteorder == "little" else 1
+    order = b"".join(raw[at : at + 4][::step] for at in range(0, len(raw), 4))
     if len(order) == 4:
         return IPv4Address(order), int(port, 16)
     six = IPv6Address(order)
     return six.ipv4_mapped or six, int(port, 16)
 
 
-def _file_systems(name: str, proc: Path) -> Finding:
+def _file_systems(root: Path) -> Finding:
     present, unknown = list[str](), list[str]()
-    for line in (proc / "self/mountinfo").read_text(errors="replace").splitlines():
+    for line in (root / "proc/self/mountinfo").read_text(errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         kind, where = right.split(" ", 1)[0], left.split(" ")[4]
-        if kind in _REMOTE:
+        if _REMOTE.fullmatch(kind):
             present.append(f"{kind} at {where}")
-        elif kind.startswith("fuse") and kind not in _LOCAL_FUSE and kind != "fuseblk":
+        elif kind.startswith("fuse") and kind not in _LOCAL_FUSE:
             unknown.append(f"{kind} at {where}")
-    return looked(name, present=present, unknown=unknown, absent="none mounted")
+    return looked("network file systems", present, unknown)
 
 
-def _time(name: str, root: Path) -> Finding:
-    """Programs that set the clock from elsewhere, and the servers they are given."""
-    present, unknown = list[str](), list[str]()
-    for entry in (root / "proc").iterdir():
-        program = _word(entry / "comm") if entry.name.isdigit() else ""
-        if program in _TIME_PROGRAMS:
-            present.append(f"{program} runs (process {entry.name})")
-    for file in _TIME_FILES:
-        for server in _TIME_SERVER.findall(_word(root / file)):
-            is_number = bool(re.fullmatch(r"[0-9.]+|[0-9a-fA-F:]+", server))
-            if is_number and has_way(server):
-                unknown.append(f"/{file} names {server}, reached by a route")
-    return looked(name, present=present, unknown=unknown, absent="none runs")
+def _time(root: Path) -> Finding:
+    """Programs that set the clock from elsewhere."""
+    running = ((each, _word(root / "proc" / each / "comm")) for each in _entries(root / "proc"))
+    present = [f"{name} runs (process {each})" for each, name in running if name in _TIME_PROGRAMS]
+    return looked("time synchronisation", present)

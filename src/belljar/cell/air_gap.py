@@ -1,18 +1,30 @@
-"""`host: {air_gap: required}`: held from a run's first cell to its end."""
+"""`host: {air_gap: required}`: held from a run's first cell to its end, all of it on record."""
 
 from __future__ import annotations
 
-from typing import Final
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final, Literal
 
 import anyio.to_thread
 
+from belljar.airgap.check import check_air_gap, evidence_of, state_of
+from belljar.airgap.looks import Finding, State, is_air_gapped
 from belljar.cell.parts import refused
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, HostError
+from belljar.events import Event, Kind, Recorder
 from belljar.ledger import RunDirectory
+from belljar.network.supervisor import netlink
 from belljar.policy import LoadedPolicy
-from belljar.policy.limits import AirGap
+from belljar.units import printable
 
-_NAME: Final = "air gap"
+_HINT: Final = "`belljar airgap check` shows every way; close them, or leave `host.air_gap` out"
+_GROUP_LINK: Final = 1  # RTMGRP_LINK
+_NEW_LINK: Final = 16
+_BUFFER_BYTES: Final = 1 << 20  # what doesn't fit is a change, too
+_MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fills no ledger
 
 
 async def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
@@ -20,13 +32,14 @@ async def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
     Raises `HostError`, on record: a way beyond this host is there, can't be told, or appeared.
     """
-    if loaded.policy.air_gap is not AirGap.REQUIRED:
+    if not loaded.policy.host:
         return
-    from belljar.airgap.held import HeldAirGap  # late: few policies require one
 
     def hold() -> None:
-        held = run.enter_once(_NAME, lambda: HeldAirGap(run.recorder), ends_on_record=True)
-        held.raise_if_broken()
+        changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
+        if changed():
+            what = "an interface came up while the run must be air-gapped"
+            raise HostError(what, where="host.air_gap", hint=_HINT)
 
     try:
         await anyio.to_thread.run_sync(hold)
@@ -35,8 +48,71 @@ async def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
         raise
 
 
-def end_air_gap(run: RunDirectory) -> None:
-    """Record the last check, before the run is judged; nothing where no policy requires one."""
-    held = run.shared(_NAME)
-    if held is not None:
-        held.end()
+@contextmanager
+def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
+    """Hold a run's air gap: a check at the start and at the end, both on record.
+
+    Yields a function that records the interfaces which came up meanwhile; it returns true once
+    there was one. Raises `HostError` unless every way is absent at the start.
+    """
+    changes = list[str]()
+
+    def has_changed(more: Iterable[str] = ()) -> bool:
+        for change in (*more, *_arrived(kernel)):
+            changes.append(change)
+            if len(changes) <= _MAX_CHANGES:
+                recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": change}))
+        return bool(changes)
+
+    def check(phase: Literal["start", "end"]) -> tuple[Finding, ...]:
+        findings = check_air_gap()
+        listed = [asdict(each) for each in findings]
+        data = {"phase": phase, "air_gapped": is_air_gapped(findings), "findings": listed}
+        recorder.record(Event(kind=Kind.AIR_GAP_CHECKED, data=data))
+        return findings
+
+    try:
+        # It listens before the check, so that nothing comes up in between.
+        kernel = netlink.open_socket()
+        with kernel:
+            kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+            kernel.bind((0, _GROUP_LINK))
+            kernel.settimeout(0)
+            findings = check("start")
+            if not is_air_gapped(findings):
+                ways = ", ".join(f"{e.name} {e.state}" for e in findings if e.state != State.ABSENT)
+                what = f"the policy requires an air gap, and this host has none: {printable(ways)}"
+                raise HostError(what, where="host.air_gap", hint=_HINT)
+            try:
+                yield has_changed
+            finally:
+                try:
+                    check("end")
+                    has_changed()
+                except (OSError, ValueError) as error:  # the run is judged all the same, and void
+                    has_changed([f"the last check failed: {error}"])
+    except OSError as error:
+        what = f"the air gap can't be checked: {error.strerror}"
+        raise HostError(what, where="host.air_gap", hint=_HINT) from error
+
+
+def _arrived(kernel: socket.socket) -> Iterator[str]:
+    """The interfaces that came up since the last call; what the kernel lost is one, too."""
+    while True:
+        try:
+            reply = kernel.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError as error:  # ENOBUFS; or the air gap is no longer held
+            yield f"changes of the interfaces were lost: {error.strerror}"
+            return
+        yield from changes_in(reply)
+
+
+def changes_in(reply: bytes) -> Iterator[str]:
+    """The interfaces that are up, in the kernel's messages. Pure."""
+    for kind, payload in netlink.messages(reply):
+        if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
+            link = netlink.parse_link(payload)
+            if state_of(link) is not State.ABSENT:
+                yield evidence_of(link)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from ipaddress import ip_address
 
 import click
 
-from belljar.cli.console import (
-    CommandGroup,
-    json_option,
-    parsed_by,
-    print_json,
-    table_lines,
-)
+from belljar.cli.console import CommandGroup, json_option, parsed_by, print_json, table_lines
 from belljar.errors import HostError
 from belljar.units import printable
 
@@ -37,8 +32,8 @@ def check(*, address: str | None, as_json: bool) -> int:
     """Look and try whether anything leads beyond this host.
 
     Without --try nothing is sent: the kernel is asked which way it would take. Each finding is
-    absent, present or can't tell, with its evidence. Run it as root, or other users' network
-    namespaces can't be seen.
+    absent, present or can't tell, with its evidence. Run it as root: others can't see all network
+    namespaces, nor try TCP.
 
     \b
     Exit codes:
@@ -46,23 +41,21 @@ def check(*, address: str | None, as_json: bool) -> int:
       3  one is present, or can't be told
     """
     from belljar.airgap.check import check_air_gap
-    from belljar.airgap.finding import State, is_air_gapped
+    from belljar.airgap.looks import is_air_gapped
 
     findings = check_air_gap(address or "")
     is_gapped = is_air_gapped(findings)
     if as_json:
-        listed = [each.to_json() for each in findings]
+        listed = [asdict(each) for each in findings]
         print_json({"air_gapped": is_gapped, "tried": address, "findings": listed})
     else:
         rows = [
             (printable(each.name), each.state.value, each.how, printable(each.evidence))
             for each in findings
         ]
-        for each, line in zip(findings, table_lines(rows, max_chars=40), strict=True):
-            state = each.state.value
+        states = [each.state.value for each in findings]
+        for state, line in zip(states, table_lines(rows, max_chars=40), strict=True):
             click.echo(line.replace(state, click.style(state, fg=_STYLES[state]), 1))
-        counts = {state: sum(each.state is state for each in findings) for state in State}
-        word = "air-gapped" if is_gapped else "not air-gapped"
-        listed_counts = ", ".join(f"{count} {state.value}" for state, count in counts.items())
-        click.echo(f"\n{word}: {listed_counts}")
+        counts = ", ".join(f"{states.count(state)} {state}" for state in _STYLES)
+        click.echo(f"\n{'' if is_gapped else 'not '}air-gapped: {counts}")
     return 0 if is_gapped else HostError.exit_code

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from belljar.bundle.create import Contents, create_bundle
+from belljar.bundle.install import install_bundle, installed, open_bundle
 from belljar.cli.console import (
     CommandGroup,
     Misuse,
@@ -15,6 +17,13 @@ from belljar.cli.console import (
     progress,
     task_args_option,
 )
+from belljar.cli.setup import needs
+from belljar.harness.evaluate import check_tasks
+from belljar.harness.operator import OperatorOptions
+from belljar.image.kernel import debian_arch
+from belljar.ledger.keys import parse_fingerprint
+from belljar.policy import load_policy
+from belljar.store.home import belljar_home
 from belljar.units import format_size, printable
 
 # A bare Debian has neither Python nor `mount`.
@@ -22,29 +31,17 @@ _BASE = ("mount", "python3", "python3-venv")
 _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 
 
-def _fingerprint(text: str | None) -> str | None:
-    from belljar.ledger.keys import parse_fingerprint
-
-    return None if text is None else parse_fingerprint(text)
-
-
 _KEY = click.option(
     "--key",
     metavar="FINGERPRINT",
-    callback=parsed_by(_fingerprint),
+    callback=parsed_by(lambda text: text and parse_fingerprint(text)),
     help="The key that must have signed. Default: that of the bundle installed last.",
 )
 
 
 @click.group("bundle", cls=CommandGroup)
 def bundle() -> None:
-    """Carry an installation to a host without a network.
-
-    \b
-    Examples:
-      belljar bundle create /media/disk/belljar-bundle
-      belljar bundle install /media/disk/belljar-bundle --key FINGERPRINT
-    """
+    """Carry an installation to a host without a network."""
 
 
 @bundle.command()
@@ -55,10 +52,14 @@ def bundle() -> None:
 @click.option("--task", metavar="TASK", help="Also the images of this task's samples.")
 @task_args_option
 @click.option(
-    "--weights",
+    "--model",
+    "models",
     multiple=True,
-    type=click.Path(path_type=Path),
-    help="Also these weights: a file or a directory. Repeatable.",
+    metavar="FILE",
+    help="Also image and weights of this model cell, by its policy. Repeatable.",
+)
+@click.option(
+    "--weights", multiple=True, metavar="REF", help="Also these weights of the store. Repeatable."
 )
 @click.option(
     "--lock",
@@ -66,7 +67,6 @@ def bundle() -> None:
     help="Python packages by this file of exact versions and hashes. Default: the checkout's "
     "requirements.lock.",
 )
-@click.option("--mirror", default="", metavar="URL", help="Debian mirror [default: this host's].")
 @json_option("Print one JSON object: path, digest, key, size, items.")
 def create(
     *,
@@ -74,9 +74,9 @@ def create(
     images: tuple[str, ...],
     task: str | None,
     task_args: list[str],
-    weights: tuple[Path, ...],
+    models: tuple[str, ...],
+    weights: tuple[str, ...],
     lock: Path | None,
-    mirror: str,
     as_json: bool,
 ) -> None:
     """Make a bundle, a directory, of everything that a host without a network needs.
@@ -87,35 +87,32 @@ def create(
 
     The digest that it prints must reach the other host by another way than the bundle.
     """
-    from belljar.airgap.create import Wanted, create_bundle
-    from belljar.cli.setup import needs
-    from belljar.image.kernel import debian_arch
-    from belljar.store.home import belljar_home
-
     home, root = belljar_home(), Path(__file__).resolve().parents[3]
+    cells = [load_policy(each).policy for each in models]
+    if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
+        raise Misuse(f"{others[0]} has no block `model`")
     tools = [need for need in needs(debian_arch()) if not need.only_with]
     of_task = _images_of(task, task_args) if task else ()
-    wanted = Wanted(
-        images=("default", *images, *of_task),
+    contents = Contents(
+        images=("default", *images, *of_task, *(cell.image for cell in cells)),
         packages=(*_BASE, *(need.package for need in tools if not need.backports)),
         newer=tuple(need.package for need in tools if need.backports),
-        weights=weights,
+        weights=(*weights, *(cell.model.weights.sha256 for cell in cells if cell.model)),
         lock=lock or root / "requirements.lock",
         checkout=root,
-        mirror=mirror,
     )
 
     def report(line: str) -> None:
         if not as_json:
             click.echo(f"  {printable(line)}", err=True)
 
-    made = create_bundle(home, out.absolute(), wanted, report=report)
-    digest, key = made.digest, made.signer
+    made = create_bundle(home, out.absolute(), contents, report=report)
+    digest, key, size_bytes = made.digest, made.signer, made.about["size_bytes"]
     if as_json:
-        about = {"path": str(out), "digest": digest, "key": key, "size_bytes": made.size_bytes}
-        print_json({**about, "items": len(made.items)})
+        about = {"path": str(out), "digest": digest, "key": key, "size_bytes": size_bytes}
+        print_json({**about, "items": len(made.digests)})
         return
-    click.echo(f"{out}: {len(made.items)} items, {format_size(made.size_bytes)}")
+    click.echo(f"{out}: {len(made.digests)} items, {format_size(size_bytes)}")
     click.echo(f"digest  {digest}\nkey     {key}")
     click.echo(
         "On the other host, in the bundle's directory, with the digest from here:\n"
@@ -125,9 +122,6 @@ def create(
 
 
 def _images_of(task: str, task_args: list[str]) -> tuple[str, ...]:
-    from belljar.harness.evaluate import check_tasks
-    from belljar.harness.operator import OperatorOptions
-
     previews = check_tasks([task, *task_args], OperatorOptions())
     refused = [each.error for each in previews if each.error is not None]
     if refused:
@@ -139,8 +133,7 @@ def _images_of(task: str, task_args: list[str]) -> tuple[str, ...]:
 @bundle.command()
 @_BUNDLE
 @_KEY
-@json_option("Print one JSON object: digest, key, compared, created, items.")
-def verify(*, bundle: Path, key: str | None, as_json: bool) -> None:
+def verify(*, bundle: Path, key: str | None) -> None:
     """Check a bundle's signature and every file; install nothing.
 
     \b
@@ -148,19 +141,14 @@ def verify(*, bundle: Path, key: str | None, as_json: bool) -> None:
       0  it is whole, and signed by the key
       4  it is not
     """
-    from belljar.airgap.install import known_signer, verify_bundle
-    from belljar.store.home import belljar_home
-
-    key = key or known_signer(belljar_home())
-    with progress("verifying", quiet=as_json) as report:
-        found = verify_bundle(bundle, expected_key=key, report=report)
-    if as_json:
-        about = {"digest": found.digest, "key": found.signer, "compared": key is not None}
-        print_json({**about, "created": found.created, "items": len(found.items)})
-        return
-    size = format_size(found.size_bytes)
-    click.echo(f"{printable(str(bundle))}: verified, {len(found.items)} items, {size}")
-    click.echo(f"  created {found.created} by Belljar {found.belljar}, digest {found.digest}")
+    key = key or installed(belljar_home()).get("signer")
+    with progress("verifying", quiet=False) as report:
+        found = open_bundle(bundle, expected_key=key)
+        found.verify(report)
+    size = format_size(found.about["size_bytes"])
+    click.echo(f"{printable(str(bundle))}: verified, {len(found.digests)} items, {size}")
+    about = found.about
+    click.echo(f"  created {about['created']} by Belljar {about['belljar']}, digest {found.digest}")
     known = "the key that was expected" if key else "compared with no known key: give --key"
     click.echo(f"  signed by {found.signer}\n  {known}")
 
@@ -176,11 +164,8 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     Everything is verified before anything is written. On a host that has no Belljar yet, run the
     bundle's install.sh.
     """
-    from belljar.airgap.install import install_bundle, known_signer
-    from belljar.store.home import belljar_home
-
     home = belljar_home()
-    expected = key or known_signer(home)
+    expected = key or installed(home).get("signer")
     if expected is None:
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
         raise Misuse("no key is known that may sign a bundle", hint=hint)
@@ -193,5 +178,5 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
             allow_older=allow_older,
             report=report,
         )
-    click.echo(f"installed {len(found.items)} items, created {found.created}")
+    click.echo(f"installed {len(found.digests)} items, created {found.about['created']}")
     click.echo(f"documentation and examples: {printable(str(home / 'share'))}")

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 import anyio
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
-from belljar.cell.air_gap import end_air_gap
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
@@ -164,7 +163,7 @@ class Session:
     def record_end(self, *, interrupted: bool) -> None:
         """Record the evaluation's end and errors, and the last check of the air gap."""
         if self.run is not None:
-            end_air_gap(self.run)
+            self.run.before_end.close()
         data: dict[str, JsonValue] = {
             "interrupted": interrupted,
             "stopped": self.stopped is not None,

@@ -22,7 +22,7 @@ _ONE_LINE: Final = re.compile(
 _CODENAMES: Final = frozenset(
     {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
 )
-_URI: Final = re.compile(r"^'[^']+' (\S+\.deb) (\d+) SHA256:([0-9a-f]{64})$", re.MULTILINE)
+_URI: Final = re.compile(r"^'[^']+' (\S+\.deb) (\d+) ", re.MULTILINE)
 _HOST_OPTIONS: Final = re.compile(
     r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
 )
@@ -133,15 +133,6 @@ def has_suite(known: Iterable[AptSource], suite: str) -> bool:
     return any(suite in source.suites and "main" in source.components for source in known)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DebFile:
-    """A package's file, as apt's signed lists have it."""
-
-    name: str
-    size: int
-    sha256: str
-
-
 class PrivateApt:
     """apt's tools with their state in `directory`."""
 
@@ -193,19 +184,18 @@ class PrivateApt:
             )
         return found[0]
 
-    def closure(self, packages: Sequence[str], *, suite: str = "") -> list[DebFile]:
-        """The files of the packages and of all that they need, on a host that has nothing.
+    def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, int]:
+        """The files of the packages and of all that they need on an empty host, and their sizes.
 
         Raises `HostError` that names a package which isn't there.
         """
         argv = self._install(packages, suite)
-        options = ["-o", "Acquire::ForceHash=SHA256", "--print-uris"]
-        printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)
-        found = _URI.findall(printed.decode("utf-8", "replace"))
-        named = {name.partition("_")[0] for name, _, _ in found}
+        printed = run_tool([argv[0], "--print-uris", *argv[1:]], timeout_s=300)
+        found = dict(_URI.findall(printed.decode("utf-8", "replace")))
+        named = {name.partition("_")[0] for name in found}
         if missing := [package for package in packages if package not in named]:
             raise HostError(f"apt names no file for {', '.join(missing)}", where="apt-get install")
-        return [DebFile(name=name, size=int(size), sha256=sha256) for name, size, sha256 in found]
+        return {name: int(size) for name, size in found.items()}
 
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
         """Fetch what `closure` lists; what is there already is kept. Raises `HostError`."""

@@ -168,14 +168,7 @@ class Store:
             **({"setuid_programs": setuid_programs} if setuid_programs else {}),
             **({"high_owner": high_owner} if high_owner else {}),
         }
-        with locked(self.home, "images"):
-            self._place(digest, rootfs, document)
-            if origins:
-                self._write(
-                    self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)}
-                )
-            self._write(self._names_file, _named(self._names(), called, digest))
-            return self._read(digest, self._names(), self._origins())
+        return self._enter(rootfs, document, called, origins)
 
     def adopt(self, directory: Path, *, names: Sequence[str], origins: Sequence[str] = ()) -> Image:
         """Take an image that another store made, from a directory as this store has them.
@@ -190,13 +183,24 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(file) from error
         verify(image)
+        return self._enter(image.rootfs, document, called, origins)
+
+    def _enter(
+        self,
+        rootfs: Path,
+        document: Mapping[str, Any],
+        called: Sequence[str],
+        origins: Sequence[str],
+    ) -> Image:
+        digest = str(document["digest"])
         with locked(self.home, "images"):
-            self._place(image.digest, image.rootfs, document)
-            self._write(
-                self._digests_file, {**self._origins(), **dict.fromkeys(origins, image.digest)}
-            )
-            self._write(self._names_file, _named(self._names(), called, image.digest))
-            return self._read(image.digest, self._names(), self._origins())
+            self._place(digest, rootfs, document)
+            if origins:
+                self._write(
+                    self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)}
+                )
+            self._write(self._names_file, _named(self._names(), called, digest))
+            return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
         """Remove a name, and with its last name (or by digest) the image. Returns that.

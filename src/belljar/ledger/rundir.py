@@ -126,7 +126,7 @@ class RunDirectory:
         self._details: dict[str, JsonValue] = {}
         self.is_sealed = False
         self._synced = set[str]()
-        self._stack, self._recorded_stack = ExitStack(), ExitStack()
+        self._stack, self.before_end = ExitStack(), ExitStack()
         self._sharing, self._shared = threading.Lock(), dict[str, Any]()
 
     def enter_once(
@@ -138,19 +138,15 @@ class RunDirectory:
     ) -> _T:
         """Enter a context shared by cells, once per `name`, until sealing. Thread-safe.
 
-        `ends_on_record`: left just before sealing, so that its end can be recorded.
+        `ends_on_record`: left by `before_end.close()`, at the latest just before sealing, so that
+        its end can be recorded.
         """
         with self._sharing:
             if name not in self._shared:
-                stack = self._recorded_stack if ends_on_record else self._stack
+                stack = self.before_end if ends_on_record else self._stack
                 self._shared[name] = stack.enter_context(make())
             shared: _T = self._shared[name]
             return shared
-
-    def shared(self, name: str) -> Any:  # noqa: ANN401 - whatever `enter_once` was given
-        """What `enter_once` entered by this name; None if nothing."""
-        with self._sharing:
-            return self._shared.get(name)
 
     @property
     def inspect_log_dir(self) -> Path:
@@ -220,7 +216,7 @@ class RunDirectory:
     ) -> None:
         with self._stack:
             try:
-                self._recorded_stack.close()
+                self.before_end.close()
                 self._seal(error)
             except LedgerError:
                 # When the record itself is what failed, its error is on the way already.

@@ -12,7 +12,7 @@ from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
 from belljar.plan.qemu import VmShape
 from belljar.policy import Resources, Tier
-from belljar.policy.limits import WEIGHTS_IN_CELL, AirGap
+from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def blast_radius(
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
             *(() if policy.model is None or policy.model.gpu is None else (_GPU,)),
-            *((_AIR_GAP,) if policy.air_gap is AirGap.REQUIRED else ()),
+            *((_AIR_GAP,) if policy.host else ()),
         ),
         consume=tuple(f"{each.what}: {each.most}" for each in held),
     )

@@ -60,13 +60,6 @@ class Tier(_Scale):
     MICROVM = "microvm"
 
 
-class AirGap(_Scale):
-    """What is demanded of the host's ways beyond itself, least first."""
-
-    UNCHECKED = "unchecked"
-    REQUIRED = "required"
-
-
 def least_tier(risk: Risk) -> Tier:
     """The weakest tier this risk may run in."""
     return {Risk.LOW: Tier.CONTAINER, Risk.MEDIUM: Tier.GVISOR}.get(risk, Tier.MICROVM)

@@ -16,7 +16,6 @@ from belljar.errors import PolicyError
 from belljar.policy.files import read_regular, reason
 from belljar.policy.guarding import GuardRules, Stop, Trigger
 from belljar.policy.limits import (
-    AirGap,
     HostTools,
     Resources,
     Risk,
@@ -69,11 +68,6 @@ class PresetPolicy:
     def images(self) -> tuple[str, ...]:
         """The one image of its cell."""
         return (self.image,)
-
-    @property
-    def air_gap(self) -> AirGap:
-        """What is demanded of the host's ways beyond itself: nothing."""
-        return AirGap.UNCHECKED
 
     @property
     def host_tools_rule(self) -> HostTools:

@@ -76,7 +76,7 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "tier": tier,
         "network": network,
         "rights": common_rights(ours.rights, theirs.rights),
-        "host": ours.host if ours.air_gap >= theirs.air_gap else theirs.host,
+        "host": ours.host or theirs.host,
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
         "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
         if ours.host_tools or theirs.host_tools
@@ -253,7 +253,7 @@ def under_policy(
     content = _content(run_policy, own, asked, override=override)
     network = _network(run_policy, own, asked, override=override)
     changes = {**_CONTENT, **content.changes, **network.changes}
-    if own is not None and own.policy.air_gap > run_policy.policy.air_gap:
+    if own is not None and own.policy.host:
         changes["host"] = own.policy.host
     if rights := asked.get("rights") or (own.policy.rights if own is not None else None):
         changes["rights"] = rights
@@ -362,7 +362,7 @@ def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
     yield from _limited(wanted.resources, made.resources, where=TASK, by=by)
     if wanted.rights != made.rights:
         yield _changed("rights", fewer)
-    if wanted.air_gap != made.air_gap:
+    if wanted.host != made.host:
         yield _changed("host.air_gap", more)
     for name in ("host_tools_rule", "guard", "on"):
         if getattr(wanted, name) != getattr(made, name):

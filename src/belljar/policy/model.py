@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, fi
 from belljar.policy import fields as kinds
 from belljar.policy.guarding import GuardRules
 from belljar.policy.limits import (
-    AirGap,
     HostTools,
     Resources,
     Risk,
@@ -180,11 +179,6 @@ class Policy(Strict):
         others = self.network.stand_ins.values() if self.network else ()
         targets = (item.image for item in others if isinstance(item, TargetStandIn))
         return tuple(dict.fromkeys((self.image, *targets)))
-
-    @property
-    def air_gap(self) -> AirGap:
-        """What is demanded of the host's ways beyond itself."""
-        return AirGap.UNCHECKED if self.host is None else self.host.air_gap
 
     @property
     def host_tools_rule(self) -> HostTools:

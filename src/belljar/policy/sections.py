@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -29,7 +30,6 @@ from belljar.policy.limits import (
     REFUSE,
     REPORT,
     USUAL_CAPABILITIES,
-    AirGap,
     HostTools,
     Resources,
 )
@@ -204,11 +204,16 @@ ResourcesField: TypeAlias = Annotated[Resources, _FromText()]
 # ---- the host
 
 
+class AirGap(StrEnum):
+    """A demand on the host's ways beyond itself."""
+
+    REQUIRED = "required"
+
+
 class HostRules(Strict):
     """What must hold of the host while a cell runs on it."""
 
     air_gap: Annotated[AirGap, kinds.Choice(words=AirGap)] = Field(
-        default=AirGap.UNCHECKED,
         description="`required`: a run is refused unless `belljar airgap check` finds every way "
         "beyond the host absent, and void if one appears while it runs.",
     )

@@ -28,7 +28,7 @@ class RunRecord:
     """What the ledger records of the run as a whole.
 
     `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
-    none. `refusal`: why it could not begin. `air_gap_phases`: of the checks that are on record.
+    none. `refusal`: why it could not begin. `air_gap_unproven`: no check ended it.
     `air_gap_broken`: the ways that were open. `failure`: what ended the evaluation. `logs`:
     Inspect's. `not_in_log`: why metrics of contained samples are missing.
     """
@@ -46,7 +46,7 @@ class RunRecord:
     failure_code: int = 0
     logs: list[str] = field(default_factory=list)
     not_in_log: str = ""
-    air_gap_phases: set[str] = field(default_factory=set)
+    air_gap_unproven: bool = False
     air_gap_broken: list[str] = field(default_factory=list)
 
     def take(self, line: Line) -> None:
@@ -66,11 +66,11 @@ class RunRecord:
             self.refusal_code = int(data.get("refusal_code", 0))
             self.failure = str(data.get("failure", ""))
             self.failure_code = int(data.get("failure_code", 0))
-        elif line.kind is Kind.AIR_GAP_CHECKED and data["air_gapped"]:
-            self.air_gap_phases.add(str(data["phase"]))
-        elif line.kind is Kind.AIR_GAP_CHECKED and data["phase"] == "end":
+        elif line.kind is Kind.AIR_GAP_CHECKED and data["phase"] == "start":
+            self.air_gap_unproven = bool(data["air_gapped"])  # else the run was refused
+        elif line.kind is Kind.AIR_GAP_CHECKED:
+            self.air_gap_unproven = False
             open_ways = [each for each in data["findings"] if each["state"] != "absent"]
-            self.air_gap_phases.add("end")
             self.air_gap_broken += [f"{each['name']}: {each['evidence']}" for each in open_ways]
         elif line.kind is Kind.AIR_GAP_CHANGED:
             self.air_gap_broken.append(str(data["reason"]))
@@ -272,7 +272,7 @@ def _record_reasons(evidence: Evidence) -> Iterator[Reason]:
         yield Reason(code=ReasonCode.LEDGER_UNFINISHED, detail=evidence.ledger_problem)
     for detail in dict.fromkeys(run.air_gap_broken):
         yield Reason(code=ReasonCode.AIR_GAP_BROKEN, detail=detail)
-    if "start" in run.air_gap_phases and "end" not in run.air_gap_phases:
+    if run.air_gap_unproven:
         yield Reason(code=ReasonCode.AIR_GAP_UNPROVEN)
     if not run.ended:
         yield Reason(code=ReasonCode.RUN_END_MISSING)

@@ -31,7 +31,6 @@ FAILING = {
     "forward": "forward c-000000000000 0:80 --json",
     "airgap check": "airgap check --try nowhere --json",
     "bundle create": "bundle create out --image no-such-image --json",
-    "bundle verify": "bundle verify no-such-bundle --json",
     "guard scan": "guard scan no-such-file --json",
     "guard test": "guard test no-such-file --json",
     "decoy find": "decoy find --run no-such-run --json VALUE",

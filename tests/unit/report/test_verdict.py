@@ -110,7 +110,7 @@ GAP = gap_at("start")
 
 def gapped(*lines: Line) -> RunRecord:
     """The record of a run whose policy requires an air gap."""
-    record = replace(RUN, air_gap_phases=set(), air_gap_broken=[])
+    record = replace(RUN, air_gap_unproven=False, air_gap_broken=[])
     for each in lines:
         record.take(each)
     return record

@@ -5,7 +5,6 @@ Small and fixed, so that no library of a whole protocol must be trusted; no gues
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -37,7 +36,6 @@ _IFLA_AF_SPEC, _ADDR_GEN_MODE = 26, 8
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_CACHEINFO, _RTA_TABLE, _RTA_VIA = 1, 4, 5, 12, 15, 18
-_RTA_IP_PROTO, _RTA_DPORT = 27, 29
 _NDA_DST, _NDA_LLADDR = 1, 2
 _TCA_KIND, _TCA_OPTIONS, _TBF_PARMS, _TBF_BURST = 1, 2, 1, 6
 _ROOT: Final = 0xFFFF_FFFF
@@ -50,10 +48,6 @@ _TABLE_MAIN, _TABLE_LOCAL = 254, 255
 _PROTO_STATIC: Final = 4
 _SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_HOST = 0, 253, 254
 _TYPE_UNICAST, _TYPE_LOCAL = 1, 2
-_WAYS: Final = {_TYPE_UNICAST, 3, 4, 5}  # and broadcast, anycast, multicast
-_NO_WAY: Final = {
-    -code for code in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
-}
 _NESTED: Final = 0x8000
 _MAX_REPLY_BYTES: Final = 1 << 16
 _MAX_DUMP_BYTES: Final = 4 << 20
@@ -277,27 +271,6 @@ def list_routes(kernel: socket.socket, family: int) -> list[Route]:
 def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
     """Every rule that chooses a routing table. Raises `OSError`."""
     return list(_dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE))
-
-
-def route_for(kernel: socket.socket, address: str, protocol: int, port: int) -> int | None:
-    """The device by which the kernel would send to an address; None if it has no way.
-
-    Only asks: nothing is sent. Raises `OSError`.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    packed = socket.inet_pton(family, address)
-    body = _ROUTE.pack(family, 8 * len(packed), *[0] * 7) + attribute(_RTA_DST, packed)
-    body += attribute(_RTA_IP_PROTO, bytes([protocol]))
-    body += attribute(_RTA_DPORT, struct.pack("!H", port))
-    kernel.send(message(_GET_ROUTE, body, ack=False))
-    for kind, payload in messages(kernel.recv(_MAX_REPLY_BYTES)):
-        if kind == _ERROR and struct.unpack_from("=i", payload)[0] in _NO_WAY:
-            return None
-        if kind == _ERROR:
-            raise_error(payload)
-        if kind == _NEW_ROUTE and (route := parse_route(payload)).kind in _WAYS:
-            return route.device
-    return None
 
 
 def parse_route(payload: bytes) -> Route:

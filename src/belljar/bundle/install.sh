@@ -37,9 +37,8 @@ apt install --no-install-recommends $(cat "$bundle/debian/install.txt")
 [ -x "$prefix/bin/python" ] || python3 -m venv "$prefix"
 echo "install.sh: installing the Python packages into $prefix"
 "$prefix/bin/python" -m pip --isolated --disable-pip-version-check install --quiet --no-index \
-  --no-deps --require-hashes --find-links "$bundle/python" --root-user-action ignore \
-  --requirement "$bundle/python/requirements.txt"
+  --no-deps --force-reinstall --root-user-action ignore "$bundle"/python/*.whl
 [ -z "$only_packages" ] || exit 0
 echo "install.sh: installing the store"
-"$prefix/bin/belljar" bundle install --no-packages --key "$(cat "$bundle/debian/key.txt")" "$bundle"
+"$prefix/bin/belljar" bundle install --no-packages --key "$(cat "$bundle/key.txt")" "$bundle"
 echo "install.sh: done; next: $prefix/bin/belljar doctor"

@@ -6,30 +6,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from belljar.airgap.create import Wanted, create_bundle, locked_for
-from belljar.airgap.install import check_host, install_bundle, verify_bundle
-from belljar.airgap.manifest import (
-    MANIFEST,
+from belljar.bundle.create import Contents, create_bundle, store_files
+from belljar.bundle.install import (
+    ABOUT,
     SIGNATURE,
     SUMS,
     BundleError,
-    Item,
-    Manifest,
-    encode,
-    parse,
-    sign,
-    sums,
+    check_host,
+    install_bundle,
+    open_bundle,
+    write_manifest,
 )
 from belljar.errors import HostError, PolicyError
+from belljar.image.kernel import REQUIRED_MODULES, Kernel
 from belljar.ledger.keys import SigningKey, load_or_make_key
+from belljar.model.weights import add_weights, find_weights, verify_weights
 
 
 def silent(_line: str) -> None:
@@ -44,41 +42,37 @@ def key(tmp_path: Path) -> SigningKey:
 
 @pytest.fixture(autouse=True)
 def _any_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These bundles are for every host, but where a test asks."""
-    monkeypatch.setattr("belljar.airgap.install.check_host", lambda _manifest: None)
+    """These bundles are for every host, but where a test asks, and have no kernel."""
+    monkeypatch.setattr("belljar.bundle.install.check_host", lambda _about: None)
+    monkeypatch.setattr("belljar.bundle.install.adopt_kernel", lambda *_: None)
+
+
+ABOUT_IT: dict[str, Any] = {
+    "v": 1,
+    "created": "2026-11-26T12:00:00Z",
+    "belljar": "1",
+    "arch": "amd64",
+    "system": "bookworm",
+    "python": "3.11",
+    "size_bytes": 11,
+    "kernel": "0" * 64,
+    "images": [],
+    "weights": [],
+}
 
 
 def written(path: Path, key: SigningKey, files: dict[str, bytes], **changes: object) -> Path:
-    """A bundle of these documents for this host."""
-    for name, content in files.items():
+    """A bundle of these files."""
+    whole = {**files, ABOUT: json.dumps({**ABOUT_IT, **changes}).encode()}
+    for name, content in whole.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)
-    items = tuple(
-        Item(
-            kind="docs",
-            name=name,
-            path=name,
-            size=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-        )
-        for name, content in files.items()
-    )
-    manifest = Manifest(
-        created="2026-11-26T12:00:00Z",
-        belljar="1",
-        arch="amd64",
-        system="bookworm",
-        python="3.11",
-        items=items,
-    )
-    encoded = encode(replace(manifest, **changes))  # type: ignore[arg-type]
-    (path / MANIFEST).write_bytes(encoded)
-    (path / SIGNATURE).write_bytes(sign(encoded, key))
-    (path / SUMS).write_bytes(sums(items, encoded))
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in whole.items()}
+    write_manifest(path, digests, key)
     return path
 
 
-FILES = {"docs/a.md": b"first", "docs/b/c.md": b"second"}
+FILES = {"share/docs/a.md": b"first", "share/docs/b/c.md": b"second"}
 
 
 @pytest.fixture
@@ -87,72 +81,76 @@ def bundle(tmp_path: Path, key: SigningKey) -> Path:
     return written(tmp_path / "bundle", key, FILES)
 
 
+def check(bundle: Path, key: str | None) -> None:
+    """As `bundle verify`."""
+    open_bundle(bundle, expected_key=key).verify(silent)
+
+
 def test_a_sound_bundle_is_verified(bundle: Path, key: SigningKey) -> None:
     """By its own key and without one; not by another's."""
-    found = verify_bundle(bundle, expected_key=key.fingerprint, report=silent)
-    assert found.signer == key.fingerprint
-    assert verify_bundle(bundle, expected_key=None, report=silent) == found
+    check(bundle, key.fingerprint)
+    check(bundle, None)
     with pytest.raises(BundleError):
-        verify_bundle(bundle, expected_key="0" * 64, report=silent)
+        check(bundle, "0" * 64)
 
 
 def truncate(bundle: Path) -> None:
     """A file is shorter."""
-    (bundle / "docs/a.md").write_bytes(b"fir")
+    (bundle / "share/docs/a.md").write_bytes(b"fir")
 
 
 def lengthen(bundle: Path) -> None:
     """A file is longer."""
-    (bundle / "docs/a.md").write_bytes(b"first and more")
+    (bundle / "share/docs/a.md").write_bytes(b"first and more")
 
 
 def alter(bundle: Path) -> None:
     """A file of the same length is another."""
-    (bundle / "docs/a.md").write_bytes(b"FIRST")
+    (bundle / "share/docs/a.md").write_bytes(b"FIRST")
 
 
 def remove(bundle: Path) -> None:
     """A file is missing."""
-    (bundle / "docs/a.md").unlink()
+    (bundle / "share/docs/a.md").unlink()
 
 
 def add(bundle: Path) -> None:
     """A file is there that nobody signed."""
-    (bundle / "docs/b/d.md").write_bytes(b"")
-
-
-def add_hidden(bundle: Path) -> None:
-    """So is a directory."""
-    (bundle / ".hidden").mkdir()
+    (bundle / "share/docs/b/d.md").write_bytes(b"")
 
 
 def link(bundle: Path) -> None:
     """A file is a link to the same bytes elsewhere."""
-    (bundle / "docs/a.md").rename(bundle.parent / "a.md")
-    (bundle / "docs/a.md").symlink_to(bundle.parent / "a.md")
+    (bundle / "share/docs/a.md").rename(bundle.parent / "a.md")
+    (bundle / "share/docs/a.md").symlink_to(bundle.parent / "a.md")
 
 
 def link_folder(bundle: Path) -> None:
     """A directory is one."""
-    (bundle / "docs/b").rename(bundle.parent / "b")
-    (bundle / "docs/b").symlink_to(bundle.parent / "b")
+    (bundle / "share/docs/b").rename(bundle.parent / "b")
+    (bundle / "share/docs/b").symlink_to(bundle.parent / "b")
 
 
 def pipe(bundle: Path) -> None:
     """A file is a pipe, on which a reader would wait."""
-    (bundle / "docs/a.md").unlink()
-    os.mkfifo(bundle / "docs/a.md")
+    (bundle / "share/docs/a.md").unlink()
+    os.mkfifo(bundle / "share/docs/a.md")
 
 
 def change_manifest(bundle: Path) -> None:
     """The manifest says something else."""
-    text = (bundle / MANIFEST).read_text()
-    (bundle / MANIFEST).write_text(text.replace("bookworm", "bullseye"))
+    text = (bundle / SUMS).read_text()
+    (bundle / SUMS).write_text(text.replace("a.md", "z.md"))
 
 
-def change_sums(bundle: Path) -> None:
-    """The sums that people compare are others."""
+def empty_manifest(bundle: Path) -> None:
+    """It says nothing."""
     (bundle / SUMS).write_text("")
+
+
+def change_about(bundle: Path) -> None:
+    """The names are others."""
+    (bundle / ABOUT).write_text(json.dumps({**ABOUT_IT, "arch": "arm64"}))
 
 
 def garble_signature(bundle: Path) -> None:
@@ -160,8 +158,8 @@ def garble_signature(bundle: Path) -> None:
     (bundle / SIGNATURE).write_text('{"public_key": [')
 
 
-FAULTS = (truncate, lengthen, alter, remove, add, add_hidden, link, link_folder, pipe)
-FORGERIES = (change_manifest, change_sums, garble_signature)
+FAULTS = (truncate, lengthen, alter, remove, add, link, link_folder, pipe)
+FORGERIES = (change_manifest, empty_manifest, change_about, garble_signature)
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *FORGERIES], ids=lambda fault: fault.__name__)
@@ -171,7 +169,7 @@ def test_a_bundle_with_a_fault_installs_nothing(
     """Each is one clear refusal, by `verify` and by `install`; the store has nothing of it."""
     fault(bundle)
     with pytest.raises(BundleError):
-        verify_bundle(bundle, expected_key=key.fingerprint, report=silent)
+        check(bundle, key.fingerprint)
     home = tmp_path / "home"
     with pytest.raises(BundleError):
         install(bundle, home, key)
@@ -193,44 +191,52 @@ def install(bundle: Path, home: Path, key: SigningKey, *, allow_older: bool = Fa
 
 @pytest.mark.parametrize(
     "path",
-    ["../x", "/etc/passwd", "docs/../../x", "docs//x", ".x", "docs/.x", "-x", "docs/a\n", "", "a/"],
+    [
+        "../x",
+        "/etc/passwd",
+        "share/docs/../../x",
+        "share/docs//x",
+        ".x",
+        "share/docs/.x",
+        "-x",
+        "share/docs/a\n",
+        "",
+        "a/",
+    ],
 )
 def test_a_path_that_leaves_the_bundle_is_refused(path: str, bundle: Path, key: SigningKey) -> None:
     """Even in a manifest that the key has signed."""
-    document = json.loads((bundle / MANIFEST).read_text())
-    document["items"][0]["path"] = path
-    encoded = json.dumps(document).encode()
+    write_manifest(bundle, {ABOUT: "0" * 64, path: "0" * 64}, key)
     with pytest.raises(BundleError):
-        parse(encoded, sign(encoded, key), expected_key=key.fingerprint)
+        open_bundle(bundle, expected_key=key.fingerprint)
 
 
-@pytest.mark.parametrize("twin", ["docs/a.md", "docs/A.md", "manifest.json", "sha256sums"])
-def test_a_path_that_is_named_twice_is_refused(twin: str, bundle: Path, key: SigningKey) -> None:
-    """Also when the two differ in case alone, or one is the bundle's own file."""
-    document = json.loads((bundle / MANIFEST).read_text())
-    document["items"].append({**document["items"][0], "path": twin})
-    encoded = json.dumps(document).encode()
+def test_a_path_that_is_named_twice_is_refused(bundle: Path, key: SigningKey) -> None:
+    """Which of the two is meant can't be told."""
+    listed = (bundle / SUMS).read_bytes()
+    first = listed.splitlines(keepends=True)[0]
+    signature = {"public_key": key.public_key}
+    signature["signature"] = key.sign(b"belljar bundle 1\n" + listed + first)
+    (bundle / SUMS).write_bytes(listed + first)
+    (bundle / SIGNATURE).write_text(json.dumps(signature))
     with pytest.raises(BundleError):
-        parse(encoded, sign(encoded, key), expected_key=key.fingerprint)
+        open_bundle(bundle, expected_key=key.fingerprint)
 
 
 def test_a_signature_of_another_kind_does_not_sign_a_bundle(bundle: Path, key: SigningKey) -> None:
     """The key also signs checkpoints of ledgers: those bytes alone are no signature here."""
-    encoded = (bundle / MANIFEST).read_bytes()
-    bare = {"public_key": key.public_key, "signature": key.sign(encoded)}
+    signature = key.sign((bundle / SUMS).read_bytes())
+    bare = {"public_key": key.public_key, "signature": signature}
+    (bundle / SIGNATURE).write_text(json.dumps(bare))
     with pytest.raises(BundleError):
-        parse(encoded, json.dumps(bare).encode(), expected_key=None)
+        open_bundle(bundle, expected_key=None)
 
 
 @pytest.mark.parametrize("field", ["arch", "system", "python"])
-def test_a_bundle_for_another_kind_of_host_is_refused(
-    field: str, bundle: Path, key: SigningKey, tmp_path: Path
-) -> None:
-    """The message names both; nothing is installed."""
-    other = written(tmp_path / "other", key, FILES, **{field: "9.9"})
-    manifest = verify_bundle(other, expected_key=None, report=silent)
+def test_a_bundle_for_another_kind_of_host_is_refused(field: str) -> None:
+    """The message names both."""
     with pytest.raises(HostError) as raised:
-        check_host(manifest)
+        check_host({**ABOUT_IT, field: "9.9"})
     assert "9.9" in raised.value.what
 
 
@@ -242,7 +248,7 @@ def test_a_newer_bundle_replaces_an_older_one_and_not_the_reverse(
     install(bundle, home, key)
     assert (home / "share/docs/b/c.md").read_bytes() == b"second"
     newer = written(
-        tmp_path / "newer", key, {"docs/a.md": b"third"}, created="2026-11-27T00:00:00Z"
+        tmp_path / "newer", key, {"share/docs/a.md": b"third"}, created="2026-11-27T00:00:00Z"
     )
     install(newer, home, key)
     assert (home / "share/docs/a.md").read_bytes() == b"third"
@@ -261,7 +267,7 @@ def test_a_medium_that_changes_after_it_was_verified_is_caught(
 
     def report(line: str) -> None:
         seen.append(line)
-        if line == "docs/a.md":  # verified by now: this is the copy
+        if line == "share/docs/a.md":  # verified by now: this is the copy
             alter(bundle)
 
     with pytest.raises(BundleError):
@@ -273,16 +279,16 @@ def test_a_medium_that_changes_after_it_was_verified_is_caught(
             allow_older=False,
             report=report,
         )
-    assert "docs/a.md" in seen
+    assert "share/docs/a.md" in seen
     assert not (home / "share").exists()
 
 
 def test_everything_that_a_bundle_would_lack_is_named_and_none_is_made(tmp_path: Path) -> None:
     """Image, kernel, weights, documentation and lock file, in one message."""
-    wanted = Wanted(
+    wanted = Contents(
         images=("tools:1",),
         packages=("zstd",),
-        weights=(tmp_path / "model.gguf",),
+        weights=("model.gguf",),
         lock=tmp_path / "none.lock",
         checkout=tmp_path / "nowhere",
     )
@@ -301,7 +307,7 @@ def test_a_bundle_is_never_made_over_something(tmp_path: Path) -> None:
         create_bundle(
             tmp_path,
             tmp_path / "out",
-            Wanted(images=(), packages=(), lock=tmp_path, checkout=tmp_path),
+            Contents(images=(), packages=(), lock=tmp_path, checkout=tmp_path),
             report=silent,
         )
 
@@ -313,7 +319,7 @@ def test_an_interrupted_installation_leaves_no_half_and_can_be_repeated(
     home = tmp_path / "home"
 
     def interrupt(line: str) -> None:
-        if line == "docs/b/c.md":
+        if line == "share/docs/b/c.md":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -337,14 +343,14 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(
     key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is copied when the size says so; while copying, when others filled it."""
-    big = written(tmp_path / "big", key, {"docs/big": bytes(4 << 20)})
+    big = written(tmp_path / "big", key, {"share/docs/big": bytes(4 << 20)})
     home = tmp_path / "small"
     home.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", home], check=True)
     try:
         with pytest.raises(HostError):
             install(big, home, key)
-        monkeypatch.setattr("belljar.airgap.install.need_space", lambda *_: None)
+        monkeypatch.setattr("belljar.bundle.install.need_space", lambda *_: None)
         with pytest.raises(HostError):
             install(big, home, key)
         assert not (home / "share").exists()
@@ -353,32 +359,39 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(
         subprocess.run(["umount", home], check=True)
 
 
-LOCK = """# A comment
-one==1.0 ; python_full_version < '3.11.5' \\
-    --hash=sha256:aa
-one==2.0 ; python_full_version >= '3.11.5' \\
-    --hash=sha256:bb \\
-    --hash=sha256:cc
-# Another
-two[extra]==3.0 ; sys_platform == 'linux' \\
-    --hash=sha256:dd
-three==4.0 ; sys_platform == 'win32' \\
-    --hash=sha256:ee
-"""
-
-
-@pytest.mark.parametrize(
-    ("python", "one"), [("3.11.2", ["one==1.0", "aa"]), ("3.11.7", ["one==2.0", "bb", "cc"])]
-)
-def test_the_lock_file_is_read_for_the_python_of_the_other_host(
-    python: str, one: list[str]
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_weights_of_the_store_arrive_by_their_digest(
+    is_directory: bool, key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for the one that makes the bundle; each entry keeps its hashes."""
-    words = re.findall(r"[a-z\[\]]+==[0-9.]+|(?<=sha256:)\w+", locked_for(LOCK, python))
-    assert words == [*one, "two[extra]==3.0", "dd"]
-
-
-def test_a_lock_file_of_another_kind_is_refused() -> None:
-    """A line that is no exact requirement is not passed over."""
-    with pytest.raises(PolicyError):
-        locked_for("-r other.txt \\\n    --hash=sha256:aa\n", "3.11.2")
+    """A file and a directory: the other store finds them by the digest that a model cell names.
+    Weights that aren't those of the digest are refused."""
+    source = tmp_path / "small-model"
+    if is_directory:
+        (source / "tokens").mkdir(parents=True)
+        (source / "tokens/t.json").write_bytes(b"{}")
+    (source / "w.gguf" if is_directory else source).write_bytes(b"weights")
+    digest = add_weights(source, home=tmp_path / "home").digest
+    for name in ("docs/a.md", "examples/b.md", "lock", "boot/vmlinuz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    kernel = Kernel(
+        digest="0" * 64,
+        vmlinuz=tmp_path / "boot/vmlinuz",
+        wanted=REQUIRED_MODULES,
+        config=tmp_path / "boot/config",
+        modules=(),
+        **dict.fromkeys(("version", "package", "package_sha256"), "1"),
+    )
+    monkeypatch.setattr("belljar.bundle.create.current_kernel", lambda _home: kernel)
+    wanted = Contents(
+        images=(), packages=(), weights=(digest,), lock=tmp_path / "lock", checkout=tmp_path
+    )
+    paths, about = store_files(tmp_path / "home", wanted)
+    files = {name: path.read_bytes() for name, path in paths.items()}
+    assert [name for name in files if name.startswith(f"weights/{digest}/small-model")]
+    other = tmp_path / "other"
+    install(written(tmp_path / "b", key, {**FILES, **files}, **about), other, key)
+    verify_weights(find_weights(digest, home=other))
+    wrong = {name: content + b"!" for name, content in files.items()}
+    with pytest.raises(BundleError):
+        install(written(tmp_path / "c", key, {**FILES, **wrong}, **about), tmp_path / "third", key)

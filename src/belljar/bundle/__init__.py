@@ -1,0 +1,3 @@
+"""Bundles, which carry an installation to a host without a network."""
+
+from __future__ import annotations

@@ -1,0 +1,262 @@
+"""Reads, verifies and installs a bundle.
+
+A bundle is a plain directory. `SHA256SUMS` is its manifest: the digest and the path of each file.
+`SHA256SUMS.sig` signs that, and `bundle.json`, one of the files, has the names of images and
+weights, and the kind of host. A bundle may come from anyone: what the manifest doesn't list is
+refused, and what is installed is a copy that was hashed while it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeAlias
+
+from belljar.dataclass import dataclass
+from belljar.errors import HostError, PolicyError
+from belljar.image.kernel import adopt_kernel, debian_arch
+from belljar.image.store import Store
+from belljar.image.tools import run_logged, tool
+from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
+from belljar.ledger.kinds import HEX64, check_shape, count, exactly, matching, objects, texts
+from belljar.model.weights import add_weights
+from belljar.store.home import make_store_dir, need_space
+from belljar.store.locks import locked
+from belljar.store.scratch import remove_tree, retire, scratch_dir
+from belljar.units import printable
+
+SUMS: Final = "SHA256SUMS"
+SIGNATURE: Final = "SHA256SUMS.sig"
+ABOUT: Final = "bundle.json"
+SCRIPT: Final = "install.sh"
+INSTALLED: Final = "bundle.json"  # in the store: what was installed last
+SHARE: Final = "share"
+# No component begins with a dot or a dash, so none is `..` or an option.
+_PART: Final = "[A-Za-z0-9_][A-Za-z0-9._+~%=@,-]*"
+PATH: Final = re.compile(f"{_PART}(?:/{_PART})*")
+_LINE: Final = re.compile(f"([0-9a-f]{{64}})  ({PATH.pattern})")
+_SIGNED: Final = b"belljar bundle 1\n"  # so that no other signature of the key fits
+_MAX_READ_BYTES: Final = 64 << 20
+_CHUNK_BYTES: Final = 1 << 20
+_WORD: Final = matching(r"[A-Za-z0-9._+-]{1,64}")
+_ABOUT: Final = {
+    "v": exactly(1),
+    "created": matching(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"),
+    "belljar": _WORD,
+    "arch": _WORD,
+    "system": _WORD,
+    "python": _WORD,
+    "size_bytes": count,
+    "kernel": HEX64,
+    "images": objects({"digest": HEX64, "names": texts, "origins": texts}),
+    "weights": objects({"digest": HEX64, "name": matching(_PART)}),
+}
+_HINT: Final = "don't use it: copy the bundle again, and compare its digest with what `create` said"
+
+Report: TypeAlias = Callable[[str], None]
+
+
+class BundleError(PolicyError):
+    """A bundle that is not as it should be; nothing of it was installed."""
+
+
+def _bad(what: str, where: str) -> BundleError:
+    return BundleError(what, where=printable(where), hint=_HINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A bundle whose signature is good; `digests` by path, `digest` of `SHA256SUMS`."""
+
+    path: Path
+    digests: Mapping[str, str]
+    about: Mapping[str, Any]
+    digest: str
+    signer: str
+
+    def verify(self, report: Report) -> None:
+        """Hash every file, and refuse others. Raises `BundleError`, `HostError`."""
+        known = {*self.digests, SUMS, SIGNATURE}
+        for each in self.path.rglob("*"):
+            name = each.relative_to(self.path).as_posix()
+            if name not in known and (each.is_symlink() or not each.is_dir()):
+                raise _bad("the manifest does not name it", name)
+        for number, name in enumerate(self.digests, 1):
+            report(f"{number}/{len(self.digests)} {name}")
+            self.copy(name, Path(os.devnull))
+
+    def copy(self, name: str, target: Path) -> None:
+        """Copy a file while it is hashed. Raises `BundleError` if it isn't what was signed."""
+        digest = hashlib.sha256()
+        with _opened(self.path, name) as source:
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as copy:
+                    while chunk := source.read(_CHUNK_BYTES):
+                        digest.update(chunk)
+                        copy.write(chunk)
+            except OSError as error:
+                what, hint = f"it can't be read or copied: {error.strerror}", "check both disks"
+                raise HostError(what, where=name, hint=hint) from error
+        if digest.hexdigest() != self.digests[name]:
+            raise _bad("it is not what was signed", name)
+
+
+def _opened(path: Path, name: str) -> BinaryIO:
+    """A plain file: a link, and a pipe that would block, are refused."""
+    try:
+        descriptor = os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise _bad(f"it can't be opened: {error.strerror}", name) from error
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise _bad("it is not a plain file", name)
+    return file
+
+
+def _read(path: Path, name: str) -> bytes:
+    with _opened(path, name) as file:
+        return file.read(_MAX_READ_BYTES)
+
+
+def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> None:
+    """Write and sign the manifest of a bundle."""
+    listed = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
+    signature = {"public_key": key.public_key, "signature": key.sign(_SIGNED + listed)}
+    (path / SUMS).write_bytes(listed)
+    (path / SIGNATURE).write_text(json.dumps(signature) + "\n")
+
+
+def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
+    """Open a bundle that its key has signed. `expected_key`: the fingerprint it must have.
+
+    Raises `BundleError`.
+    """
+    listed, signature = _read(path, SUMS), _read(path, SIGNATURE)
+    try:
+        signed = json.loads(signature)
+        check_shape(signed, {"public_key": HEX64, "signature": matching("[0-9a-f]{128}")})
+    except (ValueError, RecursionError) as error:
+        raise _bad("the signature can't be read", SIGNATURE) from error
+    if not signature_is_good(signed["public_key"], signed["signature"], _SIGNED + listed):
+        raise _bad("it is not what was signed", SUMS)
+    signer = fingerprint_of(signed["public_key"])
+    if expected_key is not None and signer != expected_key:
+        what = f"another key has signed it: {signer}"
+        hint = "ask who made it; if that is right, give this key by --key"
+        raise BundleError(what, where=SIGNATURE, hint=hint)
+    lines = listed.decode("ascii", "replace").removesuffix("\n").split("\n")
+    found = [_LINE.fullmatch(line) for line in lines]
+    digests = {each[2]: each[1] for each in found if each}
+    if len(digests) != len(lines) or ABOUT not in digests:
+        raise _bad("a line is no digest and path, or names a path twice", SUMS)
+    encoded = _read(path, ABOUT)
+    if hashlib.sha256(encoded).hexdigest() != digests[ABOUT]:
+        raise _bad("it is not what was signed", ABOUT)
+    try:
+        about = json.loads(encoded)
+        check_shape(about, _ABOUT)
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"it can't be read: {error}", ABOUT) from error
+    digest = hashlib.sha256(listed).hexdigest()
+    return Bundle(path=path, digests=digests, about=about, digest=digest, signer=signer)
+
+
+def installed(home: Path) -> dict[str, str]:
+    """The creation time, digest and signer of the bundle that was installed last."""
+    try:
+        found = json.loads((home / INSTALLED).read_bytes())
+        return {name: str(found[name]) for name in ("created", "digest", "signer")}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HostError("it can't be read", where=str(home / INSTALLED)) from error
+
+
+def check_host(about: Mapping[str, Any]) -> None:
+    """Raise `HostError` if the bundle is for another kind of host."""
+    for name, word, here in (
+        ("arch", "the architecture", debian_arch()),
+        ("system", "Debian", platform.freedesktop_os_release().get("VERSION_CODENAME", "")),
+        ("python", "Python", f"{sys.version_info.major}.{sys.version_info.minor}"),
+    ):
+        if about[name] != here:
+            what = f"the bundle is for {word} {about[name]}, and this host has {here or 'another'}"
+            raise HostError(what, hint="create it on a host like this one")
+
+
+def install_bundle(
+    home: Path,
+    path: Path,
+    *,
+    expected_key: str,
+    packages: bool,
+    allow_older: bool,
+    report: Report,
+) -> Bundle:
+    """Install all of a bundle; call it again after an interruption.
+
+    `packages`: also Debian's and Python's, as root; these come last, as they replace this program.
+    Raises `BundleError`, `HostError`; before anything is written if the bundle has a fault.
+    """
+    bundle = open_bundle(path, expected_key=expected_key)
+    about = bundle.about
+    check_host(about)
+    if not allow_older and about["created"] < (before := installed(home).get("created", "")):
+        what = f"a newer bundle is installed: {before}, this one {about['created']}"
+        raise BundleError(what, hint="--allow-older installs it all the same")
+    if packages and os.geteuid() != 0:
+        hint = "run it as root, or with --no-packages"
+        raise HostError("only root can install Debian packages", hint=hint)
+    need_space(home, about["size_bytes"] + (256 << 20), "the bundle")
+    bundle.verify(report)
+    with locked(home, "bundle"), scratch_dir(home) as scratch:
+        _install_store(home, bundle, scratch, report)
+        if packages:
+            _take(bundle, scratch, report, "debian/", "python/", SCRIPT)
+            argv = [tool("sh"), str(scratch / SCRIPT), "--packages", sys.prefix]
+            log = home / "bundle.log"
+            run_logged(argv, log=log, on_line=report, finish_when_interrupted=True)
+        facts = {"created": about["created"], "digest": bundle.digest, "signer": bundle.signer}
+        (scratch / INSTALLED).write_text(json.dumps(facts) + "\n")
+        (scratch / INSTALLED).replace(home / INSTALLED)
+    return bundle
+
+
+def _take(bundle: Bundle, scratch: Path, report: Report, *prefixes: str) -> None:
+    """Copy the files whose paths begin so."""
+    for name in filter(lambda name: name.startswith(prefixes), bundle.digests):
+        report(name)
+        bundle.copy(name, scratch / name)
+
+
+def _install_store(home: Path, bundle: Bundle, scratch: Path, report: Report) -> None:
+    """Kernel, images, weights, documentation: each by a rename; what is there already is kept."""
+    make_store_dir(home)
+    kernel = bundle.about["kernel"]
+    _take(bundle, scratch, report, f"kernels/{kernel}/")
+    adopt_kernel(home, scratch / "kernels" / kernel)
+    for image in bundle.about["images"]:
+        folder = scratch / "images" / image["digest"]
+        _take(bundle, scratch, report, f"images/{image['digest']}/")
+        Store(home).adopt(folder, names=image["names"], origins=image["origins"])
+        remove_tree(folder)
+    for weights in bundle.about["weights"]:
+        folder = scratch / "weights" / weights["digest"]
+        _take(bundle, scratch, report, f"weights/{weights['digest']}/")
+        if add_weights(folder / weights["name"], home=home).digest != weights["digest"]:
+            raise _bad("it is not what its name says", f"weights/{weights['digest']}")
+        remove_tree(folder)
+    _take(bundle, scratch, report, f"{SHARE}/")
+    scratch.joinpath(SHARE).chmod(0o755)
+    if (home / SHARE).exists():
+        remove_tree(retire(home / SHARE))
+    (scratch / SHARE).replace(home / SHARE)
