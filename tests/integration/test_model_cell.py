@@ -19,10 +19,10 @@ from tests.integration.conftest import Belljar
 from tests.machine import link_or_copy
 from tests.real_packages import real_model
 
-from belljar.model.fetch import PUBLISHED
+from belljar.model.weights import EXAMPLE_SHA256
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
-DIGEST = PUBLISHED["smollm2"].sha256
+DIGEST = EXAMPLE_SHA256
 POLICY = f"""
 belljar: 1
 name: smollm2

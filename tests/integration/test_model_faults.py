@@ -253,7 +253,7 @@ async def test_a_cancelled_request_leaves_the_cell_usable(world: World) -> None:
     """It is on record as given up."""
     async with world.model(f"if b'slow' in body: time.sleep(600)\n        else: {ECHO}") as served:
         with anyio.move_on_after(1):
-            await ask(served, Question(method="POST", path="/v1", body=b"slow"))
+            await ask(served, Question(method="POST", path="/v1/x", body=b"slow"))
         assert await ask(served)
     assert len(world.events(Kind.MODEL_REQUEST_FAILED)) == 1
 
@@ -262,7 +262,7 @@ async def test_a_record_of_digests_keeps_no_text(world: World) -> None:
     """`record: digest`: sizes and digests alone, in every event of the run."""
     secret = b"a secret of the operator's"
     async with world.model(record="digest") as served:
-        await ask(served, Question(method="POST", path="/v1", body=secret))
+        await ask(served, Question(method="POST", path="/v1/x", body=secret))
     assert world.run is not None
     kept = [path.read_bytes() for path in world.run.rglob("*") if path.is_file()]
     assert kept
@@ -273,7 +273,7 @@ def overwrite(served: ModelCell) -> None:
     """Put other bytes in the place of its weights."""
     stored = served.policy.weights
     assert stored is not None
-    file = stored.directory / "weights.bin"
+    file = stored / "data" / "weights.bin"
     file.chmod(0o644)
     file.write_bytes(b"other words")
 
