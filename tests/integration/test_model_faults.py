@@ -4,6 +4,8 @@ record that verifies."""
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.integration.as_user import UsersBelljar, copy_distributions
 from tests.integration.conftest import Belljar
 
 from belljar.cell import start_run
@@ -19,9 +22,9 @@ from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Kind
 from belljar.ledger import Line, read_events, verify
 from belljar.model.http import BrokenOffError, Question
-from belljar.model.serve import ModelCell, at_least, load_model, open_model
+from belljar.model.serve import ModelCell, load_model, open_model
 from belljar.model.weights import add_weights, remove_weights
-from belljar.policy import Tier
+from belljar.policy import Tier, with_tier
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
 SERVER = '''
@@ -87,7 +90,7 @@ class World:
         }
         resources = {"memory": "256MiB", "disk": "64MiB"}
         policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
-        loaded = at_least(load_model(policy, home=self.home), tier)
+        loaded = with_tier(load_model(policy, home=self.home), tier)
         with start_run("model", "m", [], home=self.home) as run:
             self.run = run.path
             async with open_model(loaded, run=run, home=self.home) as served:
@@ -289,3 +292,30 @@ async def test_changed_weights_start_nothing(world: World) -> None:
             pass
     assert world.run != first
     assert not world.events(Kind.CELL_PLANNED)
+
+
+def test_an_ordinary_user_serves_a_model(user: UsersBelljar) -> None:
+    """Where no container can be made, from a microVM: the same weights, the same record."""
+    copy_distributions(["h11"], user.libraries)
+    folder = user.home.parent / "model"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(b"the weights")
+    program = SERVER.replace('"""answer"""', ECHO)
+    for name in ("start", "health"):
+        program = program.replace(f'"""{name}"""', "pass")
+    added = json.loads(user("model", "add", str(folder / "weights.bin"), "--json").stdout)
+    model = {"weights": {"sha256": added["digest"]}, "server": ["python3", "-c", program, "{port}"]}
+    resources = {"memory": "256MiB", "disk": "64MiB"}
+    policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
+    (folder / "model.yaml").write_text(json.dumps(policy))
+    process = user.start("model", "serve", str(folder / "model.yaml"), "--json")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1].decode()
+    at = json.loads(line)
+    words = ["curl", "-sS", "-d", "hello", "-H", f"Authorization: Bearer {at['token']}"]
+    url = f"{at['address']}/chat/completions"
+    answer = subprocess.run([*words, url], capture_output=True, timeout=300, check=True).stdout
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    assert json.loads(answer) == {"got": 5}
