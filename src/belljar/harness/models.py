@@ -10,8 +10,8 @@ import anyio
 
 from belljar.errors import BelljarError, PolicyError
 from belljar.harness.source import print_status
-from belljar.model.serve import ModelCell, at_least, load_model, open_model
-from belljar.policy import Tier
+from belljar.model.serve import ModelCell, load_model, open_model
+from belljar.policy import Tier, demanded_tier, with_tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class ModelCells:
         async with self._opening:
             if (found := self.opened.get(policy.source)) is None:
                 print_status(f"belljar: starting the model cell of {printable(policy.source)}")
-                opening = open_model(at_least(policy, self.tier), run=run, home=home)
+                own = demanded_tier(policy.policy.risk, policy.policy.tier)
+                raised = with_tier(policy, max(own, self.tier or own))
+                opening = open_model(raised, run=run, home=home)
                 try:
                     found = await self._stack.enter_async_context(opening)
                     print_status(f"belljar: the model answers, in {found.cell!r}")

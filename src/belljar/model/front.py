@@ -14,7 +14,7 @@ import h11
 from anyio.abc import ByteStream
 
 from belljar.errors import CellError
-from belljar.model.http import MAX_HEAD_BYTES, Question, ServerError
+from belljar.model.http import MAX_HEAD_BYTES, Question, ServerError, is_api
 
 if TYPE_CHECKING:
     from belljar.model.serve import ModelCell
@@ -27,11 +27,7 @@ _HOSTS: Final = frozenset({b"127.0.0.1", b"localhost"})
 
 
 class RefusedError(Exception):
-    """The request is answered here, with this status."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
+    """The request is answered here: a status, and why."""
 
 
 def check_request(request: h11.Request, token: str) -> None:
@@ -68,11 +64,12 @@ async def answer_client(client: ByteStream, served: ModelCell, token: str) -> No
                         await send(h11.Data(data=part))
                         part = await answer.next_part()
                     await send(h11.EndOfMessage())
-            except (RefusedError, ValueError, CellError, ServerError, OSError) as error:
+            except (RefusedError, CellError, ServerError, OSError) as error:
                 failure = error
                 if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                    status = 404 if isinstance(error, ValueError) else getattr(error, "status", 502)
-                    why = getattr(error, "what", "") or str(error) or type(error).__name__
+                    status, why = 502, getattr(error, "what", type(error).__name__)
+                    if isinstance(error, RefusedError):
+                        status, why = error.args
                     body = json.dumps({"error": {"message": why, "type": "belljar"}}).encode()
                     answered = head(status, b"application/json")
                     await send(answered, h11.Data(data=body), h11.EndOfMessage())
@@ -90,7 +87,9 @@ async def _read_question(client: ByteStream, http: h11.Connection, token: str) -
             http.receive_data(await client.receive())
         elif isinstance(event, h11.Request):
             check_request(event, token)
-            method, path = event.method.decode("ascii"), event.target.decode("ascii")
+            method, path = event.method.decode(), event.target.decode(errors="replace")
+            if not is_api(method, path):
+                raise RefusedError(404, "only GET and POST of /v1/… reach the model")
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MAX_BODY_BYTES:

@@ -6,8 +6,8 @@ that breaks this is a `ServerViolationError`; the caller ends the cell.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable, Iterator
+import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +17,8 @@ from anyio.abc import ByteStream
 
 from belljar.capture import Capture
 from belljar.dataclass import dataclass
-from belljar.units import format_size, printable
+from belljar.network.stand_ins.web import parse_json
+from belljar.units import printable
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
 MAX_HEAD_BYTES: Final = 64 << 10
@@ -28,7 +29,7 @@ KEEP_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
 # The record keeps the first `KEEP_BYTES` of a stream: one that carried more is not used again
 _MAX_REUSED_BYTES: Final = KEEP_BYTES // 4
-_MAX_REQUESTS: Final = 64
+_PATH: Final = re.compile(r"/v1(/[A-Za-z0-9_-]+)+", re.ASCII)
 _JSON: Final = b"application/json"
 _EVENT_STREAM: Final = b"text/event-stream"
 
@@ -58,6 +59,13 @@ class Question:
     body: bytes = b""
 
 
+def is_api(method: str, path: str) -> bool:
+    """Return whether this is a request to the model. A server has more endpoints, and may resolve
+    dots and double slashes to them.
+    """
+    return method in ("GET", "POST") and _PATH.fullmatch(path) is not None
+
+
 class _Link:
     """A stream to the server, which carries one request at a time."""
 
@@ -66,14 +74,12 @@ class _Link:
         self.is_silent = True  # nothing of the answer has come
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._requests = self._sent_bytes = self._received_bytes = 0
-        self._max_bytes = 0
+        self._sent_bytes = self._received_bytes = self._max_bytes = 0
         self._give_up = 0.0
 
     async def send(self, question: Question, max_bytes: int, give_up: float) -> h11.Response:
         """Send the question; return the head of the answer."""
         self._give_up, self._max_bytes = give_up, self._received_bytes + MAX_HEAD_BYTES + max_bytes
-        self._requests += 1
         self.is_silent = True
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
         if question.body:
@@ -117,8 +123,7 @@ class _Link:
 
     def may_go_on(self) -> bool:
         """Make it ready for another request. False: it must be closed."""
-        carried_bytes = max(self._sent_bytes, self._received_bytes)
-        is_spent = self._requests >= _MAX_REQUESTS or carried_bytes > _MAX_REUSED_BYTES
+        is_spent = max(self._sent_bytes, self._received_bytes) > _MAX_REUSED_BYTES
         if is_spent or self._http.their_state is not h11.DONE or self._http.trailing_data[0]:
             return False
         self._http.start_next_cycle()
@@ -157,72 +162,50 @@ class Answer:
         while not self.is_whole:
             event = await self._link.next_event()
             if isinstance(event, h11.EndOfMessage):
-                return self._rest(is_stream=is_stream)
+                rest = bytes(self._held)
+                if is_stream and (rest.strip() or not self._is_done):
+                    raise BrokenOffError("the server ended its answer in the middle")
+                if not is_stream:
+                    self._take_json(rest)
+                self.is_whole = True
+                return rest or None
             if not isinstance(event, h11.Data):
                 raise BrokenOffError("the server ended its answer in the middle")
             self.kept.feed(event.data)
             self._held += event.data
             # Only a part with a line's end is searched: a part may be one byte of a long line
             if is_stream and b"\n" in event.data:
-                end = self._held.rfind(b"\n") + 1
-                lines = bytes(self._held[:end])
-                del self._held[:end]
-                for document in events_of(lines):
-                    self._is_done = self._is_done or document is None
-                    self._take_usage(document)
-                return lines
+                lines, _, self._held = self._held.rpartition(b"\n")
+                for line in lines.splitlines():  # a client takes "\r" for a line's end, too
+                    self._take_line(bytes(line))
+                return bytes(lines + b"\n")
             if is_stream and len(self._held) > MAX_LINE_BYTES:
-                raise ServerViolationError(f"a line of more than {format_size(MAX_LINE_BYTES)}")
+                raise ServerViolationError("one line of the server's answer is too long")
         return None
 
-    def _rest(self, *, is_stream: bool) -> bytes | None:
-        """Check what is left when the server has ended its answer."""
-        rest = bytes(self._held)
-        if is_stream and (rest.strip() or not self._is_done):
-            raise BrokenOffError("the server ended its answer in the middle")
-        if not is_stream:
-            self._take_usage(parse_json(rest))
-        self.is_whole = True
-        return rest or None
+    def _take_line(self, line: bytes) -> None:
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            return
+        if not line.startswith(b"data:"):
+            raise ServerViolationError("a stream that is not made of server-sent events")
+        if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
+            self._is_done = True
+        else:
+            self._take_json(data)
 
-    def _take_usage(self, document: dict[str, Any] | None) -> None:
-        usage = (document or {}).get("usage")
+    def _take_json(self, data: bytes) -> None:
+        try:
+            document = parse_json(data, MAX_DEPTH)
+        except ValueError as error:
+            what = f"the server's answer is not JSON: {printable(str(error), max_chars=100)}"
+            raise ServerViolationError(what) from None
+        if not isinstance(document, dict):
+            raise ServerViolationError("the server's answer is no JSON object")
+        usage = document.get("usage")
         for name in self.tokens:
             count = usage.get(name) if isinstance(usage, dict) else None
             if type(count) is int and 0 <= count < 1 << 40:
                 self.tokens[name] = count
-
-
-def parse_json(data: bytes) -> dict[str, Any]:
-    """One JSON object. Raises `ServerViolationError`."""
-    try:
-        value = json.loads(data)
-        is_usual = isinstance(value, dict) and _depth(value) <= MAX_DEPTH
-    except (ValueError, RecursionError):
-        raise ServerViolationError("the server's answer is not valid JSON") from None
-    if not is_usual:
-        raise ServerViolationError("the server's answer is no JSON object of a usual shape")
-    return dict(value)
-
-
-def _depth(value: Any) -> int:  # noqa: ANN401 - JSON
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + max((_depth(each) for each in inner if isinstance(each, dict | list)), default=0)
-
-
-def events_of(lines: bytes) -> Iterator[dict[str, Any] | None]:
-    """The JSON documents of server-sent events, in whole lines; None for the end's mark.
-
-    Raises `ServerViolationError`.
-    """
-    for line in lines.split(b"\n"):
-        line = line.rstrip(b"\r")
-        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
-            continue
-        if not line.startswith(b"data:"):
-            raise ServerViolationError("a stream that is not made of server-sent events")
-        data = line.removeprefix(b"data:").strip()
-        yield None if data == b"[DONE]" else parse_json(data)
 
 
 class Client:

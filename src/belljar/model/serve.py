@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream
 
 from belljar.capture import Capture, body_of
 from belljar.cell import open_cell
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
-from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
+from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image.store import MODEL_IMAGE, Store, find_images
 from belljar.model.http import (
@@ -28,9 +26,10 @@ from belljar.model.http import (
     Question,
     ServerError,
     ServerViolationError,
+    is_api,
 )
 from belljar.model.weights import StoredWeights, find_weights, verify_weights
-from belljar.policy import LoadedPolicy, Tier, demanded_tier, with_tier
+from belljar.policy import LoadedPolicy
 from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.probe.run import breach_of, probe_cell
 from belljar.store.home import belljar_home
@@ -49,8 +48,6 @@ _HEALTH_INTERVAL_S: Final = 0.2
 _MAX_INTERVAL_S: Final = 2.0  # each look is a process in the cell, which an emulated one feels
 _SHOWN_CHARS: Final = 600
 _END_SHOWS_S: Final = 1.0  # a server's connections end a little before its own end is known
-# A server may resolve dots and double slashes, and has more endpoints than a client needs
-_PATH: Final = re.compile(r"/v1(/[A-Za-z0-9_-]+)+", re.ASCII)
 
 # llama.cpp's own server, by its Python binding: no user interface, no local file by URL, no file
 # that a request could name.
@@ -113,17 +110,10 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
     return replace(loaded, weights=stored.path)
 
 
-def at_least(loaded: LoadedPolicy, tier: Tier | None) -> LoadedPolicy:
-    """The same in no lower tier than `tier`, the evaluated samples'."""
-    own = demanded_tier(loaded.policy.risk, loaded.policy.tier)
-    return loaded if tier is None or tier <= own else with_tier(loaded, tier)
-
-
 class ModelCell:
-    """A model server that answers. Made by `open_model`.
+    """A model server that answers, in `cell`. Made by `open_model`.
 
     Attributes:
-        cell: where it runs, by `policy`.
         command: the server.
         problem: why it answers no more, once it ended or a violation ended it.
     """
@@ -133,19 +123,14 @@ class ModelCell:
         cell: Cell,
         policy: LoadedPolicy,
         model: ModelBlock,
-        run: RunDirectory,
         command: BackgroundCommand,
+        recorder: Recorder,
     ) -> None:
         self.cell, self.policy, self.model, self.command = cell, policy, model, command
-        self.client = Client(self.connect)
+        self.client = Client(partial(cell.connect, model.port))
         self.problem: CellError | None = None
-        self._run = run
-        self._requests = 0
+        self._recorder, self._requests = recorder, 0
         self._slots = anyio.Semaphore(model.parallel)
-
-    def connect(self) -> AbstractAsyncContextManager[ByteStream]:
-        """A stream to the server."""
-        return self.cell.connect(self.model.port)
 
     @asynccontextmanager
     async def ask(self, question: Question) -> AsyncIterator[Answer]:
@@ -155,7 +140,7 @@ class ModelCell:
         model's API; `CellError`: the cell died, or broke the protocol and was ended;
         `BrokenOffError`, `TimeoutError`, `OSError`.
         """
-        if question.method not in ("GET", "POST") or _PATH.fullmatch(question.path) is None:
+        if not is_api(question.method, question.path):
             raise ValueError("only GET and POST of /v1/… reach the model")
         async with self._slots:
             if self.problem is not None:
@@ -201,7 +186,7 @@ class ModelCell:
             data={**data, "bytes": body.total_bytes, "sha256": body.sha256},
             bodies=(body,) if keeps else (),
         )
-        self._run.recorder.record(event)
+        self._recorder.record(event)
 
     async def _check_server(self, error: BaseException) -> None:
         """Raise, now and from now on, if the server has ended."""
@@ -214,15 +199,10 @@ class ModelCell:
     async def _ended(self, error: ServerViolationError) -> CellError:
         """End the cell after a violation; the error for every later request."""
         reason = f"the model server broke the protocol: {error.what}"
-        data: dict[str, JsonValue] = {"error": type(error).__name__, "reason": reason}
-        self._run.recorder.record(
-            Event(kind=Kind.PROTOCOL_VIOLATION, cell_id=self.cell.id, data=data)
-        )
-        self.problem = CellError(
-            f"{reason}; its cell was ended",
-            where=f"cell {self.cell.id}",
-            hint="look at what it sent: `belljar ledger show last --kind model`",
-        )
+        self.cell.note(Kind.PROTOCOL_VIOLATION, {"error": type(error).__name__, "reason": reason})
+        hint = "look at what it sent: `belljar ledger show last --kind model`"
+        what = f"{reason}; its cell was ended"
+        self.problem = CellError(what, where=f"cell {self.cell.id}", hint=hint)
         with anyio.CancelScope(shield=True):
             await self.cell.destroy()
         return self.problem
@@ -261,7 +241,7 @@ async def open_model(
         await _probe(cell, run, "start")
         cpus, served = about.resources.cpus, stored.served
         argv = server_argv(about.model, served=served, threads=cpus, name=about.name)
-        model = ModelCell(cell, policy, about.model, run, await cell.start(argv))
+        model = ModelCell(cell, policy, about.model, await cell.start(argv), run.recorder)
         try:
             await _wait_healthy(model, stored)
             yield model

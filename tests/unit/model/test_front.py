@@ -23,7 +23,7 @@ def test_the_api_is_open_to_whoever_has_the_token(host: str) -> None:
     for token in (None, "", "the-toke", "the-token2", "Bearer"):
         with pytest.raises(RefusedError) as caught:
             check_request(request(host=host, token=token), TOKEN)
-        assert caught.value.status == 401
+        assert caught.value.args[0] == 401
 
 
 @pytest.mark.parametrize("host", ["evil.test", "127.0.0.1.evil.test:80", "[::1]", "10.0.0.1", ""])
@@ -31,4 +31,4 @@ def test_a_name_that_a_page_made_mean_this_host_is_refused(host: str) -> None:
     """DNS rebinding, whatever the token."""
     with pytest.raises(RefusedError) as caught:
         check_request(request(host=host), TOKEN)
-    assert caught.value.status == 421
+    assert caught.value.args[0] == 421

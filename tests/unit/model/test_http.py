@@ -19,6 +19,7 @@ from belljar.model.http import (
     Connect,
     Question,
     ServerViolationError,
+    is_api,
 )
 
 pytestmark = pytest.mark.anyio
@@ -147,6 +148,8 @@ VIOLATIONS = {
     "endless chunks": stream(*[b"data: {}\n\n" * 1000] * 200),
     "endless line": stream(*[b"x" * (1 << 20)] * 6),
     "other lines": stream(b"data: {}\n\nGET / HTTP/1.1\n\n"),
+    "lines within a comment": stream(b": x\rdata: tokens\n\n"),
+    "not a number": [answer(b'{"a": NaN}')],
     "event not json": stream(b"data: tokens\n\n"),
     "garbage": [b"\x00\x01\x02 nonsense\r\n\r\n"],
     "endless head": [b"HTTP/1.1 200 OK\r\n", *[b"X: " + b"y" * 1000 + b"\r\n"] * 100],
@@ -283,3 +286,14 @@ async def test_a_line_that_comes_in_single_bytes_costs_no_more() -> None:
     with anyio.fail_after(30):
         _, body = await ask([stream()[0], *parts], 4 << 20)
     assert body == text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/health", "/slots", "/v1", "/v1/", "/v1//x", "/v1/../slots", "/v1/%2e%2e/x", "/v1/x?y"],
+)
+def test_nothing_else_of_the_server_is_reached(path: str) -> None:
+    """Its other endpoints, and what a server may resolve to them; by whatever client."""
+    assert not is_api("POST", path)
+    assert is_api("POST", "/v1/chat/completions")
+    assert not is_api("DELETE", "/v1/models")
