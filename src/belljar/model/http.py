@@ -74,13 +74,13 @@ class _Link:
         self.is_silent = True  # nothing of the answer has come
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._sent_bytes = self._received_bytes = self._max_bytes = 0
+        self._sent_bytes = self._received_bytes = self._allowed_bytes = 0
         self._give_up = 0.0
 
-    async def send(self, question: Question, max_bytes: int, give_up: float) -> h11.Response:
+    async def send(self, question: Question, give_up: float) -> h11.Response:
         """Send the question; return the head of the answer."""
-        self._give_up, self._max_bytes = give_up, self._received_bytes + MAX_HEAD_BYTES + max_bytes
-        self.is_silent = True
+        self._give_up, self.is_silent = give_up, True
+        self._allowed_bytes = self._received_bytes + 2 * MAX_HEAD_BYTES
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
         if question.body:
             headers.append(("Content-Type", "application/json"))
@@ -94,13 +94,15 @@ class _Link:
             except anyio.BrokenResourceError:
                 raise BrokenOffError("the server took no request") from None
         while isinstance(head := await self.next_event(), h11.InformationalResponse):
-            pass  # all that comes is counted
+            pass  # they count as framing
         if not isinstance(head, h11.Response):
             raise BrokenOffError("the server gave no answer")
         return head
 
     async def next_event(self) -> Any:  # noqa: ANN401 - h11's events
-        """Wait until the request's deadline, and take no more than its bytes."""
+        """Wait until the request's deadline. Raises `ServerViolationError` for more framing than
+        content: a chunk for each byte costs this process a hundred times what it costs the server.
+        """
         has_ended = False
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -111,14 +113,16 @@ class _Link:
                         data, has_ended = b"", True
                 self.is_silent = self.is_silent and has_ended
                 self._received_bytes += len(data)
-                if self._received_bytes > self._max_bytes:
-                    raise ServerViolationError("the server's answer is larger than it may be")
+                if self._received_bytes > self._allowed_bytes:
+                    raise ServerViolationError("the server's answer is mostly framing")
                 self._http.receive_data(data)
         except h11.RemoteProtocolError as error:
             if has_ended:
                 raise BrokenOffError("the server ended its answer in the middle") from None
             why = printable(str(error), max_chars=100)
             raise ServerViolationError(f"the server's answer is not HTTP: {why}") from None
+        if isinstance(event, h11.Data):
+            self._allowed_bytes += 2 * len(event.data)
         return event
 
     def may_go_on(self) -> bool:
@@ -139,12 +143,12 @@ class Answer:
         tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
     """
 
-    def __init__(self, link: _Link, head: h11.Response) -> None:
+    def __init__(self, link: _Link, head: h11.Response, max_bytes: int) -> None:
         self.status = head.status_code
         self.tokens: dict[str, int | None] = {"prompt_tokens": None, "completion_tokens": None}
         self.is_whole = False
         self.kept = Capture("answer", max_kept_bytes=KEEP_BYTES)
-        self._link = link
+        self._link, self._max_bytes = link, max_bytes
         self._held = bytearray()
         self._is_done = False
         kinds = [value for name, value in head.headers if name == b"content-type"]
@@ -172,6 +176,8 @@ class Answer:
             if not isinstance(event, h11.Data):
                 raise BrokenOffError("the server ended its answer in the middle")
             self.kept.feed(event.data)
+            if self.kept.total_bytes > self._max_bytes:
+                raise ServerViolationError("the server's answer is larger than it may be")
             self._held += event.data
             # Only a part with a line's end is searched: a part may be one byte of a long line
             if is_stream and b"\n" in event.data:
@@ -235,15 +241,15 @@ class Client:
                 link = self._idle.pop()
                 owner.push_async_exit(link.owner)
                 try:
-                    head = await link.send(question, max_bytes, give_up)
+                    head = await link.send(question, give_up)
                 except BrokenOffError:
                     if not link.is_silent:
                         raise
                     await owner.aclose()  # the server ended it while it was idle
             if head is None:
                 link = _Link(await owner.enter_async_context(self._connect()))
-                head = await link.send(question, max_bytes, give_up)
-            answer = Answer(link, head)
+                head = await link.send(question, give_up)
+            answer = Answer(link, head, max_bytes)
             yield answer
             if answer.is_whole and link.may_go_on():
                 link.owner = owner.pop_all()
