@@ -303,8 +303,10 @@ def test_an_ordinary_user_serves_a_model(user: UsersBelljar) -> None:
     program = SERVER.replace('"""answer"""', ECHO)
     for name in ("start", "health"):
         program = program.replace(f'"""{name}"""', "pass")
-    added = json.loads(user("model", "add", str(folder / "weights.bin"), "--json").stdout)
-    model = {"weights": {"sha256": added["digest"]}, "server": ["python3", "-c", program, "{port}"]}
+    added = user("model", "add", str(folder / "weights.bin"), "--json")
+    assert added.returncode == 0, added.stdout
+    digest = json.loads(added.stdout)["digest"]
+    model = {"weights": {"sha256": digest}, "server": ["python3", "-c", program, "{port}"]}
     resources = {"memory": "256MiB", "disk": "64MiB"}
     policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
     (folder / "model.yaml").write_text(json.dumps(policy))

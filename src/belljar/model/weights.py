@@ -226,22 +226,19 @@ def _take(source: Path, target: Path) -> None:
     Only files of this user's that a cell can read are linked: their owner can change them.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _open_file(source) as file:
-        found = os.fstat(file.fileno())
-        with target.open("xb") as copy:
-            os.fchmod(copy.fileno(), 0o444)
-            with suppress(OSError):  # another file system, or one without shared blocks
-                fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
-                return
+    with _open_file(source) as file, target.open("xb") as copy:
+        os.fchmod(copy.fileno(), 0o444)
+        with suppress(OSError):  # another file system, or one without shared blocks
+            fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
+            return
+        found, link = os.fstat(file.fileno()), target.with_name(f"{target.name}.link")
         if found.st_mode & _READABLE == _READABLE and found.st_uid == os.geteuid():
-            target.unlink()
             with suppress(OSError):
-                os.link(source, target, follow_symlinks=False)
+                os.link(source, link, follow_symlinks=False)
+                link.replace(target)
                 return
         need_space(target.parent, found.st_size, "a copy of the weights")
-        with target.open("wb") as copy:
-            os.fchmod(copy.fileno(), 0o444)
-            shutil.copyfileobj(file, copy, 1 << 20)
+        shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def _stamps_and_digest(
