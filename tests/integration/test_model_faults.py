@@ -8,8 +8,9 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -25,6 +26,8 @@ from belljar.model.http import BrokenOffError, Question
 from belljar.model.serve import ModelCell, load_model, open_model
 from belljar.model.weights import add_weights, remove_weights
 from belljar.policy import Tier, with_tier
+from belljar.probe.model import Verdict
+from belljar.probe.run import probe_cell
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
 SERVER = '''
@@ -143,6 +146,18 @@ async def test_weights_are_read_only_and_requests_are_on_record(tier: Tier, worl
         ("start", "contained"),
         ("end", "contained"),
     ]
+
+
+async def test_weights_that_no_plan_has_are_a_breach(world: World) -> None:
+    """The probe takes gVisor's file server at /weights for its own in a model's cell alone."""
+    async with world.model(tier=Tier.GVISOR) as served:
+        cell, plan = served.cell, served.cell.plan
+        unplanned = plan.policy.model_copy(update={"model": None})
+        cell.plan = replace(plan, policy=unplanned)
+        nowhere = SimpleNamespace(record=lambda _event: None)
+        report = await probe_cell(cell, which="mounts.served", recorder=nowhere)
+        cell.plan = plan
+        assert report.verdict is Verdict.BREACHED
 
 
 VIOLATIONS = {
