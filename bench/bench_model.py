@@ -28,17 +28,14 @@ from anyio.abc import ByteStream
 
 from belljar.cell import start_run
 from belljar.image.store import MODEL_IMAGE
-from belljar.model.fetch import PUBLISHED
-from belljar.model.http import Bounds, Connect, Question, ServerError, asked
-from belljar.model.presets import LLAMA_PIP, server_argv
-from belljar.model.serve import HEALTH_PATH, load_model, open_model
-from belljar.model.weights import find_weights
+from belljar.model.http import Client, Question, ServerError
+from belljar.model.serve import HEALTH, LLAMA_PIP, load_model, open_model, server_argv
+from belljar.model.weights import EXAMPLE_SHA256, find_weights
 from belljar.policy import with_tier
 from belljar.policy.serving import ModelBlock
 
 TOKENS, TRIPS, CPUS = 48, 100, 2
-BOUNDS = Bounds(answer_bytes=16 << 20, timeout_s=900)
-MODEL = {"weights": {"sha256": PUBLISHED["smollm2"].sha256}, "context": 1024}
+MODEL = {"weights": {"sha256": EXAMPLE_SHA256}, "context": 1024}
 POLICY = {
     "belljar": 1,
     "name": "smollm2",
@@ -47,19 +44,18 @@ POLICY = {
     "resources": {"cpus": CPUS, "memory": "1GiB", "disk": "64MiB"},
     "model": MODEL,
 }
-HEALTH = Question(method="GET", path=HEALTH_PATH)
 
 
-async def whole(connect: Connect, question: Question) -> list[float]:
+async def whole(client: Client, question: Question) -> list[float]:
     """When each part of the answer came."""
     times = []
-    async with asked(connect, question, BOUNDS) as answer:
+    async with client.ask(question, max_bytes=16 << 20, timeout_s=900) as answer:
         while await answer.next_part() is not None:
             times.append(time.perf_counter())
     return times
 
 
-async def measure(connect: Connect, number: int) -> dict[str, float]:
+async def measure(client: Client, number: int) -> dict[str, float]:
     """The figures of one server."""
     asks = {
         "messages": [{"role": "user", "content": f"Count from {number} upwards."}],
@@ -69,14 +65,13 @@ async def measure(connect: Connect, number: int) -> dict[str, float]:
         "stream": True,
     }
     body = json.dumps(asks).encode()
-    headers = ((b"content-type", b"application/json"),)
-    question = Question(method="POST", path="/v1/chat/completions", headers=headers, body=body)
+    question = Question(method="POST", path="/v1/chat/completions", body=body)
     began = time.perf_counter()
-    times = await whole(connect, question)
+    times = await whole(client, question)
     trips = []
     for _ in range(TRIPS):
         start = time.perf_counter()
-        await whole(connect, HEALTH)
+        await whole(client, HEALTH)
         trips.append((time.perf_counter() - start) * 1e3)
     return {
         "first_token_ms": (times[0] - began) * 1e3,
@@ -95,10 +90,10 @@ def host_server() -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    weights = find_weights(PUBLISHED["smollm2"].sha256)
+    weights = find_weights(EXAMPLE_SHA256)
     block = ModelBlock.model_validate({**MODEL, "port": port})
     argv = server_argv(block, served=weights.served, threads=CPUS, name="smollm2")
-    file = str(weights.data.directory / weights.served)
+    file = str(weights.path / "data" / weights.served)
     words = [file if word.startswith("/weights/") else word for word in argv[1:]]
     env = {**os.environ, "PYTHONPATH": str(packages)}
     quiet = subprocess.DEVNULL
@@ -110,19 +105,20 @@ def host_server() -> Iterator[int]:
         process.wait()
 
 
-async def connect_host(port: int) -> Connect:
-    """As `ModelCell.connect`, once the server answers."""
+async def host_client(port: int) -> Client:
+    """As `ModelCell.client`, once the server answers."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[ByteStream]:
         async with await anyio.connect_tcp("127.0.0.1", port) as stream:
             yield stream
 
+    client = Client(connect)
     with anyio.fail_after(120):
         while True:
             with suppress(OSError, ServerError):
-                await whole(connect, HEALTH)
-                return connect
+                await whole(client, HEALTH)
+                return client
             await anyio.sleep(0.2)
 
 
@@ -131,16 +127,16 @@ async def rounds(tiers: list[str], count: int) -> dict[str, dict[str, list[float
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with AsyncExitStack() as stack:
         run = stack.enter_context(start_run("bench", "model", []))
-        connects = {"host": await connect_host(stack.enter_context(host_server()))}
+        clients = {"host": await host_client(stack.enter_context(host_server()))}
         for tier in tiers:
             began = time.perf_counter()
             loaded = with_tier(load_model(POLICY), tier)
             served = await stack.enter_async_context(open_model(loaded, run=run))
             found[tier]["start_s"].append(time.perf_counter() - began)
-            connects[tier] = served.connect
+            clients[tier] = served.client
         for number in range(count):
-            for place, connect in connects.items():
-                for name, value in (await measure(connect, number)).items():
+            for place, client in clients.items():
+                for name, value in (await measure(client, number)).items():
                     found[place][name].append(value)
     return found
 

@@ -76,8 +76,8 @@ def real_model(home: Path | None = None) -> None:
     gets them; each once. Raises `BelljarError`."""
     from belljar.image.packages import build_packages
     from belljar.image.store import MODEL_IMAGE, Store
-    from belljar.model.fetch import fetch_weights
-    from belljar.model.presets import LLAMA_APT, LLAMA_PIP
+    from belljar.model.serve import LLAMA_APT, LLAMA_PIP
+    from belljar.model.weights import fetch_example
     from belljar.store.home import belljar_home
 
     home = home or belljar_home()
@@ -85,7 +85,7 @@ def real_model(home: Path | None = None) -> None:
     with locked(ROOT / "build" / "model.lock"):
         if Store(home).missing(MODEL_IMAGE) is not None:
             build_packages(home, MODEL_IMAGE, base="default", apt=LLAMA_APT, pip=LLAMA_PIP)
-        fetch_weights("smollm2", home)
+        fetch_example(home)
 
 
 def store_real_model(prepared_home: Path, home: Path) -> None:

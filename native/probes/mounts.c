@@ -131,21 +131,40 @@ static void lasting(struct finding *f)
     absent(f, "no disk is mounted");
 }
 
-/* gVisor's: the image, the image's /tmp in the same bounded layer, a model cell's weights, read-only; all from the jailed process of this very cell. */
+static bool has_weights(void)
+{
+    const char *told = parameter("weights");
+    return told != NULL && told[0] == '1';
+}
+
+/* Weights, which only a model cell's plan has: nothing in them can be changed, run or opened as a device. gVisor lists neither nosuid nor nodev of any mount. */
+static bool is_sealed(const char *line, bool in_gvisor)
+{
+    char options[256] = "";
+    sscanf(line, "%*d %*d %*s %*s %*s %254s", options);
+    strcat(options, ",");
+    bool is_read_only = strncmp(options, "ro,", 3) == 0 && strstr(options, ",noexec,") != NULL;
+    return is_read_only && (in_gvisor || (strstr(options, ",nosuid,") != NULL && strstr(options, ",nodev,") != NULL));
+}
+
+/* gVisor's: the image, the image's /tmp in the same bounded layer, and weights; all from the jailed process of this very cell. */
 static bool is_gvisors_own(const char *type, const char *line, const char *point)
 {
     if (strcmp(type, "9p") != 0 || strstr(line, "trans=fd") == NULL)
         return false;
-    return strcmp(point, "/") == 0 || strcmp(point, "/tmp") == 0 || (strcmp(point, "/weights") == 0 && !is_writable(line));
+    return strcmp(point, "/") == 0 || strcmp(point, "/tmp") == 0 || (strcmp(point, "/weights") == 0 && has_weights());
 }
 
 static void look_served(struct finding *f, const char *line)
 {
     static const char *const SHARES[] = {"virtiofs", "nfs", "nfs4", "cifs", "smb3", "ceph", "fuse", "fuse.sshfs", "vboxsf", "fuse.vmhgfs-fuse", "9p"};
-    char type[32], point[128] = "";
-    if (!is_type(line, SHARES, sizeof SHARES / sizeof *SHARES, type))
-        return;
+    char type[32] = "", point[128] = "";
+    bool is_share = is_type(line, SHARES, sizeof SHARES / sizeof *SHARES, type);
     sscanf(line, "%*d %*d %*s %*s %127s", point);
+    if (has_weights() && strcmp(point, "/weights") == 0 && !is_sealed(line, strcmp(type, "9p") == 0))
+        reached(f, "%s on /weights is not sealed", type);
+    if (!is_share)
+        return;
     if (is_gvisors_own(type, line, point))
         denied(f, "%s comes from a file server of the cell's own", point);
     else

@@ -113,6 +113,7 @@ class FakeCell:
         self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
         self.plan = SimpleNamespace(
+            policy=SimpleNamespace(model=None),
             limits=resources,
             oci=None,
             workdir=str(directory),

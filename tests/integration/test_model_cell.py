@@ -17,10 +17,10 @@ import pytest
 from tests.integration.conftest import Belljar
 from tests.real_packages import store_real_model
 
-from belljar.model.fetch import PUBLISHED
+from belljar.model.weights import EXAMPLE_SHA256
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
-DIGEST = PUBLISHED["smollm2"].sha256
+DIGEST = EXAMPLE_SHA256
 POLICY = f"""
 belljar: 1
 name: smollm2
@@ -220,31 +220,41 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     clean_after()
 
 
-def test_inspect_eval_finds_the_model_too(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """Without Belljar's command line."""
-    argv = [
-        sys.executable,
-        "-m",
-        "inspect_ai",
-        "eval",
-        "task.py@talk",
-        "--model",
-        "belljar/model.yaml",
-    ]
+def inspect_eval(belljar: Belljar) -> bytes:
+    """One sample's evaluation without Belljar's command line; what it printed."""
+    words = ["inspect_ai", "eval", "task.py@talk", "--model", "belljar/model.yaml", "--limit", "1"]
     ran = subprocess.run(
-        [*argv, "--log-dir", "logs", "--display", "plain", "--limit", "1"],
+        [sys.executable, "-m", *words, "--log-dir", "logs", "--display", "plain"],
         env=belljar.environment(),
         capture_output=True,
         timeout=500,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr.decode()
+    return ran.stdout + ran.stderr
+
+
+def test_inspect_eval_finds_the_model_too(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """Without Belljar's command line."""
+    printed = inspect_eval(belljar)
     run = clean_after()
     verdict = json.loads(belljar("verdict", str(run), "--json").stdout)
-    assert verdict["verdict"] == "contained", ran.stdout.decode()
-    assert len(events(belljar, run, "model.request.completed")) == 1, ran.stdout.decode()
+    assert verdict["verdict"] == "contained", printed.decode()
+    assert len(events(belljar, run, "model.request.completed")) == 1, printed.decode()
+
+
+def test_samples_without_a_cell_leave_the_models_verdict(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """Of plain `inspect eval`: the model's cell is judged, and said to be all that is."""
+    (folder / "task.py").write_text(TASK.replace(', sandbox=("belljar", cells))', ")"))
+    assert b"no sample had a cell" in inspect_eval(belljar)
+    run = clean_after()
+    verdict = json.loads(belljar("verdict", str(run), "--json").stdout)
+    assert (verdict["verdict"], verdict["exit_code"], verdict["samples"]) == ("contained", 0, [])
+    assert verdict["model_cells"][0]["requests"] == 1
 
 
 @pytest.mark.thorough  # the second disk is shown by test_model_faults; this takes minutes
@@ -365,4 +375,20 @@ def test_people_and_clients_are_served_with_a_token(
                 at.ask(asked, **refused)
             assert caught.value.code == status
             caught.value.close()
+    assert len(events(belljar, clean_after(), "model.request.started")) == 1
+
+
+def test_a_socket_is_for_its_user_alone(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """The same API at a unix socket, by the same token."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
+    with serving(belljar, "--socket", "model.sock") as at:
+        assert Path(at.address).stat().st_mode & 0o777 == 0o600
+        for token, word in ((at.token, b"choices"), ("x", b"token")):
+            words = ["curl", "-sS", "--unix-socket", at.address, "-d", body]
+            header = f"Authorization: Bearer {token}"
+            words += ["-H", header, "http://localhost/v1/chat/completions"]
+            ran = subprocess.run(words, capture_output=True, timeout=300, check=True)
+            assert word in ran.stdout, ran.stdout
     assert len(events(belljar, clean_after(), "model.request.started")) == 1

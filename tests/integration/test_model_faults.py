@@ -4,14 +4,18 @@ record that verifies."""
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
+from tests.integration.as_user import UsersBelljar, copy_distributions
 from tests.integration.conftest import Belljar
 
 from belljar.cell import start_run
@@ -19,9 +23,11 @@ from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Kind
 from belljar.ledger import Line, read_events, verify
 from belljar.model.http import BrokenOffError, Question
-from belljar.model.serve import ModelCell, at_least, load_model, open_model
+from belljar.model.serve import ModelCell, load_model, open_model
 from belljar.model.weights import add_weights, remove_weights
-from belljar.policy import Tier
+from belljar.policy import Tier, with_tier
+from belljar.probe.model import Verdict
+from belljar.probe.run import probe_cell
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
 SERVER = '''
@@ -87,7 +93,7 @@ class World:
         }
         resources = {"memory": "256MiB", "disk": "64MiB"}
         policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
-        loaded = at_least(load_model(policy, home=self.home), tier)
+        loaded = with_tier(load_model(policy, home=self.home), tier)
         with start_run("model", "m", [], home=self.home) as run:
             self.run = run.path
             async with open_model(loaded, run=run, home=self.home) as served:
@@ -140,6 +146,18 @@ async def test_weights_are_read_only_and_requests_are_on_record(tier: Tier, worl
         ("start", "contained"),
         ("end", "contained"),
     ]
+
+
+async def test_weights_that_no_plan_has_are_a_breach(world: World) -> None:
+    """The probe takes gVisor's file server at /weights for its own in a model's cell alone."""
+    async with world.model(tier=Tier.GVISOR) as served:
+        cell, plan = served.cell, served.cell.plan
+        unplanned = plan.policy.model_copy(update={"model": None})
+        cell.plan = replace(plan, policy=unplanned)
+        nowhere = SimpleNamespace(record=lambda _event: None)
+        report = await probe_cell(cell, which="mounts.served", recorder=nowhere)
+        cell.plan = plan
+        assert report.verdict is Verdict.BREACHED
 
 
 VIOLATIONS = {
@@ -253,7 +271,7 @@ async def test_a_cancelled_request_leaves_the_cell_usable(world: World) -> None:
     """It is on record as given up."""
     async with world.model(f"if b'slow' in body: time.sleep(600)\n        else: {ECHO}") as served:
         with anyio.move_on_after(1):
-            await ask(served, Question(method="POST", path="/v1", body=b"slow"))
+            await ask(served, Question(method="POST", path="/v1/x", body=b"slow"))
         assert await ask(served)
     assert len(world.events(Kind.MODEL_REQUEST_FAILED)) == 1
 
@@ -262,7 +280,7 @@ async def test_a_record_of_digests_keeps_no_text(world: World) -> None:
     """`record: digest`: sizes and digests alone, in every event of the run."""
     secret = b"a secret of the operator's"
     async with world.model(record="digest") as served:
-        await ask(served, Question(method="POST", path="/v1", body=secret))
+        await ask(served, Question(method="POST", path="/v1/x", body=secret))
     assert world.run is not None
     kept = [path.read_bytes() for path in world.run.rglob("*") if path.is_file()]
     assert kept
@@ -273,7 +291,7 @@ def overwrite(served: ModelCell) -> None:
     """Put other bytes in the place of its weights."""
     stored = served.policy.weights
     assert stored is not None
-    file = stored.directory / "weights.bin"
+    file = stored / "data" / "weights.bin"
     file.chmod(0o644)
     file.write_bytes(b"other words")
 
@@ -289,3 +307,32 @@ async def test_changed_weights_start_nothing(world: World) -> None:
             pass
     assert world.run != first
     assert not world.events(Kind.CELL_PLANNED)
+
+
+def test_an_ordinary_user_serves_a_model(user: UsersBelljar) -> None:
+    """Where no container can be made, from a microVM: the same weights, the same record."""
+    copy_distributions(["h11"], user.libraries)
+    folder = user.home.parent / "model"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(b"the weights")
+    program = SERVER.replace('"""answer"""', ECHO)
+    for name in ("start", "health"):
+        program = program.replace(f'"""{name}"""', "pass")
+    added = user("model", "add", str(folder / "weights.bin"), "--json")
+    assert added.returncode == 0, added.stdout
+    digest = json.loads(added.stdout)["digest"]
+    model = {"weights": {"sha256": digest}, "server": ["python3", "-c", program, "{port}"]}
+    resources = {"memory": "256MiB", "disk": "64MiB"}
+    policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
+    (folder / "model.yaml").write_text(json.dumps(policy))
+    process = user.start("model", "serve", str(folder / "model.yaml"), "--json")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1].decode()
+    at = json.loads(line)
+    words = ["curl", "-sS", "-d", "hello", "-H", f"Authorization: Bearer {at['token']}"]
+    url = f"{at['address']}/chat/completions"
+    answer = subprocess.run([*words, url], capture_output=True, timeout=300, check=True).stdout
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    assert json.loads(answer) == {"got": 5}

@@ -90,8 +90,7 @@ class CellStream(ByteStream):
         running: RunningExec,
         target: Target,
         died: Callable[[BaseException], None],
-        *,
-        keep_bytes: int = KEEP_STREAM_BYTES,
+        keep_bytes: int,
     ) -> None:
         self.target = str(target)
         self.sent, self.received = (
@@ -183,7 +182,6 @@ class ConnectOperations(CellBase):
         *,
         user: str | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
-        keep_bytes: int = KEEP_STREAM_BYTES,
     ) -> AsyncIterator[CellStream]:
         """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
 
@@ -194,7 +192,6 @@ class ConnectOperations(CellBase):
             target: a port's number, or a socket's absolute path in the cell.
             user: connects as; a socket file's permissions apply to it.
             timeout_s: for the connection to be made.
-            keep_bytes: of each direction, in the record; 0: sizes and digests alone.
 
         Raises:
             ConnectionRefusedError: nothing listens there. FileNotFoundError: there is no such
@@ -213,7 +210,7 @@ class ConnectOperations(CellBase):
         stream: CellStream | None = None
         try:
             async with AsyncExitStack() as stack:
-                stream = await self._connected(stack, where, who, timeout_s, keep_bytes)
+                stream = await self._connected(stack, where, who, timeout_s)
                 try:
                     yield stream
                 except BaseException:
@@ -232,12 +229,7 @@ class ConnectOperations(CellBase):
         self._record_closed(operation, stream, began)
 
     async def _connected(
-        self,
-        stack: AsyncExitStack,
-        target: Target,
-        user: str,
-        timeout_s: float,
-        keep_bytes: int,
+        self, stack: AsyncExitStack, target: Target, user: str, timeout_s: float
     ) -> CellStream:
         request = ExecRequest(
             argv=["connect", "connect", target.kind, target.name],
@@ -250,7 +242,10 @@ class ConnectOperations(CellBase):
         )
         with anyio.move_on_after(timeout_s):
             running = await stack.enter_async_context(self._live.client.open_exec(request))
-            stream = CellStream(running, target, self._end_if_dead, keep_bytes=keep_bytes)
+            model = self.plan.policy.model
+            keeps = model is None or model.record == "text"
+            kept_bytes = KEEP_STREAM_BYTES if keeps else 0
+            stream = CellStream(running, target, self._end_if_dead, kept_bytes)
             answer = await running.receive_stdout()
             if answer is None:
                 output = output_of(await running.wait(), user=user)

@@ -33,6 +33,7 @@ class ContainerParts:
     plan: OciPlan
     facts: HostFacts
     image: Image
+    weights: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class MachineParts:
     facts: HostFacts
     image: Image
     kernel: Kernel
+    weights: Path | None = None
 
 
 Parts: TypeAlias = ContainerParts | MachineParts
@@ -57,9 +59,8 @@ async def prepare(
     Raises as `gather_parts`, after recording the refusal.
     """
     home = home or belljar_home()
-    weights = policy.weights
     try:
-        if (policy.policy.model is None) != (weights is None):
+        if (policy.policy.model is None) != (policy.weights is None):
             what = "a policy with a `model` block is for a model cell only"
             hint = "use it as `--model belljar/FILE`, or with `belljar model serve`"
             raise PolicyError(what, where=policy.source, hint=hint)
@@ -69,19 +70,13 @@ async def prepare(
         if isinstance(parts, MachineParts):
             from belljar.isolation.microvm import ensure_template
 
-            if weights is not None:
-                from belljar.isolation.microvm.data_disk import ensure_data_disk
-
-                await anyio.to_thread.run_sync(
-                    ensure_data_disk, home, weights.directory, weights.disk
-                )
             await ensure_template(
                 parts.plan,
                 parts.image,
                 parts.kernel,
                 home=home,
                 recorder=recorder,
-                weights=weights,
+                weights=parts.weights,
             )
         else:
             from belljar.isolation.oci import ensure_tree
@@ -134,9 +129,9 @@ def gather_parts(
         facts = _facts(home, kernel, runtimes=True)
         plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base, has_port=has_port)
     if isinstance(plan, OciPlan):
-        return ContainerParts(plan=plan, facts=facts, image=image)
-    # Without a kernel its error says what to do.
-    return MachineParts(plan=plan, facts=facts, image=image, kernel=kernel or current_kernel(home))
+        return ContainerParts(plan=plan, facts=facts, image=image, weights=loaded.weights)
+    kernel = kernel or current_kernel(home)  # without one its error says what to do
+    return MachineParts(plan=plan, facts=facts, image=image, kernel=kernel, weights=loaded.weights)
 
 
 def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:

@@ -21,7 +21,6 @@ from belljar.image import image_health
 from belljar.isolation.hold import refuse_if_stopped
 from belljar.isolation.sandbox import do_while_starting
 from belljar.policy import LoadedPolicy
-from belljar.policy.loaded import ReadOnlyData
 from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
@@ -61,13 +60,7 @@ async def ready_cell(
     """
     data = {**place, **planned(loaded, parts, ahead=ahead)}
     opening = open_live(
-        parts,
-        home=home,
-        recorder=recorder,
-        planned=data,
-        port=port,
-        part_of=part_of,
-        weights=loaded.weights,
+        parts, home=home, recorder=recorder, planned=data, port=port, part_of=part_of
     )
     async with opening as live:
         from belljar.cell.cell import Cell
@@ -118,7 +111,6 @@ def open_live(
     planned: dict[str, object],
     port: Port | None = None,
     part_of: str = "",
-    weights: ReadOnlyData | None = None,
 ) -> AbstractAsyncContextManager[Sandbox]:
     """By the plan's tier. `port`: its place on its range's network."""
     if isinstance(parts, MachineParts):
@@ -133,7 +125,7 @@ def open_live(
             planned=planned,
             port=port,
             part_of=part_of,
-            weights=weights,
+            weights=parts.weights,
         )
     from belljar.isolation.oci import open_container
 
@@ -145,7 +137,7 @@ def open_live(
         planned=planned,
         port=port,
         part_of=part_of,
-        weights=weights,
+        weights=parts.weights,
     )
 
 
@@ -153,7 +145,7 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
     """What the event `cell.planned` says of a cell to come."""
     early: dict[str, object] = {"ahead": True} if ahead else {}
     if loaded.weights is not None:
-        early["model"] = {"name": loaded.policy.name, "weights": loaded.weights.digest}
+        early["model"] = {"name": loaded.policy.name, "weights": loaded.weights.name}
     return {
         **early,
         "policy_sha256": hashlib.sha256(loaded.text).hexdigest(),

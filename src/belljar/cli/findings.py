@@ -209,8 +209,6 @@ def model_lines(findings: RunFindings) -> list[str]:
             f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
             f"{tokens}; probes {probed}; {proven}"
         )
-        if cell.death:
-            lines.append(f"error: model cell {cell.cell_id} died: {printable(cell.death)}")
     return lines
 
 

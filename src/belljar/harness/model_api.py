@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx2
 from inspect_ai.model import GenerateConfig
-from inspect_ai.model._model import RetryDecision
 from inspect_ai.model._providers.openai_compatible import OpenAICompatibleAPI
-from openai import DefaultAsyncHttpxClient
+from openai import APIConnectionError, DefaultAsyncHttpxClient
 from typing_extensions import override
 
 from belljar.errors import BelljarError
@@ -20,9 +19,6 @@ from belljar.harness.session import current_session
 from belljar.model.http import Answer, Question
 from belljar.model.serve import load_model
 from belljar.policy import LoadedPolicy
-
-_BASE_URL: Final = "http://model/v1"
-_NO_KEY: Final = "none"
 
 
 class BelljarModelAPI(OpenAICompatibleAPI):
@@ -39,8 +35,8 @@ class BelljarModelAPI(OpenAICompatibleAPI):
         config: GenerateConfig = GenerateConfig(),  # noqa: B008 - Inspect's signature
         **model_args: Any,  # noqa: ANN401 - as Inspect's
     ) -> None:
-        if base_url or api_key:
-            raise ValueError("a model in a cell has no address and no key: leave both out")
+        if base_url or api_key or "http_client" in model_args:
+            raise ValueError("a model in a cell has no address, key or client: leave them out")
         try:
             # Now: Inspect changes the directory for a task.
             self.policy = load_model(Path(model_name).absolute())
@@ -48,8 +44,8 @@ class BelljarModelAPI(OpenAICompatibleAPI):
             raise as_prerequisite_error(error) from error
         super().__init__(
             model_name=model_name,
-            base_url=_BASE_URL,
-            api_key=_NO_KEY,
+            base_url="http://model/v1",
+            api_key="none",
             config=config,
             service="belljar",
             max_retries=0,  # Inspect's own retries are enough
@@ -58,34 +54,31 @@ class BelljarModelAPI(OpenAICompatibleAPI):
 
     @override
     def _create_http_client(self) -> DefaultAsyncHttpxClient:
-        transport = CellTransport(self.policy)
         # Our own deadline holds: `model.request_timeout`
+        transport = CellTransport(self.policy)
         return DefaultAsyncHttpxClient(transport=transport, timeout=None, trust_env=False)
 
     @override
     def service_model_name(self) -> str:
-        """What the server calls it."""
         return self.policy.policy.name
 
     @override
     def max_connections(self) -> int:
-        """As many as the server answers at one time."""
         return self.policy.policy.model.parallel if self.policy.policy.model else 1
 
     @override
     def connection_key(self) -> str:
-        """A model cell has slots of its own."""
-        return self.policy.source
+        return self.policy.source  # a model cell has slots of its own
 
     @override
-    def should_retry(self, ex: BaseException) -> bool | RetryDecision:
-        """Not when the cell or its server is gone, or broke the protocol."""
-        cause: BaseException | None = ex
-        while cause is not None:
-            if isinstance(cause, BelljarError | TimeoutError):
-                return RetryDecision.no()
-            cause = cause.__cause__
-        return super().should_retry(ex)
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().generate(*args, **kwargs)
+        except APIConnectionError as error:
+            # Inspect tries again, but not when the cell is gone, was ended, or took too long
+            if isinstance(error.__cause__, BelljarError | TimeoutError):
+                raise error.__cause__ from error
+            raise
 
 
 class CellTransport(httpx2.AsyncBaseTransport):
@@ -98,17 +91,12 @@ class CellTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Raises `BelljarError`, `TimeoutError`, `OSError`; the SDK keeps them as causes."""
         served = await current_session().model_cell(self._policy)
-        question = Question(
-            method=request.method,
-            path=request.url.raw_path.decode("ascii"),
-            headers=request.headers.raw,
-            body=await request.aread(),
-        )
+        path = request.url.raw_path.decode("ascii")
+        question = Question(method=request.method, path=path, body=await request.aread())
         stack = AsyncExitStack()
         answer = await stack.enter_async_context(served.ask(question))
-        return httpx2.Response(
-            answer.status, headers=list(answer.headers), stream=_Body(stack, answer)
-        )
+        headers = {b"content-type": answer.content_type}
+        return httpx2.Response(answer.status, headers=headers, stream=_Body(stack, answer))
 
 
 class _Body(httpx2.AsyncByteStream):

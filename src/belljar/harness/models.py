@@ -10,16 +10,15 @@ import anyio
 
 from belljar.errors import BelljarError, PolicyError
 from belljar.harness.source import print_status
-from belljar.model.serve import ModelCell, at_least, load_model, open_model
-from belljar.policy import Tier
+from belljar.model.serve import ModelCell, load_model, open_model
+from belljar.policy import Tier, demanded_tier, with_tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
 
-PREFIX: Final = "belljar/"
-"""Of a model's name on Inspect's command line; the rest is the file."""
+_PREFIX: Final = "belljar/"
 
 
 class ModelCells:
@@ -27,22 +26,14 @@ class ModelCells:
 
     def __init__(self) -> None:
         self.tier: Tier | None = None
-        self._open: dict[str, ModelCell] = {}
-        self._failed: dict[str, BelljarError] = {}
+        self.opened: dict[str, ModelCell | BelljarError] = {}
         self._stack = AsyncExitStack()
         self._opening = anyio.Lock()
 
-    @property
-    def is_open(self) -> bool:
-        """True while a model cell runs."""
-        return bool(self._open)
-
     def need(self, tier: Tier) -> None:
-        """A sample runs in this tier. Raises `PolicyError` when a running model cell is in a lower
-        one.
-        """
-        for served in self._open.values():
-            if Tier(served.cell.tier) < tier:
+        """Note the tier of a sample. Raises `PolicyError` when a model cell runs in a lower one."""
+        for served in self.opened.values():
+            if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
                 what = (
                     f"the model cell runs in tier `{served.cell.tier}`, which is less than this "
                     f"sample's, `{tier}`"
@@ -57,25 +48,24 @@ class ModelCells:
         One that could not be opened is not tried again.
         """
         async with self._opening:
-            if (failed := self._failed.get(policy.source)) is not None:
-                raise failed
-            if (served := self._open.get(policy.source)) is None:
-                raised = at_least(policy, self.tier)
+            if (found := self.opened.get(policy.source)) is None:
                 print_status(f"belljar: starting the model cell of {printable(policy.source)}")
+                own = demanded_tier(policy.policy.risk, policy.policy.tier)
+                raised = with_tier(policy, max(own, self.tier or own))
                 opening = open_model(raised, run=run, home=home)
                 try:
-                    served = await self._stack.enter_async_context(opening)
+                    found = await self._stack.enter_async_context(opening)
+                    print_status(f"belljar: the model answers, in {found.cell!r}")
                 except BelljarError as error:
-                    self._failed[policy.source] = error
-                    raise
-                self._open[policy.source] = served
-                print_status(f"belljar: the model answers, in {served.cell!r}")
-            return served
+                    found = error
+                self.opened[policy.source] = found
+            if isinstance(found, BelljarError):
+                raise found
+            return found
 
     async def close(self) -> list[BelljarError]:
         """Destroy them with proof; what goes wrong is the run's."""
-        self._open.clear()
-        self._failed.clear()
+        self.opened.clear()
         stack, self._stack = self._stack, AsyncExitStack()
         with anyio.CancelScope(shield=True):
             try:
@@ -85,13 +75,8 @@ class ModelCells:
         return []
 
 
-def named_models(model: object) -> list[str]:
-    """The files of the models of `--model` that are Belljar's."""
-    names = model.split(",") if isinstance(model, str) else []
-    return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
-
-
 def check_models(model: object, home: Path | None) -> None:
-    """Refuse wrong models before anything starts. Raises `PolicyError`, `HostError`."""
-    for name in named_models(model):
-        load_model(Path(name), home=home)
+    """Refuse wrong models of `--model` early. Raises `PolicyError`, `HostError`."""
+    for name in model.split(",") if isinstance(model, str) else ():
+        if name.startswith(_PREFIX):
+            load_model(Path(name.removeprefix(_PREFIX)), home=home)

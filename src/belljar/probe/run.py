@@ -316,6 +316,7 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
         "capabilities": f"{plan.rights.mask:x}",
         "debugger_calls": "1" if plan.rights.calls else "0",
         "setuid_programs": "1" if plan.rights.setuid_programs else "0",
+        "weights": "0" if plan.policy.model is None else "1",
     }
 
 

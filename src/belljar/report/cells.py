@@ -96,17 +96,6 @@ class ModelUse:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def take(self, kind: Kind, data: Mapping[str, Any]) -> None:
-        """One event more."""
-        if kind is Kind.MODEL_REQUEST_STARTED:
-            self.requests += 1
-            self.request_bytes += _count(data["bytes"])
-            return
-        self.failed += kind is Kind.MODEL_REQUEST_FAILED
-        self.answer_bytes += _count(data["bytes"])
-        self.prompt_tokens += _count(data.get("prompt_tokens"))
-        self.completion_tokens += _count(data.get("completion_tokens"))
-
 
 @dataclass(slots=True, kw_only=True)
 class CellFindings:
@@ -178,7 +167,9 @@ class CellFindings:
             for each in self.probings
             if each.verdict is Verdict.VOID
         ]
+        died = [self.death] if self.model is not None and self.death else []
         return [
+            *(self._reason(ReasonCode.MODEL_CELL_DIED, each) for each in died),
             *self.end_reasons,
             *(self._reason(ReasonCode.PROBES_MISSING, phase) for phase in missing),
             *(self._reason(ReasonCode.PROBES_VOID, each) for each in void),
@@ -336,10 +327,14 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
                 cell.model = ModelUse(name=str(about["name"]), weights=str(about["weights"]))
         case Kind.CELL_STARTING | Kind.CELL_CLONING:
             cell.begun = True
-        case (
-            Kind.MODEL_REQUEST_STARTED | Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED
-        ) if cell.model is not None:
-            cell.model.take(kind, data)
+        case Kind.MODEL_REQUEST_STARTED if cell.model is not None:
+            cell.model.requests += 1
+            cell.model.request_bytes += _count(data["bytes"])
+        case Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED if cell.model is not None:
+            cell.model.failed += kind is Kind.MODEL_REQUEST_FAILED
+            cell.model.answer_bytes += _count(data["bytes"])
+            cell.model.prompt_tokens += _count(data.get("prompt_tokens"))
+            cell.model.completion_tokens += _count(data.get("completion_tokens"))
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:

@@ -20,6 +20,7 @@ class ReasonCode(StrEnum):
     PROBES_MISSING = "probes_missing"
     PROBES_VOID = "probes_void"
     PROBES_BREACHED = "probes_breached"
+    MODEL_CELL_DIED = "model_cell_died"
 
     RANGE_FAILED = "range_failed"
     RANGE_BREACHED = "range_breached"
@@ -96,6 +97,7 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.PROBES_MISSING: "it was not probed at its {}",
     ReasonCode.PROBES_VOID: "its probes are void, {}",
     ReasonCode.PROBES_BREACHED: "breached: {}",
+    ReasonCode.MODEL_CELL_DIED: "the model's cell died: {}",
     ReasonCode.RANGE_FAILED: "it ended by itself: {}",
     ReasonCode.RANGE_BREACHED: "breached, and ended by itself: {}",
     ReasonCode.RANGE_NOT_DESTROYED: "its destruction is not on record",

@@ -187,13 +187,19 @@ class RunFindings:
             return INTERRUPTED_CODE
         if self.failed:
             return self.failure_code or 1
-        return 0 if self.rows else 2
+        return 0 if self.rows or self.is_of_models else 2
+
+    @property
+    def is_of_models(self) -> bool:
+        """True if only model cells are judged, as no sample had a cell."""
+        return bool(self.models) and not (self.rows or self.problems)
 
     @property
     def never_began(self) -> bool:
         """True if no sample and no cell is on record, and nothing is wrong with the record."""
         codes = {reason.code for reason in self.problems}
-        return not (self.rows or self.reused or self.strays or codes - _NOTHING_RAN)
+        cells = self.rows or self.reused or self.strays or self.models
+        return not (cells or codes - _NOTHING_RAN)
 
     @property
     def outcome(self) -> str:
@@ -205,6 +211,8 @@ def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
     if findings.never_began:
         return f"{findings.outcome}: no sample ran"
+    if findings.is_of_models and not findings.exit_code:
+        return "contained: the model's cell; no sample had a cell, so none is judged"
     counts = [
         f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
         for verdict in Verdict

@@ -155,9 +155,12 @@ def judge(evidence: Evidence) -> RunFindings:
     left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
-    problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES, detail=why)]
+    # Plain `inspect eval` of samples without a sandbox of ours: the record is the model's alone
+    is_of_models = run.kind == "inspect" and models and not (rows or reused or strays or logs)
+    if not rows and not is_of_models:
+        problems.append(Reason(code=ReasonCode.NO_SAMPLES, detail=why))
     errors = [run.failure] if run.failure else []
-    if is_evaluation and not logs and not errors:
+    if is_evaluation and not (logs or errors or is_of_models):
         errors = ["the evaluation did not run"]
     for log in logs:
         if not log.problem and not log.missing and log.status is not LogStatus.SUCCESS:

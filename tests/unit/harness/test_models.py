@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.harness.models import ModelCells, check_models, named_models
+from belljar.harness.models import ModelCells, check_models
 from belljar.policy import Tier
 
 
@@ -25,16 +25,10 @@ def test_a_model_cells_tier_is_never_lower_than_a_samples() -> None:
     models.need(Tier.GVISOR)
     models.need(Tier.CONTAINER)
     assert models.tier is Tier.GVISOR
-    cast("dict[str, Any]", models._open)["model.yaml"] = running_in(Tier.GVISOR)
+    models.opened["model.yaml"] = running_in(Tier.GVISOR)
     models.need(Tier.GVISOR)
     with pytest.raises(PolicyError, match="less than"):
         models.need(Tier.MICROVM)
-
-
-def test_models_of_belljar_are_found_among_others() -> None:
-    """Their name is the file's; no name is of nobody."""
-    assert named_models("openai/x,belljar/a.yaml,belljar//b/c.yaml") == ["a.yaml", "/b/c.yaml"]
-    assert named_models(None) == []
 
 
 def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -42,7 +36,8 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
     file = tmp_path / "model.yaml"
     file.write_text("belljar: 1\nrisk: low\n")
     with pytest.raises(PolicyError, match="model cell"):
-        check_models(f"belljar/{file}", tmp_path)
+        check_models(f"openai/x,belljar/{file}", tmp_path)
+    check_models("openai/x", tmp_path)
     digest = "ab" * 32
     file.write_text(f"belljar: 1\nrisk: low\nmodel: {{weights: {{sha256: {digest}}}}}\n")
     with pytest.raises(HostError, match="not in the store"):

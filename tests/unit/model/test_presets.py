@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from belljar.model.presets import server_argv
+from belljar.model.serve import server_argv
 from belljar.policy.serving import ModelBlock
 
 DIGEST = "0" * 64

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from belljar.errors import HostError, PolicyError
 from belljar.isolation.program_root import file_stamp
+from belljar.model import weights
 from belljar.model.weights import (
     StoredWeights,
     add_weights,
-    digest_of_files,
+    file_digest,
     find_weights,
     list_weights,
     remove_weights,
     verify_weights,
 )
 from belljar.store.locks import claimed
+
+FILES = {"sub/b.bin": b"blob", "z.json": b"{}"}
 
 
 @pytest.fixture
@@ -44,37 +48,65 @@ def test_a_file_is_stored_once_by_its_digest(source: Path, added: StoredWeights)
     assert list_weights(home) == [added]
     for ref in (added.digest, f"sha256:{added.digest[:8]}", "small.gguf"):
         assert find_weights(ref, home=home) == added
-    assert (added.data.directory / added.served).read_bytes() == source.read_bytes()
-    assert (added.data.directory / added.served).stat().st_mode & 0o444 == 0o444
+    assert (added.path / "data" / added.served).read_bytes() == source.read_bytes()
+    assert (added.path / "data" / added.served).stat().st_mode & 0o444 == 0o444
 
 
 def test_a_private_file_is_copied_and_made_readable(source: Path, tmp_path: Path) -> None:
     """A cell's ids are none of this host's, and the original's mode stays."""
     source.chmod(0o600)
     added = add_weights(source, home=tmp_path / "home")
-    stored = added.data.directory / added.served
+    stored = added.path / "data" / added.served
     assert stored.stat().st_mode & 0o777 == 0o444
     assert source.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_has_one_digest_of_all_its_files(tmp_path: Path) -> None:
-    """Links are followed, as model hubs keep files; another name or byte is another digest."""
+    """The SHA-256 of the sorted lines `sha256  path`."""
     source = tmp_path / "model"
     (source / "sub").mkdir(parents=True)
-    (source / "a.json").write_text("{}")
-    (tmp_path / "blob").write_text("blob")
-    (source / "sub" / "b.bin").symlink_to(tmp_path / "blob")
+    (source / "z.json").write_text("{}")
+    (source / "sub" / "b.bin").write_text("blob")
     added = add_weights(source, home=tmp_path / "home")
-    assert added.is_directory
-    assert added.served == ""
-    assert (added.data.directory / "sub" / "b.bin").read_text() == "blob"
-    assert not (added.data.directory / "sub" / "b.bin").is_symlink()
-    assert added.digest == digest_of_files(added.files)
+    assert (added.is_directory, added.served) == (True, "")
+    assert (added.path / "data" / "sub" / "b.bin").read_text() == "blob"
+    digests = {name: hashlib.sha256(text).hexdigest() for name, text in FILES.items()}
+    lines = "".join(f"{digests[name]}  {name}\n" for name in FILES)
+    assert added.digest == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_a_link_that_is_named_itself_is_followed(source: Path, tmp_path: Path) -> None:
+    """Its user chose the file; the entry is a file of its own."""
+    (tmp_path / "link").symlink_to(source)
+    added = add_weights(tmp_path / "link", home=tmp_path / "home")
+    stored = added.path / "data" / added.served
+    assert stored.read_bytes() == source.read_bytes()
+    assert not stored.is_symlink()
+
+
+def test_a_file_that_changes_while_it_is_added_is_not_trusted(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stamps are older than digests: later bytes are never taken for those that were digested."""
+
+    def digest_then_change(path: Path) -> str:
+        digest = file_digest(path)
+        source.write_bytes(b"other bytes")
+        return digest
+
+    monkeypatch.setattr(weights, "file_digest", digest_then_change)
+    added = add_weights(source, home=tmp_path / "home")
+    monkeypatch.undo()
+    if (added.path / "data" / added.served).read_bytes() == b"other bytes":
+        with pytest.raises(HostError):
+            verify_weights(added)
+    else:  # a reflink or a copy
+        verify_weights(added)
 
 
 def test_unchanged_weights_are_not_read_again(added: StoredWeights) -> None:
     """Sizes and times of the kernel are enough."""
-    stored = added.data.directory / added.served
+    stored = added.path / "data" / added.served
     before = stored.stat().st_atime_ns
     verify_weights(added)
     assert stored.stat().st_atime_ns == before
@@ -83,7 +115,7 @@ def test_unchanged_weights_are_not_read_again(added: StoredWeights) -> None:
 @pytest.mark.parametrize("how", ["changed", "truncated", "missing", "replaced"])
 def test_weights_that_are_not_what_was_added_are_refused(how: str, added: StoredWeights) -> None:
     """Whatever was done to the bytes, even with times set back."""
-    stored = added.data.directory / added.served
+    stored = added.path / "data" / added.served
     times = stored.stat()
     content = stored.read_bytes()
     stored.chmod(0o644)
@@ -108,7 +140,7 @@ def test_the_original_may_go(source: Path, added: StoredWeights) -> None:
     source.unlink()
     verify_weights(added)
     again = find_weights(added.digest, home=added.path.parents[1])
-    assert again.stamps == {added.served: file_stamp(added.data.directory / added.served)}
+    assert again.stamps == {added.served: file_stamp(added.path / "data" / added.served)}
 
 
 def test_weights_in_use_stay(added: StoredWeights) -> None:
@@ -122,13 +154,25 @@ def test_weights_in_use_stay(added: StoredWeights) -> None:
 
 
 def test_what_can_be_no_weights_is_refused(tmp_path: Path) -> None:
-    """Nothing there, or a pipe in a directory."""
+    """Nothing there; in a directory a pipe, a device, a link to a file or directory of this host,
+    or a name that would be two lines of the digest."""
     with pytest.raises(PolicyError):
         add_weights(tmp_path / "none", home=tmp_path / "home")
-    (tmp_path / "odd").mkdir()
-    os.mkfifo(tmp_path / "odd" / "pipe")
-    with pytest.raises(PolicyError):
-        add_weights(tmp_path / "odd", home=tmp_path / "home")
+    odd = tmp_path / "odd"
+    for make in (
+        lambda: os.mkfifo(odd / "pipe"),
+        lambda: os.mknod(odd / "null", 0o20666, os.makedev(1, 3)),
+        lambda: (odd / "link").symlink_to("/etc/passwd"),
+        lambda: (odd / "link").symlink_to("/etc"),
+        lambda: (odd / "link").symlink_to("/nowhere"),
+        lambda: (odd / f"a\n{'0' * 64}  b").write_text(""),
+    ):
+        odd.mkdir()
+        (odd / "good").write_text("good")
+        make()
+        with pytest.raises(PolicyError):
+            add_weights(odd, home=tmp_path / "home")
+        shutil.rmtree(odd)
     assert list_weights(tmp_path / "home") == []
 
 

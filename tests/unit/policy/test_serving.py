@@ -33,7 +33,6 @@ def test_a_block_has_defaults_for_all_but_the_weights() -> None:
     "fields",
     [
         {"weights": {"sha256": "ab"}},
-        {"weights": {"sha256": DIGEST, "file": "a", "directory": "b"}},
         {"weights": {}},
         {"server": "tgi"},
         {"server": []},

@@ -627,3 +627,33 @@ def test_a_model_cells_evidence_counts_for_the_run(lines: list[Line], verdict: V
     asked = (shown["requests"], shown["prompt_tokens"], shown["completion_tokens"])
     assert asked == (1, 3, 2)
     assert as_json(found)["stray_cells"] == []
+
+
+def test_a_model_cell_that_died_says_why() -> None:
+    """Before the probes that it lacks."""
+    died = line(Kind.PROTOCOL_VIOLATION, "c9", error="E", reason="html, not JSON")
+    *lines, destroyed = model_cell("start")
+    found = judge(evidence(lines=[*lines, died, destroyed]))
+    codes = [reason.code for reason in found.problems]
+    assert codes == [Code.MODEL_CELL_DIED, Code.PROBES_MISSING]
+    assert found.problems[0].detail == "html, not JSON"
+    assert found.verdict is Verdict.VOID
+
+
+@pytest.mark.parametrize(
+    ("kind", "phases", "verdict"),
+    [
+        ("inspect", ("start", "end"), Verdict.CONTAINED),
+        ("inspect", ("start",), Verdict.VOID),
+        ("run", ("start", "end"), Verdict.VOID),
+    ],
+)
+def test_without_a_sample_in_a_cell_a_model_is_judged_alone(
+    kind: str, phases: tuple[str, ...], verdict: Verdict
+) -> None:
+    """Only under plain `inspect eval`, whose samples need no cell; `belljar run` gives each one."""
+    lines = [each for each in model_cell(*phases) if each.cell == "c9"]
+    found = judge(Evidence(cells=gather_cells(lines), run=RunRecord(kind=kind, ended=True)))
+    assert found.verdict is verdict
+    assert (found.exit_code == 0) is (verdict is Verdict.CONTAINED)
+    assert ("no sample had a cell" in headline(found)) is (verdict is Verdict.CONTAINED)

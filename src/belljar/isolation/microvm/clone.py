@@ -39,7 +39,6 @@ from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import MEMORY_PATH, Role
-from belljar.policy.loaded import ReadOnlyData
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed
 
@@ -63,7 +62,7 @@ async def open_vm(
     cell_id: str | None = None,
     port: Port | None = None,
     part_of: str = "",
-    weights: ReadOnlyData | None = None,
+    weights: Path | None = None,
 ) -> AsyncIterator[Vmm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left.
 
@@ -87,7 +86,7 @@ async def open_vm(
 
     async def make(owner: AsyncExitStack, held: ExitStack) -> Vmm:
         if weights is not None:
-            held.enter_context(claimed(weights.directory.parent))
+            held.enter_context(claimed(weights))
         ensure = partial(
             ensure_template,
             plan,

@@ -30,6 +30,7 @@ from belljar.channel.frames import config_payload
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image import Image, Kernel
+from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
 from belljar.isolation.microvm.guest_files import (
     GuestParts,
     allot,
@@ -54,7 +55,6 @@ from belljar.plan.qemu import (
     TemplateInputs,
     template_key,
 )
-from belljar.policy.loaded import ReadOnlyData
 from belljar.process import cpu_ticks
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, locked
@@ -111,7 +111,7 @@ class _Job:
     root: VmmRoot
     key: str
     inputs: TemplateInputs
-    weights: ReadOnlyData | None
+    weights: Path | None
 
     @property
     def directory(self) -> Path:
@@ -128,7 +128,7 @@ async def ensure_template(
     verify: Verify = "stamp",
     rejection: Rejection | None = None,
     held: ExitStack | None = None,
-    weights: ReadOnlyData | None = None,
+    weights: Path | None = None,
 ) -> Template:
     """The template for this plan, made if missing or invalid.
 
@@ -136,7 +136,7 @@ async def ensure_template(
         held: keeps it from being pruned.
         verify: `full` always digests the memory.
         rejection: a template that failed to restore.
-        weights: of the second disk, which is there (`image.data_disk`); goes with its plan.
+        weights: of the second disk, which is made if it is missing; goes with its plan.
 
     Raises:
         HostError: no space, QEMU or guest part.
@@ -186,10 +186,12 @@ def _claim_and_load(
 
 
 def _find_job(
-    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path, weights: ReadOnlyData | None
+    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path, weights: Path | None
 ) -> _Job:
     if plan.vm.data_disk != (weights is not None):
         raise ValueError("weights go with a machine that has a second disk, and only with it")
+    if weights is not None:
+        ensure_data_disk(home, weights)
     guest = read_guest_parts(kernel, nic=plan.vm.nic)
     root = ensure_vmm_root(home, plan.vm.accel)
     inputs = TemplateInputs(
@@ -201,7 +203,7 @@ def _find_job(
         host_cpu=_host_cpu(plan.vm.accel),
         shape=plan.vm,
         guest=plan.guest,
-        data_digest="" if weights is None else weights.digest,
+        data_digest="" if weights is None else weights.name,
         preload=PRELOADED,
     )
     return _Job(
@@ -325,12 +327,12 @@ def _prepare(job: _Job, scratch: Path) -> None:
     allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
 
 
-def disk_binds(image: Image, weights: ReadOnlyData | None) -> tuple[JailBind, ...]:
+def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
     """The machine's disks."""
     system = JailBind(source=image.rootfs, target=DISK_PATH)
     if weights is None:
         return (system,)
-    return (system, JailBind(source=weights.disk, target=DATA_DISK_PATH))
+    return (system, JailBind(source=weights / DATA_DISK, target=DATA_DISK_PATH))
 
 
 async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:

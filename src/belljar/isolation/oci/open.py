@@ -15,7 +15,6 @@ from belljar.isolation.program_root import ensure_runtime_root
 from belljar.isolation.renewal import Port, fresh_renewal, renewed_event
 from belljar.isolation.sandbox import recorded_lifetime
 from belljar.plan.model import OciPlan
-from belljar.policy.loaded import ReadOnlyData
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed
 
@@ -31,7 +30,7 @@ async def open_container(
     cell_id: str | None = None,
     port: Port | None = None,
     part_of: str = "",
-    weights: ReadOnlyData | None = None,
+    weights: Path | None = None,
 ) -> AsyncIterator[Container]:
     """A container of the plan, ready; destroyed when the block is left.
 
@@ -41,7 +40,7 @@ async def open_container(
         planned: recorded as `cell.planned` before anything is made.
         port: attached before anything of the runtime's runs. None: no network at all.
         part_of: as in `JournalEntry`.
-        weights: what it sees read-only, kept in the store meanwhile.
+        weights: of a model, whose `data` it sees read-only; kept in the store meanwhile.
 
     Raises:
         HostError: this host can't.
@@ -66,13 +65,13 @@ async def _make(
     cell_id: str,
     port: Port | None,
     part_of: str,
-    weights: ReadOnlyData | None,
+    weights: Path | None,
     owner: AsyncExitStack,
     held: ExitStack,
 ) -> Container:
     tree = await held_tree(home, image, held)
     if weights is not None:
-        held.enter_context(claimed(weights.directory.parent))
+        held.enter_context(claimed(weights))
     runtime = plan.oci.runtime
     root = ensure_runtime_root(home, runtime)
     data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
@@ -91,7 +90,7 @@ async def _make(
         directory=home / "cells" / cell_id,
         port=port,
         part_of=part_of,
-        weights=None if weights is None else weights.directory,
+        weights=None if weights is None else weights / "data",
         is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
     )
     container, renewed = await start_container(

@@ -49,6 +49,7 @@ MORE_PARAMETERS: Final[Mapping[str, str]] = {
     "capabilities": "which capabilities the plan grants beside the usual ones, in hex",
     "setuid_programs": "1 where the plan lets set-user-ID programs gain their owner's rights",
     "debugger_calls": "1 where the plan opens the calls by which debuggers work",
+    "weights": "1 in a model's cell: only there may a file server give /weights",
     "hostname": "the host's name; optional",
     "boot_id": "the host's boot id; optional",
     "machine_id": "the host's machine id; optional",

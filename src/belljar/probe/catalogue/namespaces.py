@@ -86,7 +86,8 @@ MOUNTS: Final = (
         "virtiofs, NFS, CIFS, FUSE.",
         why="The server is a program of the host that takes orders from the guest: "
         "CVE-2020-35517 in virtiofsd, CVE-2023-2861 in 9p.",
-        breach="There is one, other than gVisor's own for its root, /tmp and read-only weights.",
+        breach="There is one, other than gVisor's own for its root, /tmp and a model cell's "
+        "weights; or a model cell's weights can be written or run.",
     ),
 )
 
