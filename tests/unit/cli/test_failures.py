@@ -41,8 +41,6 @@ FAILING = {
     "image rm": "image rm no-such-image --json",
     "image tag": "image tag no-such-image name --json",
     "model add": "model add no-such-file --json",
-    "model get": "model get no-such-model --json",
-    "model image": "model image --json extra",
     "model ls": "model ls --json extra",
     "model serve": "model serve no-such-file.yaml --json",
     "check": "check high --policy low --json",

@@ -37,6 +37,7 @@ class Opened(FakeProbed):
         self.plan = SimpleNamespace(
             limits=self.plan.limits,
             oci=None,
+            policy=self.plan.policy,
             rights=NOTHING_GRANTED,
             user="user",
             layers=[SimpleNamespace(name="jail")],
