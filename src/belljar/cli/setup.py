@@ -25,9 +25,9 @@ from belljar.image.apt import (
     kernel_sources,
 )
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch, fetch_kernel
-from belljar.image.store import Store, sync_file
+from belljar.image.store import Store
 from belljar.image.tools import run_logged, run_tool, tool
-from belljar.store.home import belljar_home, make_store_dir
+from belljar.store.home import belljar_home, make_store_dir, sync_file
 from belljar.units import format_size, printable
 
 PARTS: Final = ("build", "inspect")

@@ -21,7 +21,7 @@ from belljar.dataclass import dataclass, field, fields, json_of, replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
 from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference
-from belljar.store.home import make_store_dir
+from belljar.store.home import make_store_dir, sync_file
 from belljar.store.locks import locked
 from belljar.store.scratch import remove_tree, retire, scratch_dir
 from belljar.units import printable
@@ -36,7 +36,6 @@ MADE_HERE: Final = {
 """Images that Belljar makes, and their commands."""
 MODEL_IMAGE: Final = "llama-cpp"
 """Of llama.cpp's server; anybody's image may have that name."""
-_HASH_CHUNK_BYTES: Final = 1 << 20
 _SEAL_BYTES: Final = 4096
 
 
@@ -412,20 +411,8 @@ def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict
 
 def file_sha256(path: Path) -> str:
     """In hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def sync_file(path: Path) -> None:
-    """Flush, so that a rename never exposes an empty file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _seal_of(config: ImageConfig) -> bytes:

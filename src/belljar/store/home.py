@@ -63,3 +63,12 @@ def store_unwritable(path: Path, error: OSError) -> HostError:
         hint="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory "
         "that you can write",
     )
+
+
+def sync_file(path: Path) -> None:
+    """Flush, so that a rename never exposes an empty file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,93 @@
+"""What a model cell's evidence does to its run's verdict."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.report.stories import ENDED, line, story
+from tests.unit.report.test_verdict import evidence
+
+from belljar.events import Kind
+from belljar.ledger import Line
+from belljar.probe.model import Verdict
+from belljar.report.cells import gather_cells
+from belljar.report.reasons import ReasonCode as Code
+from belljar.report.samples import as_json, headline
+from belljar.report.verdict import Evidence, RunRecord, judge
+
+MODEL = {"name": "m", "weights": "ab" * 32}
+
+
+def model_cell(*phases: str, verdict: str = "contained", **ended: object) -> list[Line]:
+    """The story beside a model cell that was probed in these phases."""
+    planned = line(
+        Kind.CELL_PLANNED,
+        "c9",
+        tier="gvisor",
+        emulated=False,
+        policy_sha256="",
+        layers=[],
+        model=MODEL,
+    )
+    about = {"path": "/v1", "bytes": 10, "sha256": "ab" * 32}
+    lines = [planned, line(Kind.MODEL_REQUEST_STARTED, "c9", request=1, **about)]
+    answered = {"status": 200, "prompt_tokens": 3, "completion_tokens": 2}
+    times = {"first_byte_ms": 1.0, "duration_ms": 2.0}
+    completed = {**about, **answered, **times}
+    lines.append(line(Kind.MODEL_REQUEST_COMPLETED, "c9", request=1, **completed))
+    for phase in phases:
+        probed = {"which": "quick", "phase": phase, "user": ""}
+        lines.append(line(Kind.PROBE_STARTED, "c9", **probed))
+        result = {"verdict": verdict, "probes": 1, "digest": "0" * 64, "problem": ""}
+        lines.append(line(Kind.PROBE_COMPLETED, "c9", **probed, **result, duration_ms=1.0))
+    return [*story(), *lines, line(Kind.CELL_DESTROYED, "c9", **{**ENDED, **ended})]
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        (model_cell("start", "end"), Verdict.CONTAINED),
+        (model_cell("start"), Verdict.VOID),
+        (model_cell("start", "end", verdict="void"), Verdict.VOID),
+        (model_cell("start", "end", verdict="breached"), Verdict.BREACHED),
+        (model_cell("start", "end", clean=False, survivors=["p"]), Verdict.VOID),
+    ],
+)
+def test_a_model_cells_evidence_counts_for_the_run(lines: list[Line], verdict: Verdict) -> None:
+    """All samples depend on it. What was asked of it is in the findings."""
+    found = judge(evidence(lines=lines))
+    assert found.verdict is verdict
+    assert [row.verdict for row in found.rows] == [Verdict.CONTAINED]
+    (shown,) = as_json(found)["model_cells"]
+    asked = (shown["requests"], shown["prompt_tokens"], shown["completion_tokens"])
+    assert asked == (1, 3, 2)
+    assert as_json(found)["stray_cells"] == []
+
+
+def test_a_model_cell_that_died_says_why() -> None:
+    """Before the probes that it lacks."""
+    died = line(Kind.PROTOCOL_VIOLATION, "c9", error="E", reason="html, not JSON")
+    *lines, destroyed = model_cell("start")
+    found = judge(evidence(lines=[*lines, died, destroyed]))
+    codes = [reason.code for reason in found.problems]
+    assert codes == [Code.MODEL_CELL_DIED, Code.PROBES_MISSING]
+    assert found.problems[0].detail == "html, not JSON"
+    assert found.verdict is Verdict.VOID
+
+
+@pytest.mark.parametrize(
+    ("kind", "phases", "verdict"),
+    [
+        ("inspect", ("start", "end"), Verdict.CONTAINED),
+        ("inspect", ("start",), Verdict.VOID),
+        ("run", ("start", "end"), Verdict.VOID),
+    ],
+)
+def test_without_a_sample_in_a_cell_a_model_is_judged_alone(
+    kind: str, phases: tuple[str, ...], verdict: Verdict
+) -> None:
+    """Only under plain `inspect eval`, whose samples need no cell; `belljar run` gives each one."""
+    lines = [each for each in model_cell(*phases) if each.cell == "c9"]
+    found = judge(Evidence(cells=gather_cells(lines), run=RunRecord(kind=kind, ended=True)))
+    assert found.verdict is verdict
+    assert (found.exit_code == 0) is (verdict is Verdict.CONTAINED)
+    assert ("no sample had a cell" in headline(found)) is (verdict is Verdict.CONTAINED)
