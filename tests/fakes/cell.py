@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -59,6 +59,7 @@ class FakeRun:
         self.recorder = _KeyedRecorder()
         self.outcome = ""
         self.closed = False
+        self.before_end = ExitStack()
 
     def finish(
         self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: Any

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.cell.air_gap import hold_air_gap
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
 from belljar.cell.range import Range
@@ -113,7 +112,10 @@ async def _open(
             if run is None:
                 run = stack.enter_context(start_run(kind, loaded.source, [], home=home))
             refuse_if_stopped(home, run.run_id)
-            await hold_air_gap(run, loaded)
+            if loaded.policy.host:
+                from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+
+                await hold_air_gap(run, loaded)
             make = partial(ready_cell, run_id=run.run_id, home=home, actor=actor, ahead=ahead)
             if has_network:
                 from belljar.cell.ranges import open_with_network
