@@ -36,6 +36,8 @@ class Kind(StrEnum):
     CELL_CLONED = "cell.cloned"
     CELL_RENEWED = "cell.renewed"
     CELL_TAKEN = "cell.taken"
+    CELL_REVERTED = "cell.reverted"
+    CELL_REVERT_VERIFIED = "cell.revert_verified"
     CELL_CHECKING = "cell.checking"
     CELL_CHECKED = "cell.checked"
     CELL_FAILED = "cell.failed"

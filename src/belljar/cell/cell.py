@@ -18,7 +18,7 @@ from belljar.cell import record
 from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
 from belljar.cell.files import FileOperations
-from belljar.errors import BelljarError, CellError
+from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
@@ -171,6 +171,38 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         self._dead = self._dead or killed or error
         self._live.kill()
         self._live.client.disconnect()
+
+    async def revert(self, *, verify: bool | None = None) -> None:
+        """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
+
+        The files of the policy are in place, with decoys of its own; nothing else of the old
+        machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the
+        new machine's. Operations that run end with `CellError`. The old machine is destroyed, with
+        proof, while the caller goes on; the end of the cell's block waits for that and raises what
+        it found. A revert that fails leaves the old machine as it was.
+
+        Args:
+            verify: look in the new machine for traces that are left in the old one just before: a
+                file, a process, its memory and environment, a port. Default: at risk `high` and
+                `critical`.
+
+        Raises:
+            PolicyError: a range with a network, or a target cell: they can't be reset.
+            ContainmentBreach: the new machine had something of the old one.
+            CellError: the cell was killed by order, or its block was left.
+            HostError: no machine could be made.
+        """
+        del verify
+        raise PolicyError(
+            "the cells of a range with a network can't be reverted: its gateway, stand-ins and "
+            "target cells keep their state",
+            where=f"cell {self.id}",
+            hint="open another range, or use a policy without a network",
+        )
+
+    def mark_reverted(self) -> None:
+        """It was exchanged for another: what still runs in it ends with an error."""
+        self._reverted = CellError("the cell was reverted while this ran", where=f"cell {self.id}")
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it.

@@ -35,6 +35,7 @@ from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
+from belljar.cell.revert import revertible
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
@@ -130,13 +131,16 @@ class Pool:
         async with self.range() as opened:
             yield opened.cell
 
-    @asynccontextmanager
-    async def range(self) -> AsyncIterator[Range]:
+    def range(self) -> AbstractAsyncContextManager[Range]:
         """A cell with its range, as `open_range` gives one: idle, in the making, or else opened
         now. Another is made in its place.
 
         Raises as `open_range`; and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
+        return revertible(self._machine)
+
+    @asynccontextmanager
+    async def _machine(self) -> AsyncIterator[Range]:
         self._supply.refuse()
         lease = await self._take()
         if lease is None:
@@ -149,7 +153,7 @@ class Pool:
             lease.range.change_loop()
             self.refill(after_s=HEAD_START_S)
             async with self._supply.taken(lease.range.cell):
-                yield lease.range
+                yield replace(lease.range, from_pool=True)
         finally:
             await lease.give_back()
 

@@ -57,6 +57,7 @@ class Range:
         network: None when no cell is on one.
         routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
         model_requests: what the gateway asks of the evaluated model; None without a network.
+        from_pool: it was made ahead of use.
     """
 
     cell: Cell
@@ -64,6 +65,7 @@ class Range:
     network: Network | None = None
     routers: Mapping[str, Router] = field(default_factory=dict)
     model_requests: ModelRequests | None = None
+    from_pool: bool = False
 
     @property
     def cells(self) -> Mapping[str, Cell]:

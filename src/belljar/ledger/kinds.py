@@ -217,6 +217,8 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.CELL_CLONED: _TIMED,
     Kind.CELL_RENEWED: {"done": texts},
     Kind.CELL_TAKEN: {"waited_ms": number, "age_ms": number},
+    Kind.CELL_REVERTED: {"from": text, "to": text, "from_pool": flag, **_TIMED},
+    Kind.CELL_REVERT_VERIFIED: {"from": text, "planted": texts, "found": texts, **_TIMED},
     Kind.CELL_CHECKING: _CELL_CHECKING,
     Kind.CELL_CHECKED: {**_CELL_CHECKING, **_TIMED, **_OP, "cause": text},
     Kind.CELL_FAILED: {**_REASON, "error": text},
