@@ -184,6 +184,8 @@ def _cells(row: Row, *more: Row) -> list[str]:
         f"scorer: `{printable(name, max_chars=100)}` not found or not runnable, {count:,} time(s)"
         for name, count in row.not_run.items()
     ]
+    reverts = sum(each.reverts for each in rows)
+    reverted = [f"reverted {reverts:,} time(s)"] if reverts else []
     epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
         f"{len(rows):,} samples" if more else f"{transcript.sample}{epoch}",
@@ -196,7 +198,7 @@ def _cells(row: Row, *more: Row) -> list[str]:
         format_size(sum(each.bytes_out for each in rows)),
         format_duration(sum(each.lasted_s for each in rows)),
         "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
-        "; ".join((*map(str, row.reasons), *degraded, *not_run, *transcript.notes)),
+        "; ".join((*map(str, row.reasons), *degraded, *not_run, *reverted, *transcript.notes)),
     ]
 
 

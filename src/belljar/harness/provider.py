@@ -266,7 +266,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             session.models.need(Tier(environment.cell.tier))
             await environment.probe_start()
-            await start_program(environment.cell, sample.service, sample.program)
+            await environment._act(lambda cell: start_program(cell, sample.service, sample.program))
         except BaseException:
             await environment.close(outcome="stopped")
             raise
@@ -384,15 +384,17 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         async with self._operation(OSError):
-            output = await self.cell.exec(
-                cmd,
-                input=input.encode() if isinstance(input, str) else input,
-                env=env or {},
-                cwd=cwd or "",
-                user=user,
-                timeout_s=timeout,
-                max_output_bytes=limit_bytes,
-                keep="tail",
+            output = await self._act(
+                lambda cell: cell.exec(
+                    cmd,
+                    input=input.encode() if isinstance(input, str) else input,
+                    env=env or {},
+                    cwd=cwd or "",
+                    user=user,
+                    timeout_s=timeout,
+                    max_output_bytes=limit_bytes,
+                    keep="tail",
+                )
             )
         if may_be_broken(output):
             await self.health.look("call")
@@ -406,10 +408,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file atomically, with its parents."""
+        content = contents.encode() if isinstance(contents, str) else contents
         async with self._operation(IsADirectoryError):
-            await self.cell.write_file(
-                file, contents.encode() if isinstance(contents, str) else contents
-            )
+            await self._act(lambda cell: cell.write_file(file, content))
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002

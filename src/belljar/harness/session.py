@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -20,12 +20,13 @@ from contextlib import (
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, Self, TypeVar
 
 import anyio
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
 from belljar.cell.air_gap import end_air_gap
+from belljar.cell.revert import RevertibleCell
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from belljar.report.reasons import ReasonCode
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _STOP_TIMEOUT_S: Final = 10.0
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 """The model learns nothing of host or cause."""
@@ -300,6 +302,8 @@ class SampleCell:
         self.is_own = True
         self.containment = Containment()
         self.health = HealthWatch(cell, session.record)
+        self._past_health: list[HealthWatch] = []
+        self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], object]] = []
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
         self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
@@ -338,9 +342,65 @@ class SampleCell:
     async def probe_start(self) -> None:
         """Probe the fresh cell. Raises `ContainmentBreach`."""
         # Other cells of its range already were.
-        self.containment.start = report = await self._probe(self.range, self.cell, "start")
-        note_probes("start", report, self._session.ensure_run().run_id)
-        await self._stop_if_breached(report, self.cell)
+        report = await self._probe_noted(self.range, "start")
+        await self._stop_if_breached(report, self.range.cell)
+
+    async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
+        """Probe its cells. Every cell is on record; the worst report counts, also of a reverted
+        sample's machines.
+        """
+        cells = [opened.cell] if phase == "start" else opened.cells.values()
+        reports = [await self._probe(opened, cell, phase) for cell in cells]
+        report = max(reports, key=lambda each: each.verdict.badness)
+        before = getattr(self.containment, phase)
+        if before is None or before.verdict.badness < report.verdict.badness:
+            setattr(self.containment, phase, report)
+        note_probes(phase, report, self._session.ensure_run().run_id)
+        return report
+
+    async def _act(self, act: Callable[[Cell], Awaitable[_T]]) -> _T:
+        """Act in the cell. What prepares the sample is done again after a revert."""
+        result = await act(self.cell)
+        if self.is_own and is_preparing():
+            self._preparation.append((act, result))
+        return result
+
+    async def revert(self, *, verify: bool | None = None) -> None:
+        """As `Cell.revert`; the new machine is probed, and prepared as Inspect prepared the first:
+        the service's program, the sample's files, its set-up.
+
+        Raises `SandboxUnavailableError` for `CellError`.
+        """
+        cell, old = self.cell, self.cell.id
+        if not isinstance(cell, RevertibleCell):
+            return await cell.revert()  # refuses by name
+
+        async def on_ready(opened: Range) -> None:
+            report = await self._probe_noted(opened, "start")
+            await self._stop_if_breached(report, opened.cell)
+            for act, result in self._preparation:
+                again = await act(opened.cell)
+                if getattr(again, "returncode", 0) != getattr(result, "returncode", 0):
+                    raise CellError("the sample's set-up ended differently in the new machine")
+
+        async def on_end(opened: Range) -> None:
+            report = await self._probe_noted(opened, "end")
+            if (breach := breach_of(report, opened.cell.id)) is not None:
+                self._session.breached(breach)
+
+        async with self._operation():
+            try:
+                await cell.machines.revert(verify=verify, on_ready=on_ready, on_end=on_end)
+            except ContainmentBreach as breach:
+                if breach not in self._session.breaches:
+                    self._session.breached(breach)
+                raise
+        self._session.live[cell.id] = self._session.live.pop(old)
+        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+        self._past_health.append(self.health)
+        self.health, self._running = HealthWatch(cell, self._session.record), False
+        await self.attach_socket.close()
+        self.attach_socket = AttachSocket.for_cell(cell, home=self._session.home)
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""
@@ -412,17 +472,10 @@ class SampleCell:
                 if outcome == "completed":  # an interrupted sample has no score to be doubted
                     for environment in (self, *self._beside):  # the probes end all that runs there
                         await environment.health.look("end")
-                # Every cell of the range is on record; the worst report counts.
-                cells = self.range.cells.values()
-                reports = [await self._probe(self.range, cell, "end") for cell in cells]
-                report = max(reports, key=lambda each: each.verdict.badness)
-                self.containment.end = report
-                note_probes("end", report, self._session.ensure_run().run_id)
+                report = await self._probe_noted(self.range, "end")
             finally:
                 await self._end(outcome)
-        await self._stop_if_breached(
-            self.containment.end, self.cell, cancelled=outcome == "interrupted"
-        )
+        await self._stop_if_breached(report, self.cell, cancelled=outcome == "interrupted")
 
     async def _end(self, outcome: str) -> None:
         try:
@@ -438,7 +491,8 @@ class SampleCell:
             data |= {"outcome": outcome, "containment": self.containment.data()}
             self._record(Kind.SAMPLE_FINISHED, data)
             bind_containment(self.containment, self.identity)
-            found = (environment.health.degraded for environment in (self, *self._beside))
+            watches = (*self._past_health, *(each.health for each in (self, *self._beside)))
+            found = (watch.degraded for watch in watches)
             bind_degraded((each for each in found if each is not None), self.identity)
 
     async def _forget(self) -> None:

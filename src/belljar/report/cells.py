@@ -114,8 +114,8 @@ class CellFindings:
     """One cell. `model`: of a model cell, what was asked of it.
 
     `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
-    own. `host_tools`: allowed
-    outside of it, `*` for all. `death`: why it died in use. `preparing`: the sample never began.
+    own. `host_tools`: allowed outside of it, `*` for all. `death`: why it died in use.
+    `preparing`: the sample never began. `replaces`: the cell that was reverted to this one.
     """
 
     cell_id: str
@@ -131,6 +131,7 @@ class CellFindings:
     uuid: str = ""
     eval_id: str = ""
     preparing: bool = False
+    replaces: str = ""
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -247,7 +248,11 @@ class CellGatherer:
     def take(self, line: Line) -> None:
         """One event more."""
         if line.cell is not None and line.kind not in _TEMPLATES:
-            _add(self.found.setdefault(line.cell, CellFindings(cell_id=line.cell)), line)
+            cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
+            _add(cell, line)
+            if line.kind is Kind.CELL_REVERTED:
+                cell.replaces = str(line.data["from"])
+                _add_revert(cell, self.found.get(cell.replaces))
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
@@ -324,6 +329,16 @@ def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
     if isinstance(found := data.get("differences"), list):
         facts = (Difference.of_data(each) for each in found if isinstance(each, Mapping))
         cell.differences = tuple(facts)
+
+
+def _add_revert(cell: CellFindings, replaced: CellFindings | None) -> None:
+    """It is of the replaced cell's sample; what ran in it until now prepared it."""
+    for operation in cell.operations.values():
+        operation.own = True
+    cell.bytes_in = cell.bytes_out = 0
+    if replaced is not None:
+        for name in ("task", "sample", "epoch", "uuid", "eval_id", "host_tools", "differences"):
+            setattr(cell, name, getattr(replaced, name))
 
 
 def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
