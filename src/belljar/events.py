@@ -36,6 +36,7 @@ class Kind(StrEnum):
     CELL_CLONED = "cell.cloned"
     CELL_RENEWED = "cell.renewed"
     CELL_TAKEN = "cell.taken"
+    CELL_REVERTING = "cell.reverting"
     CELL_REVERTED = "cell.reverted"
     CELL_REVERT_VERIFIED = "cell.revert_verified"
     CELL_CHECKING = "cell.checking"

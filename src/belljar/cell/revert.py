@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, TypeAlias
@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.cell.background import spawn_task
+from belljar.cell.canary import canary_in
 from belljar.cell.cell import Cell
 from belljar.cell.loop_thread import result_of
 from belljar.cell.range import Range
@@ -111,8 +112,13 @@ class Machines:
             killed = killed_error(old.cell._live.killed(), where=f"cell {old.cell.id}")
             if killed is not None:
                 raise killed
+            is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
+            old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
             async with AsyncExitStack() as stack:
-                opened = await stack.enter_async_context(self._make())
+                async with canary_in(old.cell) if is_verified else nullcontext() as canary:
+                    opened = await stack.enter_async_context(self._make())
+                    if canary is not None:
+                        await canary.search(opened.cell)
                 if on_ready is not None:
                     await on_ready(opened)
                 data: dict[str, JsonValue] = {
@@ -186,8 +192,3 @@ async def revertible(make: MakeMachine) -> AsyncIterator[Range]:
         opened = await machines.open()
         stack.push_async_exit(machines.close)
         yield opened
-
-
-def is_verified(cell: Cell, verify: bool | None) -> bool:
-    """Whether a revert of this cell is verified; None: by its risk."""
-    return cell.plan.risk >= Risk.HIGH if verify is None else verify

@@ -373,7 +373,8 @@ class SampleCell:
         """
         cell, old = self.cell, self.cell.id
         if not isinstance(cell, RevertibleCell):
-            return await cell.revert()  # refuses by name
+            await cell.revert()  # refuses by name
+            return
 
         async def on_ready(opened: Range) -> None:
             report = await self._probe_noted(opened, "start")
