@@ -111,7 +111,9 @@ async def test_a_trace_that_is_there_is_found(tier: str, vm_home: Path, tmp_path
                 *("file", "process", "environment", "memory", "port")
             }
         assert await said(world.cell, f"ls /tmp/{canary.token} /work/{canary.token}") == []
-        assert await said(world.cell, f"ps -e -o args= | grep -c {canary.token[:31]}[{canary.token[31]}]") == ["0"]
+        assert await said(
+            world.cell, f"ps -e -o args= | grep -c {canary.token[:31]}[{canary.token[31]}]"
+        ) == ["0"]
 
 
 async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: Path) -> None:

@@ -63,7 +63,12 @@ def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path, options: list[s
     (tmp_path / "policy.yaml").write_text("belljar: 1\nrisk: low\n")
     words = ("run", "--json", "--model", "mockllm/model", *options, "tasks.py@again")
     done = subprocess.run(
-        quick_command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        quick_command(*words),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

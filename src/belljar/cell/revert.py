@@ -8,6 +8,7 @@ before a revert belongs to the old machine to its end.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
@@ -23,7 +24,7 @@ from belljar.cell.canary import canary_in
 from belljar.cell.cell import Cell
 from belljar.cell.loop_thread import result_of
 from belljar.cell.range import Range
-from belljar.errors import CellError, ContainmentBreach
+from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
 from belljar.isolation.hold import killed_error
 from belljar.policy import Risk
@@ -31,6 +32,7 @@ from belljar.policy import Risk
 MAX_RETIRING: Final = 2
 """Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
 """
+_MAX_PAST: Final = 1000  # Earlier machines whose decoys are known as the cell's own
 MakeMachine: TypeAlias = Callable[[], AbstractAsyncContextManager[Range]]
 OnMachine: TypeAlias = Callable[[Range], Awaitable[object]]
 
@@ -75,6 +77,7 @@ class Machines:
         self._make = make
         self._turn = anyio.Lock()
         self._is_closed = False
+        self._past: deque[str] = deque(maxlen=_MAX_PAST)
         self._retiring: list[Future[None]] = []
         self._errors: list[BaseException] = []
 
@@ -117,6 +120,7 @@ class Machines:
             async with AsyncExitStack() as stack:
                 async with canary_in(old.cell) if is_verified else nullcontext() as canary:
                     opened = await stack.enter_async_context(self._make())
+                    self._check(old.cell, opened.cell)
                     if canary is not None:
                         await canary.search(opened.cell)
                 if on_ready is not None:
@@ -131,6 +135,20 @@ class Machines:
                 # Nothing from here on waits or fails: the cell is never between two machines
                 self.current = _Machine(opened, stack.pop_all())
             self._retire(old, on_end)
+
+    def _check(self, old: Cell, new: Cell) -> None:
+        """The new machine is of the old one's kind, and its guard takes no decoy of the old one's
+        for another sample's. Raises `HostError`.
+        """
+        if (old.tier, old.plan.image) != (new.tier, new.plan.image):
+            raise HostError(
+                "the image was replaced in the store, or the tier is no longer possible",
+                where=f"cell {old.id}",
+                hint="open another cell for another image",
+            )
+        self._past.append(old.id)
+        if new.guard is not None:
+            new.guard.adopt(self._past)
 
     def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
         cell, done = machine.cell, Future[None]()

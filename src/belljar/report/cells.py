@@ -115,7 +115,8 @@ class CellFindings:
 
     `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
     own. `host_tools`: allowed outside of it, `*` for all. `death`: why it died in use.
-    `preparing`: the sample never began. `replaces`: the cell that was reverted to this one.
+    `preparing`: the sample never began. `replaces`: the cell that was reverted to this one,
+    `left_by_old`: what was found of it.
     """
 
     cell_id: str
@@ -132,6 +133,7 @@ class CellFindings:
     eval_id: str = ""
     preparing: bool = False
     replaces: str = ""
+    left_by_old: tuple[str, ...] = ()
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -195,6 +197,8 @@ class CellFindings:
             if probing.verdict is Verdict.BREACHED
             for breach in probing.breaches or ["the event names no probe"]
         ]
+        if self.left_by_old:
+            found.append(self._reason(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old)))
         if not self.destroyed:
             # Nothing ever ran in an unused cell that could not be made
             ran = bool(self.operations or self.probings or not self.failures)
@@ -355,6 +359,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             Kind.MODEL_REQUEST_STARTED | Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED
         ) if cell.model is not None:
             cell.model.take(kind, data)
+        case Kind.CELL_REVERT_VERIFIED:
+            cell.left_by_old = tuple(str(each) for each in data["found"])
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:
