@@ -89,7 +89,8 @@ async def test_everything_but_the_policy_is_new(tier: str, vm_home: Path, tmp_pa
         for line in world.lines(Kind.CELL_REVERTING, Kind.CELL_REVERTED, Kind.CELL_DESTROYED)
     ]
     ids = [id_ for kind, id_ in order if kind is Kind.CELL_DESTROYED]
-    assert sorted(ids) == sorted({first, verified.cell, cell.id})
+    assert len(ids) == 3
+    assert set(ids) == {first, verified.cell, cell.id}
     assert order.index((Kind.CELL_REVERTING, first)) < order.index(
         (Kind.CELL_REVERTED, verified.cell)
     )
@@ -116,6 +117,14 @@ async def test_a_trace_that_is_there_is_found(tier: str, vm_home: Path, tmp_path
         ) == ["0"]
 
 
+async def talk_across_a_revert(cell: Cell) -> None:
+    """A command that is talked to before and after one."""
+    async with cell.open_exec(["cat"]) as talking:
+        await talking.send_stdin("x")
+        await cell.revert()
+        await talking.wait()
+
+
 async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """A command, one in the background and one that is talked to: each raises, and none of them
     harms the new machine."""
@@ -132,10 +141,7 @@ async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: 
             tasks.start_soon(run)
             background = await cell.start(["sleep", "999"])
             with pytest.raises(CellError):
-                async with cell.open_exec(["cat"]) as talking:
-                    await talking.send_stdin("x")
-                    await cell.revert()
-                    await talking.wait()
+                await talk_across_a_revert(cell)
             with pytest.raises(CellError):
                 await background.wait(timeout_s=30)
         assert len(errors) == 1

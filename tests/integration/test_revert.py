@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.integration.processes import quick_command
 
+from belljar.cell import Cell, open_cell, open_pool, open_range, start_run
+from belljar.errors import PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import Line, read_events
@@ -92,3 +98,94 @@ def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path, options: list[s
 
 def _is_of(line: Line, kind: Kind, cell: str) -> bool:
     return line.kind is kind and line.cell == cell
+
+
+LOW = {"belljar": 1, "risk": "low", "tier": "container", "user": "root"}
+SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
+
+
+def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
+    """Each machine has decoys of its own. A value of an earlier one, which a model may remember, is
+    taken for a decoy of this sample, not for one that was carried over from another."""
+    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
+
+    async def use() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell({**LOW, "decoys": decoys}, run=run, home=vm_home) as cell:
+                first = await cell.read_file("/root/.aws/credentials")
+                await cell.revert()
+                assert await cell.read_file("/root/.aws/credentials") != first
+                await cell.revert()
+                await cell.exec(["cat"], input=first)
+        return run.path
+
+    kinds = {line.kind for line in read_events(anyio.run(use))}
+    assert Kind.DECOY_TAKEN in kinds
+    assert Kind.DECOY_CARRIED not in kinds
+
+
+def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
+    """Its cell says what can't be reset, and goes on."""
+
+    async def ask() -> None:
+        async with open_range({**LOW, "network": {"default": "sink"}}, home=vm_home) as opened:
+            with pytest.raises(PolicyError, match="network"):
+                await opened.cell.revert()
+            assert (await opened.cell.exec(["true"])).returncode == 0
+
+    anyio.run(ask)
+
+
+def test_a_cell_that_hangs_is_reverted(vm_home: Path) -> None:
+    """Its processes are stopped: no trace can be left in it, another machine takes its place, and
+    its destruction is proven all the same."""
+
+    async def hang() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
+                _stop(cell)
+                await cell.revert(verify=True)
+                assert (await cell.exec(["true"])).returncode == 0
+        return run.path
+
+    ends = [line for line in read_events(anyio.run(hang)) if line.kind is Kind.CELL_DESTROYED]
+    assert [line.data["clean"] for line in ends] == [True, True]
+
+
+def test_many_reverts_leave_nothing(vm_home: Path, pytestconfig: pytest.Config) -> None:
+    """One after the other, from a pool: each gives a clean machine, and memory, descriptors and the
+    store are as after the first ones."""
+    times = 1000 if pytestconfig.getoption("thorough") else 60
+
+    async def revert() -> list[tuple[int, int, int]]:
+        sizes = []
+        async with (
+            open_pool({**LOW, "resources": SMALL}, size=2, home=vm_home) as pool,
+            pool.cell() as cell,
+        ):
+            for number in range(times):
+                if number % (times // 3) == times // 6:
+                    sizes.append(_sizes(vm_home))
+                await cell.exec(["touch", "/tmp/used"])
+                await cell.revert(verify=number % 10 == 0)
+                assert not (await cell.exec(["ls", "/tmp"])).stdout
+        return sizes
+
+    first, *_, last = anyio.run(revert)
+    assert list((vm_home / "journal").iterdir()) == []
+    assert last[0] <= first[0] + 12, "descriptors"
+    assert last[1] <= first[1] + 4, "entries of the store"
+    assert last[2] <= first[2] + (8 << 20) + times * (4 << 10), "memory"  # and a line of each event
+
+
+def _stop(cell: Cell) -> None:
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and cell._live.holds(int(process.name)):
+            os.kill(int(process.name), signal.SIGSTOP)
+
+
+def _sizes(home: Path) -> tuple[int, int, int]:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    store = sum(1 for folder in home.iterdir() if folder.is_dir() for _ in folder.iterdir())
+    return len(list(Path("/proc/self/fd").iterdir())), store, pages * os.sysconf("SC_PAGE_SIZE")

@@ -101,12 +101,12 @@ async def test_a_cell_that_was_made_ahead_is_given_out_once() -> None:
     async with stand() as it:
         await it.filled()
         async with it.cell() as first:
-            assert first is it.ahead[0]
+            assert first.id == it.ahead[0].id
             assert first.loops == [threading.current_thread().name]
             assert (await first.exec(["echo", "hi"])).stdout == b"hi\n"
             await it.filled()
             async with it.cell() as second:
-                assert second is it.ahead[1]
+                assert second.id == it.ahead[1].id
                 assert second is not first
         assert first.destroyed
         assert second.destroyed
@@ -176,7 +176,7 @@ async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
 
         async def take() -> None:
             async with it.cell() as cell:
-                assert cell is it.ahead[0]
+                assert cell.id == it.ahead[0].id
                 begun.set()
 
         it.pool.refill()
@@ -280,7 +280,7 @@ async def test_a_cell_that_died_is_not_given_out() -> None:
         await it.filled()
         it.ahead[0].dead = True
         async with it.cell() as cell:
-            assert cell is not it.ahead[0]
+            assert cell.id != it.ahead[0].id
         await it.filled()
         it.ahead[-1].die()
         with anyio.fail_after(30):
@@ -331,7 +331,7 @@ async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None
         while it.pool.counts.made < 2:
             await it.filled()
         async with it.cell() as cell:
-            assert cell is it.ahead[1]
+            assert cell.id == it.ahead[1].id
         assert it.pool.counts.stale == 1
     assert it.ahead[0].destroyed
     assert it.ahead[0].reason == Discard.STALE
