@@ -128,7 +128,7 @@ def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
     """Its cell says what can't be reset, and goes on."""
 
     async def ask() -> None:
-        async with open_range({**LOW, "network": {"default": "sink"}}, home=vm_home) as opened:
+        async with open_range({**LOW, "network": {"default": "simulate"}}, home=vm_home) as opened:
             with pytest.raises(PolicyError, match="network"):
                 await opened.cell.revert()
             assert (await opened.cell.exec(["true"])).returncode == 0

@@ -27,6 +27,7 @@ from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
 
 _TIMEOUT_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 2.0
 _MAX_OUTPUT_BYTES: Final = 64 << 10
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CHUNK_BYTES: Final = 4 << 20
@@ -96,6 +97,7 @@ async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
     try:
         # A dead cell, or one that hangs, holds no traces: it is reverted all the same
         with suppress(CellError, OSError), anyio.move_on_after(_TIMEOUT_S):
+            await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
             running = await stack.enter_async_context(cell._live.client.open_exec(request))
             stack.push_async_callback(_take_away, running)
             traces = await _planted(running)
