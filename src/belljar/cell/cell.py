@@ -200,10 +200,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             hint="open another range, or use a policy without a network",
         )
 
-    def mark_reverted(self) -> None:
-        """It was exchanged for another: what still runs in it ends with an error."""
-        self._reverted = CellError("the cell was reverted while this ran", where=f"cell {self.id}")
-
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it.
 

@@ -152,7 +152,7 @@ class Machines:
 
     def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
         cell, done = machine.cell, Future[None]()
-        cell.mark_reverted()
+        cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
         self._retiring.append(done)
 
         async def end() -> None:
