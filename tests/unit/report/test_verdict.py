@@ -627,3 +627,19 @@ def test_a_model_cells_evidence_counts_for_the_run(lines: list[Line], verdict: V
     asked = (shown["requests"], shown["prompt_tokens"], shown["completion_tokens"])
     assert asked == (1, 3, 2)
     assert as_json(found)["stray_cells"] == []
+
+
+def test_a_reverted_cell_is_of_its_sample() -> None:
+    """It needs its own probes and its own proof, whoever reverted; what was found of the old
+    machine in it is a breach, even if it was never handed over."""
+    ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
+    exchange = {"from": "c1", "to": "c9", "from_pool": False, "duration_ms": 1.0}
+    reverted = line(Kind.CELL_REVERTED, "c9", **exchange)
+    probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
+    found = judge(evidence(lines=[*story(), *probed, reverted, ended]))
+    assert (found.verdict, found.rows[0].reverts) == (Verdict.CONTAINED, 1)
+    for lines in ([reverted, ended], [*probed, reverted]):
+        assert judge(evidence(lines=[*story(), *lines])).rows[0].verdict is Verdict.VOID
+    left = {"from": "c1", "planted": ["memory"], "found": ["memory"], "not_checked": []}
+    unclean = line(Kind.CELL_REVERT_VERIFIED, "c9", **left)
+    assert judge(evidence(lines=[*story(), unclean, ended])).verdict is Verdict.BREACHED
