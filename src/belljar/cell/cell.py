@@ -153,12 +153,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         """Until the cell has ended; why it did, as the host saw it."""
         return await self._live.wait_dead()
 
-    def change_loop(self) -> None:
-        """Work in it from the event loop that calls this. Raises `RuntimeError` while an operation
-        runs.
-        """
-        self._live.client.change_loop()
-
     def disconnect(self) -> None:
         """End every operation of it, in whatever event loop it waits. From any thread."""
         self._live.client.disconnect()

@@ -74,13 +74,6 @@ class Range:
 
         return {OWN_CELL: self.cell, **self.targets}
 
-    def change_loop(self) -> None:
-        """Work in its cells from the event loop that calls this. Raises `RuntimeError` while an
-        operation runs.
-        """
-        for cell in self.cells.values():
-            cell.change_loop()
-
     def disconnect(self) -> None:
         """End all operations in its cells, in any event loop. From any thread."""
         for cell in self.cells.values():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -22,7 +21,6 @@ import anyio.to_thread
 from belljar.cell.background import spawn_task
 from belljar.cell.canary import canary_in
 from belljar.cell.cell import Cell
-from belljar.cell.loop_thread import result_of
 from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
@@ -78,7 +76,7 @@ class Machines:
         self._turn = anyio.Lock()
         self._is_closed = False
         self._past: deque[str] = deque(maxlen=_MAX_PAST)
-        self._retiring: list[Future[None]] = []
+        self._retiring: list[anyio.Event] = []
         self._errors: list[BaseException] = []
 
     async def open(self) -> Range:
@@ -151,7 +149,7 @@ class Machines:
             new.guard.adopt(self._past)
 
     def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
-        cell, done = machine.cell, Future[None]()
+        cell, done = machine.cell, anyio.Event()
         cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
         self._retiring.append(done)
 
@@ -167,12 +165,12 @@ class Machines:
             except BaseException as error:  # noqa: BLE001 - raised at the end of the block
                 self._errors.append(error)
             finally:
-                done.set_result(None)
+                done.set()
 
         spawn_task(end)
 
     async def _wait_for_oldest(self) -> None:
-        await result_of(self._retiring[0])
+        await self._retiring[0].wait()
         self._retiring.pop(0)
         if len(self._errors) > 1:  # the first breach, else the first error
             self._errors = sorted(self._errors, key=lambda e: not isinstance(e, ContainmentBreach))

@@ -31,7 +31,6 @@ OPENERS = [
 NOT_OFFERED = {
     # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe
     # it
-    ("Cell", "change_loop"),
     ("Cell", "disconnect"),
     ("Cell", "mark_failed"),
     ("Cell", "run_probe_program"),
@@ -55,7 +54,6 @@ NOT_OFFERED = {
     ("open_range", "ahead"),
     ("open_range", "on_target"),
     # of the thread that works in it
-    ("Range", "change_loop"),
     ("Range", "disconnect"),
     ("Range", "raise_if_dead"),
     ("Range", "routers"),
