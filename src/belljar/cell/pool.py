@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 
@@ -69,20 +69,12 @@ def is_worth_replacing(lifetime_s: float) -> bool:
     return STALE_SHARE * lifetime_s >= _MIN_USEFUL_S
 
 
-class OpenRange(Protocol):
-    """How a pool opens a cell with its range: `open_range` of one policy."""
-
-    def __call__(self, *, ahead: bool) -> AbstractAsyncContextManager[Range]:
-        """A fresh one; leaving the block destroys it, with proof."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
     """What one pool is to hold.
 
     Attributes:
-        open: one cell of the pool's plan.
+        open: one cell of the pool's plan: `open_range` with `ahead` alone.
         warm_up: the quick probes in it, recorded.
         recorder: of taken cells.
         size: of idle cells, at most.
@@ -94,7 +86,7 @@ class Supply:
         turn: held while a cell is made, by all pools that share it.
     """
 
-    open: OpenRange
+    open: Callable[..., AbstractAsyncContextManager[Range]]
     warm_up: Callable[[Range], Awaitable[ProbeReport]]
     recorder: Recorder
     size: int = DEFAULT_SIZE

@@ -29,8 +29,7 @@ OPENERS = [
     (belljar.open_range, sync.open_range),
 ]
 NOT_OFFERED = {
-    # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe
-    # it
+    # for pools, ranges and the harness
     ("Cell", "disconnect"),
     ("Cell", "mark_failed"),
     ("Cell", "run_probe_program"),
@@ -58,6 +57,8 @@ NOT_OFFERED = {
     ("Range", "raise_if_dead"),
     ("Range", "routers"),
     ("Range", "model_requests"),
+    # leaving its block closes a pool
+    ("Pool", "aclose"),
 }
 
 
