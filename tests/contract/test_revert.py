@@ -27,9 +27,9 @@ belljar: 1
 risk: low
 tier: {tier}
 user: root
-workdir: /work
+workdir: /data
 files:
-  - {{source: notes, target: /work/notes}}
+  - {{source: notes, target: /data/notes}}
 resources: {{memory: 512MiB, disk: 256MiB, processes: 512, exec_timeout: 120s, lifetime: 30m}}
 """
 IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
@@ -111,7 +111,7 @@ async def test_a_trace_that_is_there_is_found(tier: str, vm_home: Path, tmp_path
             assert {trace.split()[0] for trace in verified.data["found"]} == {
                 *("file", "process", "environment", "memory", "port")
             }
-        assert await said(world.cell, f"ls /tmp/{canary.token} /work/{canary.token}") == []
+        assert await said(world.cell, f"ls /tmp/{canary.token} /data/{canary.token}") == []
         assert await said(
             world.cell, f"ps -e -o args= | grep -c {canary.token[:31]}[{canary.token[31]}]"
         ) == ["0"]

@@ -14,17 +14,19 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.cell.cell import Cell
 from belljar.channel import ExecRequest
 from belljar.channel.operations import RunningExec
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
 
 _TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0

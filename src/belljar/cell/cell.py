@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -207,3 +208,24 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             with anyio.CancelScope(shield=True):
                 destruction = self.destruction = await self._live.destroy(reason=reason)
         return destruction
+
+
+class RevertibleCell(Cell):
+    """The handle: the cell of the machine that is in use now. Made by `cell.revert.revertible`."""
+
+    machines: Any  # a `cell.revert.Machines`, whose module knows this one
+
+    def __init__(self, machines: object) -> None:
+        object.__setattr__(self, "machines", machines)
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
+        if name in ("machines", "revert"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "machines").current.cell, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.machines.current.cell, name, value)
+
+    async def revert(self, *, verify: bool | None = None) -> None:
+        """See `Cell.revert`."""
+        await self.machines.revert(verify=verify)

@@ -13,19 +13,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.background import spawn_task
 from belljar.cell.canary import canary_in
-from belljar.cell.cell import Cell
 from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
 from belljar.isolation.hold import killed_error
 from belljar.policy import Risk
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
 
 MAX_RETIRING: Final = 2
 """Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
@@ -45,25 +47,6 @@ class _Machine:
     @property
     def cell(self) -> Cell:
         return self.opened.cell
-
-
-class RevertibleCell(Cell):
-    """The handle: the cell of the machine that is in use now. Made only by `revertible`."""
-
-    def __init__(self, machines: Machines) -> None:
-        object.__setattr__(self, "machines", machines)
-
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
-        if name in ("machines", "revert"):
-            return object.__getattribute__(self, name)
-        return getattr(object.__getattribute__(self, "machines").current.cell, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(self.machines.current.cell, name, value)
-
-    async def revert(self, *, verify: bool | None = None) -> None:
-        """See `Cell.revert`."""
-        await self.machines.revert(verify=verify)
 
 
 class Machines:
@@ -86,6 +69,8 @@ class Machines:
         """
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(self._make())
+            from belljar.cell.cell import RevertibleCell  # imported while the cell started
+
             self.current = _Machine(opened, stack.pop_all())
         has_more = opened.network is not None or opened.targets
         return opened if has_more else replace(opened, cell=RevertibleCell(self))

@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from belljar.report.samples import Row, RunFindings
 
 MAX_NETWORK_LINES: Final = 400
-# Of all samples, for a person; `findings.json` in the run directory has the rest.
-MAX_SIGNAL_LINES: Final = 200
-MAX_ROWS: Final = 20
-"""Of a table with more, equal rows are one."""
-MAX_EVENT_NUMBERS: Final = 10
-"""Event numbers that a line names."""
+MAX_SIGNAL_LINES: Final = 200  # Of all samples, for a person; `findings.json` has the rest
+MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
+MAX_EVENT_NUMBERS: Final = 10  # That a line names
 MAX_NAME_CHARS: Final = 40
 _REQUEST_COLUMNS: Final = (
     *("time (UTC)", "cell", "method", "what", "status"),
@@ -184,8 +181,8 @@ def _cells(row: Row, *more: Row) -> list[str]:
         f"scorer: `{printable(name, max_chars=100)}` not found or not runnable, {count:,} time(s)"
         for name, count in row.not_run.items()
     ]
-    reverts = sum(each.reverts for each in rows)
-    reverted = [f"reverted {reverts:,} time(s)"] if reverts else []
+    if reverts := sum(each.reverts for each in rows):
+        degraded.append(f"reverted {reverts:,} time(s)")
     epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
         f"{len(rows):,} samples" if more else f"{transcript.sample}{epoch}",
@@ -198,7 +195,7 @@ def _cells(row: Row, *more: Row) -> list[str]:
         format_size(sum(each.bytes_out for each in rows)),
         format_duration(sum(each.lasted_s for each in rows)),
         "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
-        "; ".join((*map(str, row.reasons), *degraded, *not_run, *reverted, *transcript.notes)),
+        "; ".join((*map(str, row.reasons), *degraded, *not_run, *transcript.notes)),
     ]
 
 

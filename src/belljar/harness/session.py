@@ -26,7 +26,6 @@ import anyio
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
 from belljar.cell.air_gap import end_air_gap
-from belljar.cell.revert import RevertibleCell
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
-    from belljar.harness.warm import WarmCells
     from belljar.ledger import RunDirectory
     from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
@@ -78,7 +76,7 @@ class Session:
         own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
         live: the running cells of samples, by id.
-        warm: the pools of cells made ahead, under `--warm`.
+        warm_range: takes cells made ahead, under `--warm`; `close_warm` destroys what none took.
         refusal: the first error that refused a task.
         failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
         breaches: errors of destruction and probes; any voids the run.
@@ -99,7 +97,10 @@ class Session:
     own: ExitStack | None = None
     users: int = 0
     live: dict[str, SampleCell] = field(default_factory=dict)
-    warm: WarmCells | None = None
+    warm_range: (
+        Callable[[BaseModel | str | None, LoadedPolicy], AbstractAsyncContextManager[Range]] | None
+    ) = None
+    close_warm: Callable[[], Awaitable[None]] | None = None
     refusal: BelljarError | None = None
     failure: str = ""
     failure_code: int = 0
@@ -157,9 +158,9 @@ class Session:
             config: the sandbox's, as Inspect hands it over; `policy` is derived from it.
             is_shared: nothing of the sample's own is in it: only then a cell made ahead fits.
         """
-        if self.warm is None or not is_shared:
+        if self.warm_range is None or not is_shared:
             return self.source.open_range(policy, run=self.ensure_run(), home=self.home)
-        return self.warm.range(config, policy)
+        return self.warm_range(config, policy)
 
     def record_end(self, *, interrupted: bool) -> None:
         """Record the evaluation's end and errors, and the last check of the air gap."""
@@ -363,44 +364,6 @@ class SampleCell:
         if self.is_own and is_preparing():
             self._preparation.append((act, result))
         return result
-
-    async def revert(self, *, verify: bool | None = None) -> None:
-        """As `Cell.revert`; the new machine is probed, and prepared as Inspect prepared the first:
-        the service's program, the sample's files, its set-up.
-
-        Raises `SandboxUnavailableError` for `CellError`.
-        """
-        cell, old = self.cell, self.cell.id
-        if not isinstance(cell, RevertibleCell):
-            await cell.revert()  # refuses by name
-            return
-
-        async def on_ready(opened: Range) -> None:
-            report = await self._probe_noted(opened, "start")
-            await self._stop_if_breached(report, opened.cell)
-            for act, result in self._preparation:
-                again = await act(opened.cell)
-                if getattr(again, "returncode", 0) != getattr(result, "returncode", 0):
-                    raise CellError("the sample's set-up ended differently in the new machine")
-
-        async def on_end(opened: Range) -> None:
-            report = await self._probe_noted(opened, "end")
-            if (breach := breach_of(report, opened.cell.id)) is not None:
-                self._session.breached(breach)
-
-        async with self._operation():
-            try:
-                await cell.machines.revert(verify=verify, on_ready=on_ready, on_end=on_end)
-            except ContainmentBreach as breach:
-                if breach not in self._session.breaches:
-                    self._session.breached(breach)
-                raise
-        self._session.live[cell.id] = self._session.live.pop(old)
-        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
-        self._past_health.append(self.health)
-        self.health, self._running = HealthWatch(cell, self._session.record), False
-        await self.attach_socket.close()
-        self.attach_socket = AttachSocket.for_cell(cell, home=self._session.home)
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""

@@ -196,11 +196,12 @@ def warm_cells(
         return
     from belljar.errors import BelljarError
 
-    session.warm = warm = WarmCells(session, size=size, expected=expected)
+    warm = WarmCells(session, size=size, expected=expected)
+    session.warm_range, session.close_warm = warm.range, warm.close
     try:
         yield warm
     finally:
-        session.warm = None
+        session.warm_range = session.close_warm = None
         if warm.is_open:  # Inspect ended without its clean-up
             anyio.run(warm.close)
         for trouble in warm.troubles:

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from belljar.cell.cell import RevertibleCell
 from belljar.cell.range import Range
-from belljar.cell.revert import MAX_RETIRING, RevertibleCell, revertible
+from belljar.cell.revert import MAX_RETIRING, revertible
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.policy import Risk
