@@ -7,6 +7,7 @@ in it, with compiled bytecode as an installed package has it. `commands` are oth
 `check_cpu` is the processor time of `belljar check` of a compose file and of a Dockerfile. `--whole-commands` gives the figures of start-up alone.
 `pool_whole_life` and `pool_first_output` are of cells made ahead: take → first output → destroyed. Their making and warming are *moved, not
 saved*: they are done before and not timed.
+`--reverts`: `Cell.revert` of a used cell, cold and from a pool, verified or not, beside a cold create.
 Rounds alternate between Docker and the tiers, so that a busy moment strikes all.
 """
 
@@ -179,6 +180,37 @@ async def quick_probes_ms(cell: Cell) -> float:
     return round(statistics.median(times), 1)
 
 
+async def revert_times(tier: str, rounds: int) -> dict[str, list[float]]:
+    """A used cell reverted: cold, from a pool, and verified; beside a cold create. In milliseconds."""
+    times: dict[str, list[float]] = {
+        "cold_create": [],
+        "revert_cold": [],
+        "revert_pool": [],
+        "revert_pool_verified": [],
+    }
+
+    async def timed(row: str, cell: Cell, *, verify: bool) -> None:
+        await cell.exec(["sh", "-c", "echo used > /tmp/used"])
+        began = time.perf_counter()
+        await cell.revert(verify=verify)
+        times[row].append((time.perf_counter() - began) * 1e3)
+
+    with start_run("bench", "revert", sys.argv) as run:
+        async with open_cell(policy_of(tier), run=run):
+            pass  # it makes template or tree
+        for _ in range(rounds):
+            began = time.perf_counter()
+            async with open_cell(policy_of(tier), run=run) as cell:
+                times["cold_create"].append((time.perf_counter() - began) * 1e3)
+                await timed("revert_cold", cell, verify=False)
+        async with open_pool(policy_of(tier), run=run, size=2) as pool, pool.cell() as cell:
+            for _ in range(rounds):
+                for row, verify in (("revert_pool", False), ("revert_pool_verified", True)):
+                    await pool.filled()
+                    await timed(row, cell, verify=verify)
+    return times
+
+
 async def _in_one_cell(cell: Cell, rounds: int, times: dict[str, list[float]]) -> None:
     for _ in range(rounds):
         began = time.perf_counter()
@@ -316,8 +348,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--tiers", nargs="+", default=list(TIERS), choices=TIERS)
     parser.add_argument("--whole-commands", action="store_true", help="`cli_exec` and `commands` alone")
+    parser.add_argument("--reverts", action="store_true", help="reverts alone, without Docker")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.reverts:
+        for tier in arguments.tiers:
+            for row, times in anyio.run(revert_times, tier, arguments.rounds).items():
+                print(f"{tier:10} {row:22} p50 {statistics.median(times):8.1f} ms  p95 {percentile95(times):8.1f} ms")
+        return
     with docker(Store(belljar_home()).find("default").rootfs) as peer:
         found = (
             whole_commands(peer, arguments.tiers, arguments.rounds)

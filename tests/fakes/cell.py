@@ -11,9 +11,7 @@ import pwd
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,6 @@ import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
 
 from belljar.cell.health import Health
-from belljar.cell.loop_thread import result_of
 from belljar.cell.output import ExecOutput
 from belljar.cell.range import Range
 from belljar.channel import FileTooLarge
@@ -101,9 +98,8 @@ class FakeCell:
         self.run = run
         self.dead = False
         self.destroyed = False
-        self.death: Future[str] = Future()
+        self.death = anyio.Event()
         self.reason = ""
-        self.loops: list[str] = []
         self.tier, self.host_pid, self.has_port = "microvm", None, False
         self.last_op = 0
         self.guard = None
@@ -234,17 +230,13 @@ class FakeCell:
 
     async def wait_dead(self) -> str:
         """As the real one."""
-        return await result_of(self.death)
+        await self.death.wait()
+        return "it died"
 
     def die(self) -> None:
-        """End it, from any thread."""
+        """End it."""
         self.dead = True
-        if not self.death.done():
-            self.death.set_result("it died")
-
-    def change_loop(self) -> None:
-        """As the real one."""
-        self.loops.append(threading.current_thread().name)
+        self.death.set()
 
     def disconnect(self) -> None:
         """As the real one."""

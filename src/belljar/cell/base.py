@@ -51,6 +51,7 @@ class CellBase:
         self._last_op = 0
         self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
+        self._reverted: CellError | None = None
         self.destruction: Destruction | None = None
 
     def __repr__(self) -> str:
@@ -144,10 +145,12 @@ class CellBase:
     ) -> Iterator[None]:
         """Record how the block failed, and the limits it ran into.
 
-        A dead cell's error is raised with the cause of death.
+        A dead cell's error is raised with the cause of death. What ends after a revert has failed.
         """
         try:
             yield
+            if self._reverted is not None:
+                raise self._reverted
         except BaseException as error:
             failed = record.failed(operation, kind, error, action=action, bodies=bodies())
             for event in (failed, *limits(operation, error)):
@@ -161,6 +164,8 @@ class CellBase:
         """
         if not isinstance(error, CellError):
             return
+        if self._reverted is not None:  # its end is no death
+            raise self._reverted
         if self._dead is None:
             cause, console = (
                 str(self._live.killed() or self._live.cause_of_death()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -18,7 +19,7 @@ from belljar.cell import record
 from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
 from belljar.cell.files import FileOperations
-from belljar.errors import BelljarError, CellError
+from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
@@ -153,12 +154,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         """Until the cell has ended; why it did, as the host saw it."""
         return await self._live.wait_dead()
 
-    def change_loop(self) -> None:
-        """Work in it from the event loop that calls this. Raises `RuntimeError` while an operation
-        runs.
-        """
-        self._live.client.change_loop()
-
     def disconnect(self) -> None:
         """End every operation of it, in whatever event loop it waits. From any thread."""
         self._live.client.disconnect()
@@ -171,6 +166,34 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         self._dead = self._dead or killed or error
         self._live.kill()
         self._live.client.disconnect()
+
+    async def revert(self, *, verify: bool | None = None) -> None:
+        """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
+
+        The files of the policy are in place, with decoys of its own; nothing else of the old
+        machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the
+        new machine's. Operations that run end with `CellError`. The old machine is destroyed, with
+        proof, while the caller goes on; the end of the cell's block waits for that and raises what
+        it found. A revert that fails leaves the old machine as it was.
+
+        Args:
+            verify: look in the new machine for traces that are left in the old one just before: a
+                file, a process, its memory and environment, a port. Default: at risk `high` and
+                `critical`.
+
+        Raises:
+            PolicyError: a range with a network, or a target cell: they can't be reset.
+            ContainmentBreach: the new machine had something of the old one.
+            CellError: the cell was killed by order, or its block was left.
+            HostError: no machine could be made.
+        """
+        del verify
+        raise PolicyError(
+            "the cells of a range with a network can't be reverted: its gateway, stand-ins and "
+            "target cells keep their state",
+            where=f"cell {self.id}",
+            hint="open another range, or use a policy without a network",
+        )
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it.
@@ -185,3 +208,24 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             with anyio.CancelScope(shield=True):
                 destruction = self.destruction = await self._live.destroy(reason=reason)
         return destruction
+
+
+class RevertibleCell(Cell):
+    """The handle: the cell of the machine that is in use now. Made by `cell.revert.revertible`."""
+
+    machines: Any  # a `cell.revert.Machines`, whose module knows this one
+
+    def __init__(self, machines: object) -> None:
+        object.__setattr__(self, "machines", machines)
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
+        if name in ("machines", "revert"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "machines").current.cell, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.machines.current.cell, name, value)
+
+    async def revert(self, *, verify: bool | None = None) -> None:
+        """See `Cell.revert`."""
+        await self.machines.revert(verify=verify)

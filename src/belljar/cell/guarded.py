@@ -11,7 +11,7 @@ import queue
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -128,6 +128,20 @@ class GuardedRecorder:
         """Look for these values, too, from now on."""
         with self._lock:
             self._values = (*self._values, *values)
+            self._scanner = None
+
+    def adopt(self, cells: Collection[str]) -> None:
+        """What these cells' decoys hold is no other sample's: they were reverted to this one."""
+        from belljar.signals.values import Source
+
+        with self._lock:
+            names = [value.id.partition("/") for value in self._values]
+            self._values = tuple(
+                replace(value, id=name, source=Source.DECOY)
+                if value.source is Source.FOREIGN and cell in cells
+                else value
+                for value, (cell, _, name) in zip(self._values, names, strict=True)
+            )
             self._scanner = None
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
 from belljar.cell.range import Range
+from belljar.cell.revert import revertible
 from belljar.cell.single import ready_cell
 from belljar.cell.stop_rules import stop_rules
 from belljar.descriptors import exhaustion_as_host_error, require_free
@@ -18,6 +19,7 @@ from belljar.events import Actor
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy
 from belljar.store.home import belljar_home
 
 if TYPE_CHECKING:
@@ -105,12 +107,29 @@ async def _open(
     home = home or belljar_home()
     refuse_if_held(home)
     loaded = resolve_here(policy)
+    with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
+        make = partial(
+            _machine, loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
+        )
+        async with revertible(make) as opened:
+            yield opened
+
+
+@asynccontextmanager
+async def _machine(
+    loaded: LoadedPolicy,
+    *,
+    run: RunDirectory,
+    home: Path,
+    actor: Actor,
+    ahead: bool,
+    on_target: OnTarget | None,
+) -> AsyncIterator[Range]:
     has_network = loaded.policy.network is not None
     async with AsyncExitStack() as stack:
         require_free(_RANGE_DESCRIPTORS if has_network else _CELL_DESCRIPTORS)
         with exhaustion_as_host_error():
-            if run is None:
-                run = stack.enter_context(start_run(kind, loaded.source, [], home=home))
+            refuse_if_held(home)
             refuse_if_stopped(home, run.run_id)
             if loaded.policy.host:
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it

@@ -56,6 +56,7 @@ class Range:
         network: None when no cell is on one.
         routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
         model_requests: what the gateway asks of the evaluated model; None without a network.
+        from_pool: it was made ahead of use.
     """
 
     cell: Cell
@@ -63,6 +64,7 @@ class Range:
     network: Network | None = None
     routers: Mapping[str, Router] = field(default_factory=dict)
     model_requests: ModelRequests | None = None
+    from_pool: bool = False
 
     @property
     def cells(self) -> Mapping[str, Cell]:
@@ -70,13 +72,6 @@ class Range:
         from belljar.policy.guarding import OWN_CELL
 
         return {OWN_CELL: self.cell, **self.targets}
-
-    def change_loop(self) -> None:
-        """Work in its cells from the event loop that calls this. Raises `RuntimeError` while an
-        operation runs.
-        """
-        for cell in self.cells.values():
-            cell.change_loop()
 
     def disconnect(self) -> None:
         """End all operations in its cells, in any event loop. From any thread."""

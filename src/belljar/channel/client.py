@@ -6,7 +6,7 @@ Many operations run at once, without a background task: one that waits reads the
 Everything here raises `CellError` when the cell died or its guest broke the protocol
 (`ProtocolViolation`); then every operation does, at once, and the client is unusable.
 
-Works under asyncio and trio. It belongs to the event loop that used it first, until `change_loop`.
+Works under asyncio and trio. It belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ class GuestClient:
         self._pump = Pump(stream, self._connection, send_deadline_s=send_deadline_s)
         self._timeout = timeout
         self._max_ops = max_ops
-        self._granted_ops = 0
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._socket: socket.socket | None = None
@@ -124,15 +123,6 @@ class GuestClient:
     async def aclose(self) -> None:
         """Close the stream. Every operation that runs or queues gets a `CellError`."""
         await self._pump.close()
-
-    def change_loop(self) -> None:
-        """From here on it belongs to the event loop that calls this, be it asyncio's or trio's.
-
-        Raises `RuntimeError` while an operation runs or anyone waits.
-        """
-        self._pump.change_loop()
-        if self._slots is not None:
-            self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
 
     def disconnect(self) -> None:
         """End the connection for every waiting task, in any event loop.
@@ -164,8 +154,8 @@ class GuestClient:
         """
         await self._pump.send(lambda: self._pump.wire.send_hello(os.urandom(frames.NONCE_BYTES)))
         welcome = await self._answer(Welcome, timeout_s, "did not answer HELLO")
-        self._granted_ops = min(self._max_ops, welcome.max_ops)
-        self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
+        max_ops = min(self._max_ops, welcome.max_ops)
+        self._slots = anyio.Semaphore(max_ops, fast_acquire=True)
         return welcome
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> Configured:

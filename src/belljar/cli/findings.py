@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from belljar.report.samples import Row, RunFindings
 
 MAX_NETWORK_LINES: Final = 400
-# Of all samples, for a person; `findings.json` in the run directory has the rest.
-MAX_SIGNAL_LINES: Final = 200
-MAX_ROWS: Final = 20
-"""Of a table with more, equal rows are one."""
-MAX_EVENT_NUMBERS: Final = 10
-"""Event numbers that a line names."""
+MAX_SIGNAL_LINES: Final = 200  # Of all samples, for a person; `findings.json` has the rest
+MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
+MAX_EVENT_NUMBERS: Final = 10  # That a line names
 MAX_NAME_CHARS: Final = 40
 _REQUEST_COLUMNS: Final = (
     *("time (UTC)", "cell", "method", "what", "status"),
@@ -177,6 +174,8 @@ def _cells(row: Row, *more: Row) -> list[str]:
         f"scorer: `{printable(name, max_chars=100)}` not found or not runnable, {count:,} time(s)"
         for name, count in row.not_run.items()
     ]
+    if reverts := sum(each.reverts for each in rows):
+        degraded.append(f"reverted {reverts:,} time(s)")
     epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
         f"{len(rows):,} samples" if more else f"{transcript.sample}{epoch}",

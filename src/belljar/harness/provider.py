@@ -28,15 +28,15 @@ from typing_extensions import override
 from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
-from belljar.errors import BelljarError, ContainmentBreach, PolicyError
+from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle
 from belljar.harness.adapt import of_active_sample
-from belljar.harness.attach import login_command
+from belljar.harness.attach import AttachSocket, login_command
 from belljar.harness.bridge import ModelBridge
 from belljar.harness.operator import read_operator
-from belljar.harness.sample_record import SampleIdentity, identify
+from belljar.harness.sample_record import HealthWatch, SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
 from belljar.harness.warm import cells_at_once, host_cpus_and_memory
 from belljar.plan.explain_network import announcements
@@ -44,10 +44,11 @@ from belljar.policy import LoadedPolicy, Tier, demanded_tier
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import ServiceProgram
+from belljar.probe.run import breach_of
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput
+    from belljar.cell import Cell, ExecOutput, Range
 
 
 NOT_FOUND: Final = 127
@@ -268,7 +269,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             session.models.need(Tier(environment.cell.tier))
             await environment.probe_start()
-            await start_program(environment.cell, sample.service, sample.program)
+            await environment._act(lambda cell: start_program(cell, sample.service, sample.program))
         except BaseException:
             await environment.close(outcome="stopped")
             raise
@@ -367,6 +368,46 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """`inspect sandbox cleanup`: kept and crashed cells."""
         await lifecycle.clean(id)
 
+    async def revert(self, *, verify: bool | None = None) -> None:
+        """As `Cell.revert`; the new machine is probed, and prepared as Inspect prepared the first:
+        the service's program, the sample's files, its set-up.
+
+        Raises `SandboxUnavailableError` for `CellError`.
+        """
+        from belljar.cell.cell import RevertibleCell
+
+        cell, old = self.cell, self.cell.id
+        if not isinstance(cell, RevertibleCell):
+            await cell.revert()  # refuses by name
+            return
+
+        async def on_ready(opened: Range) -> None:
+            report = await self._probe_noted(opened, "start")
+            await self._stop_if_breached(report, opened.cell)
+            for act, result in self._preparation:
+                again = await act(opened.cell)
+                if getattr(again, "returncode", 0) != getattr(result, "returncode", 0):
+                    raise CellError("the sample's set-up ended differently in the new machine")
+
+        async def on_end(opened: Range) -> None:
+            report = await self._probe_noted(opened, "end")
+            if (breach := breach_of(report, opened.cell.id)) is not None:
+                self._session.breached(breach)
+
+        async with self._operation():
+            try:
+                await cell.machines.revert(verify=verify, on_ready=on_ready, on_end=on_end)
+            except ContainmentBreach as breach:
+                if breach not in self._session.breaches:
+                    self._session.breached(breach)
+                raise
+        self._session.live[cell.id] = self._session.live.pop(old)
+        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+        self._past_health.append(self.health)
+        self.health, self._running = HealthWatch(cell, self._session.record), False
+        await self.attach_socket.close()
+        self.attach_socket = AttachSocket.for_cell(cell, home=self._session.home)
+
     @override
     async def exec(
         self,
@@ -386,15 +427,17 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         async with self._operation(OSError):
-            output = await self.cell.exec(
-                cmd,
-                input=input.encode() if isinstance(input, str) else input,
-                env=env or {},
-                cwd=cwd or "",
-                user=user,
-                timeout_s=timeout,
-                max_output_bytes=limit_bytes,
-                keep="tail",
+            output = await self._act(
+                lambda cell: cell.exec(
+                    cmd,
+                    input=input.encode() if isinstance(input, str) else input,
+                    env=env or {},
+                    cwd=cwd or "",
+                    user=user,
+                    timeout_s=timeout,
+                    max_output_bytes=limit_bytes,
+                    keep="tail",
+                )
             )
         if may_be_broken(output):
             await self.health.look("call")
@@ -408,10 +451,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file atomically, with its parents."""
+        content = contents.encode() if isinstance(contents, str) else contents
         async with self._operation(IsADirectoryError):
-            await self.cell.write_file(
-                file, contents.encode() if isinstance(contents, str) else contents
-            )
+            await self._act(lambda cell: cell.write_file(file, content))
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -20,7 +20,7 @@ from contextlib import (
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, Self, TypeVar
 
 import anyio
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from belljar.report.reasons import ReasonCode
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _STOP_TIMEOUT_S: Final = 10.0
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 """The model learns nothing of host or cause."""
@@ -66,7 +67,7 @@ _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 class Session:
     """One evaluation.
 
-    Mutable, owned by one event loop; `breached` may be called from the warm pools' thread too.
+    Mutable, owned by one event loop.
 
     Attributes:
         run: the run directory; None until the first use.
@@ -75,7 +76,7 @@ class Session:
         own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
         live: the running cells of samples, by id.
-        warm_range: takes cells made ahead, under `--warm`.
+        warm_range: takes cells made ahead, under `--warm`; `close_warm` destroys what none took.
         refusal: the first error that refused a task.
         failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
         breaches: errors of destruction and probes; any voids the run.
@@ -99,6 +100,7 @@ class Session:
     warm_range: (
         Callable[[BaseModel | str | None, LoadedPolicy], AbstractAsyncContextManager[Range]] | None
     ) = None
+    close_warm: Callable[[], Awaitable[None]] | None = None
     refusal: BelljarError | None = None
     failure: str = ""
     failure_code: int = 0
@@ -302,6 +304,8 @@ class SampleCell:
         self.is_own = True
         self.containment = Containment()
         self.health = HealthWatch(cell, session.record)
+        self._past_health: list[HealthWatch] = []
+        self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], object]] = []
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
         self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
@@ -340,9 +344,28 @@ class SampleCell:
     async def probe_start(self) -> None:
         """Probe the fresh cell. Raises `ContainmentBreach`."""
         # Other cells of its range already were.
-        self.containment.start = report = await self._probe(self.range, self.cell, "start")
-        note_probes("start", report, self._session.ensure_run().run_id)
-        await self._stop_if_breached(report, self.cell)
+        report = await self._probe_noted(self.range, "start")
+        await self._stop_if_breached(report, self.range.cell)
+
+    async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
+        """Probe its cells. Every cell is on record; the worst report counts, also of a reverted
+        sample's machines.
+        """
+        cells = [opened.cell] if phase == "start" else opened.cells.values()
+        reports = [await self._probe(opened, cell, phase) for cell in cells]
+        report = max(reports, key=lambda each: each.verdict.badness)
+        before = getattr(self.containment, phase)
+        if before is None or before.verdict.badness < report.verdict.badness:
+            setattr(self.containment, phase, report)
+        note_probes(phase, report, self._session.ensure_run().run_id)
+        return report
+
+    async def _act(self, act: Callable[[Cell], Awaitable[_T]]) -> _T:
+        """Act in the cell. What prepares the sample is done again after a revert."""
+        result = await act(self.cell)
+        if self.is_own and is_preparing():
+            self._preparation.append((act, result))
+        return result
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""
@@ -414,17 +437,10 @@ class SampleCell:
                 if outcome == "completed":  # an interrupted sample has no score to be doubted
                     for environment in (self, *self._beside):  # the probes end all that runs there
                         await environment.health.look("end")
-                # Every cell of the range is on record; the worst report counts.
-                cells = self.range.cells.values()
-                reports = [await self._probe(self.range, cell, "end") for cell in cells]
-                report = max(reports, key=lambda each: each.verdict.badness)
-                self.containment.end = report
-                note_probes("end", report, self._session.ensure_run().run_id)
+                report = await self._probe_noted(self.range, "end")
             finally:
                 await self._end(outcome)
-        await self._stop_if_breached(
-            self.containment.end, self.cell, cancelled=outcome == "interrupted"
-        )
+        await self._stop_if_breached(report, self.cell, cancelled=outcome == "interrupted")
 
     async def _end(self, outcome: str) -> None:
         try:
@@ -440,7 +456,8 @@ class SampleCell:
             data |= {"outcome": outcome, "containment": self.containment.data()}
             self._record(Kind.SAMPLE_FINISHED, data)
             bind_containment(self.containment, self.identity)
-            found = (environment.health.degraded for environment in (self, *self._beside))
+            watches = (*self._past_health, *(each.health for each in (self, *self._beside)))
+            found = (watch.degraded for watch in watches)
             bind_degraded((each for each in found if each is not None), self.identity)
 
     async def _forget(self) -> None:

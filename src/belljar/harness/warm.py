@@ -6,7 +6,6 @@ A pool starts with its plan's first cell; samples left and memory bound it.
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -14,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from belljar.harness.config import BelljarConfig, as_config
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from belljar.cell import Pool, Range
-    from belljar.cell.loop_thread import LoopThread
     from belljar.harness.options import Selection
     from belljar.harness.session import Session
     from belljar.policy import LoadedPolicy
@@ -68,23 +68,19 @@ class _PoolOf:
 class WarmCells:
     """The pools of one run: `size` cells ready per plan, for `expected` samples of each.
 
-    Used from the evaluation's event loop, and from the pools' thread.
+    Attributes:
+        troubles: errors of destroying unused cells.
     """
 
     def __init__(
-        self,
-        session: Session,
-        thread: LoopThread,
-        *,
-        size: int,
-        expected: Mapping[BelljarConfig, int],
+        self, session: Session, *, size: int, expected: Mapping[BelljarConfig, int]
     ) -> None:
+        self.troubles: list[Exception] = []
         self._session = session
-        self._thread = thread
         self._size = size
         self._left = Counter(expected)
         self._in_use = 0
-        self._guard = threading.Lock()
+        self._turn = anyio.Lock()
         self._pools: dict[BelljarConfig, _PoolOf] = {}
 
     def range(
@@ -99,25 +95,29 @@ class WarmCells:
             return self._counted(ours, self._open(policy))
         return self._counted(ours, entry.pool.range())
 
-    def troubles(self) -> list[Exception]:
-        """Errors of destroying unused cells."""
-        return [trouble for entry in self._pools.values() for trouble in entry.pool.troubles]
+    @property
+    def is_open(self) -> bool:
+        """Whether it may hold cells."""
+        return bool(self._pools)
+
+    async def close(self) -> None:
+        """Destroy what no sample took. A later sample begins new pools."""
+        while self._pools:
+            _, entry = self._pools.popitem()
+            await entry.pool.aclose()
+            self.troubles += entry.pool.troubles
 
     @asynccontextmanager
     async def _counted(
         self, config: BelljarConfig, opened: AbstractAsyncContextManager[Range]
     ) -> AsyncIterator[Range]:
-        self._count(config, left=-1, in_use=1)
+        self._left[config] -= 1
+        self._in_use += 1
         try:
             async with opened as ready:
                 yield ready
         finally:
-            self._count(config, left=0, in_use=-1)
-
-    def _count(self, config: BelljarConfig, *, left: int, in_use: int) -> None:
-        with self._guard:
-            self._left[config] += left
-            self._in_use += in_use
+            self._in_use -= 1
 
     @asynccontextmanager
     async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Range]:
@@ -154,22 +154,21 @@ class WarmCells:
             refuse=partial(refuse_to_give, self._session.home or belljar_home(), run.run_id),
             admit=partial(self._admit, config, policy),
             on_breach=self._session.breached,
+            turn=self._turn,
         )
         if policy.policy.decoys:
             from belljar.cell.decoys import decoys_in
 
             supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
-        return Pool(supply, self._thread)
+        return Pool(supply)
 
     def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
-        with self._guard:
-            left, in_use = self._left[config], self._in_use
         resources = policy.policy.resources
-        return left > ready and room_for_one_more(
+        return self._left[config] > ready and room_for_one_more(
             available_bytes=host_cpus_and_memory()[1],
             memory_bytes=resources.memory_bytes,
             disk_bytes=resources.disk_bytes,
-            in_use=in_use + ready,
+            in_use=self._in_use + ready,
         )
 
 
@@ -195,18 +194,17 @@ def warm_cells(
     if not size:
         yield None
         return
-    from belljar.cell.loop_thread import open_loop_thread
     from belljar.errors import BelljarError
 
-    warm: WarmCells | None = None
+    warm = WarmCells(session, size=size, expected=expected)
+    session.warm_range, session.close_warm = warm.range, warm.close
     try:
-        with open_loop_thread() as thread:
-            warm = WarmCells(session, thread, size=size, expected=expected)
-            session.warm_range = warm.range
-            yield warm
+        yield warm
     finally:
-        session.warm_range = None
-        for trouble in warm.troubles() if warm is not None else ():
+        session.warm_range = session.close_warm = None
+        if warm.is_open:  # Inspect ended without its clean-up
+            anyio.run(warm.close)
+        for trouble in warm.troubles:
             session.breaches.append(
                 trouble
                 if isinstance(trouble, BelljarError)

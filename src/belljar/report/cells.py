@@ -102,8 +102,9 @@ class CellFindings:
     """One cell. `model`: of a model cell, what was asked of it.
 
     `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
-    own. `host_tools`: allowed
-    outside of it, `*` for all. `death`: why it died in use. `preparing`: the sample never began.
+    own. `host_tools`: allowed outside of it, `*` for all. `death`: why it died in use.
+    `preparing`: the sample never began. `replaces`: the cell that was reverted to this one,
+    `left_by_old`: what was found of it.
     """
 
     cell_id: str
@@ -119,6 +120,8 @@ class CellFindings:
     uuid: str = ""
     eval_id: str = ""
     preparing: bool = False
+    replaces: str = ""
+    left_by_old: tuple[str, ...] = ()
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -184,6 +187,8 @@ class CellFindings:
             if probing.verdict is Verdict.BREACHED
             for breach in probing.breaches or ["the event names no probe"]
         ]
+        if self.left_by_old:
+            found.append(self._reason(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old)))
         if not self.destroyed:
             # Nothing ever ran in an unused cell that could not be made
             ran = bool(self.operations or self.probings or not self.failures)
@@ -237,7 +242,11 @@ class CellGatherer:
     def take(self, line: Line) -> None:
         """One event more."""
         if line.cell is not None and line.kind not in _TEMPLATES:
-            _add(self.found.setdefault(line.cell, CellFindings(cell_id=line.cell)), line)
+            cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
+            _add(cell, line)
+            if line.kind is Kind.CELL_REVERTED:
+                cell.replaces = str(line.data["from"])
+                _add_revert(cell, self.found.get(cell.replaces))
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
@@ -317,6 +326,16 @@ def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
         cell.differences = tuple(facts)
 
 
+def _add_revert(cell: CellFindings, replaced: CellFindings | None) -> None:
+    """It is of the replaced cell's sample; what ran in it until now prepared it."""
+    for operation in cell.operations.values():
+        operation.own = True
+    cell.bytes_in = cell.bytes_out = 0
+    if replaced is not None:
+        for name in ("task", "sample", "epoch", "uuid", "eval_id", "host_tools", "differences"):
+            setattr(cell, name, getattr(replaced, name))
+
+
 def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
     match kind:
         case Kind.CELL_PLANNED:
@@ -335,6 +354,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.model.answer_bytes += _count(data["bytes"])
             cell.model.prompt_tokens += _count(data.get("prompt_tokens"))
             cell.model.completion_tokens += _count(data.get("completion_tokens"))
+        case Kind.CELL_REVERT_VERIFIED:
+            cell.left_by_old = tuple(str(each) for each in data["found"])
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:

@@ -21,6 +21,7 @@ class ReasonCode(StrEnum):
     PROBES_VOID = "probes_void"
     PROBES_BREACHED = "probes_breached"
     MODEL_CELL_DIED = "model_cell_died"
+    REVERT_UNCLEAN = "revert_unclean"
 
     RANGE_FAILED = "range_failed"
     RANGE_BREACHED = "range_breached"
@@ -70,6 +71,7 @@ class ReasonCode(StrEnum):
 _BREACHES: Final = frozenset(
     {
         ReasonCode.PROBES_BREACHED,
+        ReasonCode.REVERT_UNCLEAN,
         ReasonCode.RANGE_BREACHED,
         ReasonCode.SCORER_BREACHED,
         ReasonCode.DECOY_CARRIED,
@@ -98,6 +100,7 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.PROBES_VOID: "its probes are void, {}",
     ReasonCode.PROBES_BREACHED: "breached: {}",
     ReasonCode.MODEL_CELL_DIED: "the model's cell died: {}",
+    ReasonCode.REVERT_UNCLEAN: "a revert left something of the old machine in it: {}",
     ReasonCode.RANGE_FAILED: "it ended by itself: {}",
     ReasonCode.RANGE_BREACHED: "breached, and ended by itself: {}",
     ReasonCode.RANGE_NOT_DESTROYED: "its destruction is not on record",

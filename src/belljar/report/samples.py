@@ -86,6 +86,11 @@ class Row:
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
     @property
+    def reverts(self) -> int:
+        """How often a cell was exchanged for a fresh one."""
+        return sum(bool(cell.replaces) for cell in self.cells)
+
+    @property
     def lasted_s(self) -> float:
         """Seconds of all its cells together."""
         return sum(cell.lasted_s for cell in self.cells)
@@ -297,6 +302,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "differences": [fact.data() for fact in row.differences],
         "degraded": [{"cell": cell, **asdict(each)} for cell, each in row.degraded],
         "cells": [cell.cell_id for cell in row.cells],
+        "reverts": row.reverts,
         "tier": row.cells[0].tier if row.cells else "",
         "emulated": any(cell.emulated for cell in row.cells),
         "commands": row.commands,

@@ -204,7 +204,7 @@ class SignalGatherer:
                 self._probing.add(self._names[cell])
             case Kind.PROBE_COMPLETED if cell in self._names:
                 self._probing.discard(self._names[cell])
-            case Kind.SAMPLE_STARTED:
+            case Kind.SAMPLE_STARTED | Kind.CELL_REVERTED:
                 self._running.add(cell)
             case Kind.CELL_DESTROYING | Kind.KILL_TRIGGERED:
                 self._running.discard(cell)

@@ -248,6 +248,7 @@ class Cell(_Facade[AsyncCell]):
     ping = _waiting(AsyncCell.ping)
     wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
+    revert = _waiting(AsyncCell.revert)
 
 
 class Range:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -20,6 +22,7 @@ from belljar.harness.session import Session
 from belljar.harness.warm import (
     OVERHEAD_BYTES,
     RESERVED_BYTES,
+    WarmCells,
     expected_samples,
     room_for_one_more,
     warm_cells,
@@ -70,11 +73,22 @@ def test_there_is_room_only_beside_all_that_the_others_may_still_use() -> None:
     assert not room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=3, **room)
 
 
+@asynccontextmanager
+async def warmed(session: Session, expected: dict[BelljarConfig, int]) -> AsyncIterator[WarmCells]:
+    """Pools of one cell, closed as the evaluation's end does."""
+    with warm_cells(session, size=1, expected=expected) as made:
+        assert made is not None
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
 async def cells_for_one_sample(home: Path, *, expected: int) -> int:
     """How many cells a run had made when its first sample, of so many that it expects, was over."""
     cells = FakeCells()
     session = Session(source=cells, home=home)
-    with warm_cells(session, size=1, expected={BelljarConfig(): expected}):
+    async with warmed(session, {BelljarConfig(): expected}):
         policy = load(None)
         async with session.range_of_sample(None, policy, is_shared=True):
             pass
@@ -104,8 +118,7 @@ async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(
     cells = FakeCells()
     session = Session(source=cells, home=tmp_path)
     config = str(file)
-    with warm_cells(session, size=1, expected={BelljarConfig(policy=config): 9}) as warm:
-        assert warm is not None
+    async with warmed(session, {BelljarConfig(policy=config): 9}) as warm:
         with monkeypatch.context() as no_pools:
             no_pools.setattr(warm, "range", lambda *_: pytest.fail("a pool was asked"))
             for flag in ("a", "b"):
@@ -129,7 +142,7 @@ async def test_a_cell_made_ahead_is_probed_with_its_router(tmp_path: Path) -> No
     phases: list[str] = []
     cells.on_probe = lambda _cell, phase: phases.append(phase)
     session = Session(source=cells, home=tmp_path)
-    with warm_cells(session, size=1, expected={BelljarConfig(): 9}):
+    async with warmed(session, {BelljarConfig(): 9}):
         policy = load(None)
         async with session.range_of_sample(None, policy, is_shared=True):
             pass
@@ -145,7 +158,7 @@ async def test_a_cell_made_ahead_is_probed_with_its_router(tmp_path: Path) -> No
 async def test_a_held_host_gives_out_no_cell_that_was_made_ahead(tmp_path: Path) -> None:
     """Neither an idle one nor a new one, from the moment of the hold."""
     session = Session(source=FakeCells(), home=tmp_path)
-    with warm_cells(session, size=1, expected={BelljarConfig(): 9}):
+    async with warmed(session, {BelljarConfig(): 9}):
         policy = load(None)
         async with session.range_of_sample(None, policy, is_shared=True):
             pass

@@ -91,3 +91,19 @@ def test_without_a_sample_in_a_cell_a_model_is_judged_alone(
     assert found.verdict is verdict
     assert (found.exit_code == 0) is (verdict is Verdict.CONTAINED)
     assert ("no sample had a cell" in headline(found)) is (verdict is Verdict.CONTAINED)
+
+
+def test_a_reverted_cell_is_of_its_sample() -> None:
+    """It needs its own probes and its own proof, whoever reverted; what was found of the old
+    machine in it is a breach, even if it was never handed over."""
+    ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
+    exchange = {"from": "c1", "to": "c9", "from_pool": False, "duration_ms": 1.0}
+    reverted = line(Kind.CELL_REVERTED, "c9", **exchange)
+    probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
+    found = judge(evidence(lines=[*story(), *probed, reverted, ended]))
+    assert (found.verdict, found.rows[0].reverts) == (Verdict.CONTAINED, 1)
+    for lines in ([reverted, ended], [*probed, reverted]):
+        assert judge(evidence(lines=[*story(), *lines])).rows[0].verdict is Verdict.VOID
+    left = {"from": "c1", "planted": ["memory"], "found": ["memory"], "not_checked": []}
+    unclean = line(Kind.CELL_REVERT_VERIFIED, "c9", **left)
+    assert judge(evidence(lines=[*story(), unclean, ended])).verdict is Verdict.BREACHED

@@ -29,9 +29,7 @@ OPENERS = [
     (belljar.open_range, sync.open_range),
 ]
 NOT_OFFERED = {
-    # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe
-    # it
-    ("Cell", "change_loop"),
+    # for pools, ranges and the harness
     ("Cell", "disconnect"),
     ("Cell", "mark_failed"),
     ("Cell", "run_probe_program"),
@@ -55,11 +53,12 @@ NOT_OFFERED = {
     ("open_range", "ahead"),
     ("open_range", "on_target"),
     # of the thread that works in it
-    ("Range", "change_loop"),
     ("Range", "disconnect"),
     ("Range", "raise_if_dead"),
     ("Range", "routers"),
     ("Range", "model_requests"),
+    # leaving its block closes a pool
+    ("Pool", "aclose"),
 }
 
 

@@ -1,0 +1,193 @@
+"""Traces that are left in a cell before a revert, and searched for in the machine after it.
+
+The guest agent's own program leaves and searches them: no tool of the image is needed. The new
+machine's memory is searched from outside, before anything in it was told what is searched for.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from array import array
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.channel import ExecRequest
+from belljar.channel.operations import RunningExec
+from belljar.errors import CellError, ContainmentBreach
+from belljar.events import JsonValue, Kind
+from belljar.isolation.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+
+_TIMEOUT_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 2.0
+_MAX_OUTPUT_BYTES: Final = 64 << 10
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_CHUNK_BYTES: Final = 4 << 20
+_MAX_MAPPING_BYTES: Final = 64 << 30
+"""A larger mapping is an address space that a runtime reserves: its page table is too long to read.
+"""
+_PRESENT, _OF_FILE = 1 << 63, 1 << 61  # /proc/PID/pagemap
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The traces that were left in `cell`: `file DIRECTORY`, `process`, `port NUMBER`, ….
+
+    Nothing is left in a cell that is dead or doesn't answer in time.
+    """
+
+    cell: Cell
+    token: str
+    traces: tuple[str, ...]
+
+    async def search(self, new: Cell) -> None:
+        """Look for the traces in another machine, on record.
+
+        Raises `ContainmentBreach` when one is there, `CellError` when it can't be searched.
+        """
+        began, unseen = time.monotonic(), []
+        found: list[str] = []
+        try:
+            if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode()):
+                found.append("memory")
+        except OSError as error:  # an ordinary user may not read it
+            unseen.append(f"memory: {error.strerror}")
+        text = f"token={self.token}\n"
+        for index, trace in enumerate(self.traces):
+            kind, _, value = trace.partition(" ")
+            name = {"port": "port", "file": f"dir{index}"}.get(kind)
+            text += f"{name}={value}\n" if name else ""
+        outcome = await new._live.client.exec(_request(new, ["search"]), input=text.encode())
+        lines = outcome.stdout.decode("utf-8", "replace").splitlines()
+        if lines[-1:] != ["end"]:
+            raise CellError("the new machine could not be searched", where=f"cell {new.id}")
+        unseen += [line.removeprefix("unseen ") for line in lines if line.startswith("unseen ")]
+        found += [line for line in lines[:-1] if not line.startswith("unseen ")]
+        data: dict[str, JsonValue] = {
+            "from": self.cell.id,
+            "planted": self.traces,
+            "found": found,
+            "not_checked": unseen,
+            "duration_ms": round((time.monotonic() - began) * 1000, 3),
+        }
+        new.note(Kind.CELL_REVERT_VERIFIED, data)
+        if found:
+            raise ContainmentBreach(
+                f"a revert left something of the old machine in the new one: {', '.join(found)}",
+                where=f"cell {new.id}",
+                hint="nothing of this run may count as contained; please report this",
+            )
+
+
+@asynccontextmanager
+async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
+    """Leave traces in a cell until the block is left."""
+    token, traces = secrets.token_hex(16), tuple[str, ...]()
+    directories = dict.fromkeys(("/tmp", cell.plan.workdir))  # noqa: S108 - the guest's
+    request = _request(cell, ["plant", token, *directories], env={f"_{token}": token})
+    stack = AsyncExitStack()
+    try:
+        # A dead cell, or one that hangs, holds no traces: it is reverted all the same
+        with suppress(CellError, OSError), anyio.move_on_after(_TIMEOUT_S):
+            await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
+            running = await stack.enter_async_context(cell._live.client.open_exec(request))
+            stack.push_async_callback(_take_away, running)
+            traces = await _planted(running)
+        yield Canary(cell, token, traces)
+    finally:
+        with anyio.CancelScope(shield=True), suppress(CellError, OSError):
+            await stack.aclose()
+
+
+async def _planted(running: RunningExec) -> tuple[str, ...]:
+    said = b""
+    while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
+        if (chunk := await running.receive_stdout()) is None:
+            break
+        said += chunk
+    return tuple(said.decode("utf-8", "replace").splitlines()[:-1])
+
+
+async def _take_away(running: RunningExec) -> None:
+    with anyio.move_on_after(_TIMEOUT_S):
+        await running.close_stdin()
+        await running.wait()
+
+
+def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None) -> ExecRequest:
+    user = cell.plan.user
+    return ExecRequest(
+        argv=["sh", *words],
+        env=env or {},
+        user="0:0" if user in {"", "0", "root"} else user,  # as for probes
+        cwd="/",
+        timeout_s=None if words[0] == "plant" else _TIMEOUT_S,
+        max_stdout_bytes=_MAX_OUTPUT_BYTES,
+        stdin=True,
+        probe=True,
+    )
+
+
+def memory_has(machine: Sandbox, needle: bytes) -> bool:
+    """Whether the memory of any process of a machine has these bytes. Blocking.
+
+    That of a VMM is the guest's memory, that of a gVisor sandbox its processes' too. Raises
+    `OSError` where it can't be read.
+    """
+    processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
+    return any(_process_has(each, needle) for each in processes if machine.holds(int(each.name)))
+
+
+def _process_has(process: Path, needle: bytes) -> bool:
+    try:
+        maps = (process / "maps").read_text("utf-8", "replace")
+        with (
+            (process / "mem").open("rb", 0) as memory,
+            (process / "pagemap").open("rb", 0) as pages,
+        ):
+            for start, end in _filled(maps, pages):
+                for at in range(start, end, _CHUNK_BYTES):
+                    # with the end of the next chunk, where a needle may lie across
+                    size = min(_CHUNK_BYTES + len(needle), end - at)
+                    with suppress(OSError):  # it was unmapped meanwhile, or is a device's
+                        if needle in os.pread(memory.fileno(), size, at):
+                            return True
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        pass
+    return False
+
+
+def _filled(maps: str, pages: BinaryIO) -> Iterator[tuple[int, int]]:
+    """The stretches of memory that are there and are not just a file's content."""
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        start, end = (int(address, 16) for address in fields[0].split("-"))
+        if "r" not in fields[1] or fields[-1] in {"[vvar]", "[vsyscall]"} or start >= 1 << 63:
+            continue
+        if end - start > _MAX_MAPPING_BYTES:
+            continue
+        # Shared memory has an inode, too, whose file is gone
+        is_file = fields[4] != "0" and not fields[-1].endswith("(deleted)")
+        entries = array("Q")
+        count = (end - start) // _PAGE_BYTES
+        entries.frombytes(os.pread(pages.fileno(), 8 * count, 8 * (start // _PAGE_BYTES)))
+        wanted, of = (_PRESENT, _PRESENT | _OF_FILE) if is_file else (_PRESENT, _PRESENT)
+        first = None
+        for index, entry in enumerate(entries):
+            if entry & of == wanted:
+                first = index if first is None else first
+            elif first is not None:
+                yield start + first * _PAGE_BYTES, start + index * _PAGE_BYTES
+                first = None
+        if first is not None:
+            yield start + first * _PAGE_BYTES, start + len(entries) * _PAGE_BYTES

@@ -1,0 +1,195 @@
+"""`Cell.revert`: another machine for a cell that is in use, and the proof that the old one is gone.
+
+A *machine* is what one async context manager makes: a cell with all that belongs to it. The caller
+holds a handle, which forwards everything to the cell of the machine in use. So a call that began
+before a revert belongs to the old machine to its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from belljar.cell.background import spawn_task
+from belljar.cell.canary import canary_in
+from belljar.cell.range import Range
+from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.events import JsonValue, Kind
+from belljar.isolation.hold import killed_error
+from belljar.policy import Risk
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+
+MAX_RETIRING: Final = 2
+"""Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
+"""
+_MAX_PAST: Final = 1000  # Earlier machines whose decoys are known as the cell's own
+MakeMachine: TypeAlias = Callable[[], AbstractAsyncContextManager[Range]]
+OnMachine: TypeAlias = Callable[[Range], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A range of one cell, and the stack whose closing destroys it."""
+
+    opened: Range
+    owner: AsyncExitStack
+
+    @property
+    def cell(self) -> Cell:
+        return self.opened.cell
+
+
+class Machines:
+    """The machine of one handle, and the old ones that are being destroyed."""
+
+    current: _Machine
+
+    def __init__(self, make: MakeMachine) -> None:
+        self._make = make
+        self._turn = anyio.Lock()
+        self._is_closed = False
+        self._past: deque[str] = deque(maxlen=_MAX_PAST)
+        self._retiring: list[anyio.Event] = []
+        self._errors: list[BaseException] = []
+
+    async def open(self) -> Range:
+        """Make the first machine; the range has the handle as its cell.
+
+        A range with a network can't be reverted, and stays as it is made.
+        """
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(self._make())
+            from belljar.cell.cell import RevertibleCell  # imported while the cell started
+
+            self.current = _Machine(opened, stack.pop_all())
+        has_more = opened.network is not None or opened.targets
+        return opened if has_more else replace(opened, cell=RevertibleCell(self))
+
+    async def revert(
+        self,
+        *,
+        verify: bool | None = None,
+        on_ready: OnMachine | None = None,
+        on_end: OnMachine | None = None,
+    ) -> None:
+        """Exchange the machine in use for a new one. Raises as `Cell.revert`.
+
+        Args:
+            on_ready: called with the new machine before anything else runs in it; what it raises
+                ends that machine and the revert.
+            on_end: called with the old machine before it is destroyed. Its errors are kept.
+        """
+        async with self._turn:
+            if self._is_closed:
+                raise CellError("the cell's block was left")
+            while len(self._retiring) >= MAX_RETIRING:
+                await self._wait_for_oldest()
+            began, old = time.monotonic(), self.current
+            killed = killed_error(old.cell._live.killed(), where=f"cell {old.cell.id}")
+            if killed is not None:
+                raise killed
+            is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
+            old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
+            async with AsyncExitStack() as stack:
+                async with canary_in(old.cell) if is_verified else nullcontext() as canary:
+                    opened = await stack.enter_async_context(self._make())
+                    self._check(old.cell, opened.cell)
+                    if canary is not None:
+                        await canary.search(opened.cell)
+                if on_ready is not None:
+                    await on_ready(opened)
+                data: dict[str, JsonValue] = {
+                    "from": old.cell.id,
+                    "to": opened.cell.id,
+                    "from_pool": opened.from_pool,
+                    "duration_ms": round((time.monotonic() - began) * 1000, 3),
+                }
+                opened.cell.note(Kind.CELL_REVERTED, data)
+                # Nothing from here on waits or fails: the cell is never between two machines
+                self.current = _Machine(opened, stack.pop_all())
+            self._retire(old, on_end)
+
+    def _check(self, old: Cell, new: Cell) -> None:
+        """The new machine is of the old one's kind, and its guard takes no decoy of the old one's
+        for another sample's. Raises `HostError`.
+        """
+        if (old.tier, old.plan.image) != (new.tier, new.plan.image):
+            raise HostError(
+                "the image was replaced in the store, or the tier is no longer possible",
+                where=f"cell {old.id}",
+                hint="open another cell for another image",
+            )
+        self._past.append(old.id)
+        if new.guard is not None:
+            new.guard.adopt(self._past)
+
+    def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
+        cell, done = machine.cell, anyio.Event()
+        cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
+        self._retiring.append(done)
+
+        async def end() -> None:
+            try:
+                with anyio.CancelScope(shield=True):
+                    async with machine.owner:
+                        if cell.guard is not None:
+                            # Else the end of its block would hold up the event loop
+                            await anyio.to_thread.run_sync(cell.guard.flush)
+                        if on_end is not None:
+                            await on_end(machine.opened)
+            except BaseException as error:  # noqa: BLE001 - raised at the end of the block
+                self._errors.append(error)
+            finally:
+                done.set()
+
+        spawn_task(end)
+
+    async def _wait_for_oldest(self) -> None:
+        await self._retiring[0].wait()
+        self._retiring.pop(0)
+        if len(self._errors) > 1:  # the first breach, else the first error
+            self._errors = sorted(self._errors, key=lambda e: not isinstance(e, ContainmentBreach))
+            del self._errors[1:]
+
+    async def close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the machine in use as its block ends, wait for all others, and raise what the
+        destruction of one found.
+        """
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                self._is_closed = True
+                try:
+                    await self.current.owner.__aexit__(kind, error, trace)
+                finally:
+                    while self._retiring:
+                        await self._wait_for_oldest()
+        if self._errors and error is None:
+            raise self._errors[0]
+
+
+@asynccontextmanager
+async def revertible(make: MakeMachine) -> AsyncIterator[Range]:
+    """The range of one cell that `make` makes; `Cell.revert` has it made again.
+
+    Raises as `make`'s manager, and what the destruction of a reverted machine found.
+    """
+    machines = Machines(make)
+    async with AsyncExitStack() as stack:
+        opened = await machines.open()
+        stack.push_async_exit(machines.close)
+        yield opened
