@@ -22,8 +22,7 @@ count."""
 # What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have
 # their own checks.
 _KEPT = ("runs", "locks", "keys")
-# Made a minute after a cell's start, when the kill switch first tests itself: only what is
-# unfinished in it counts.
+# Made by the first `belljar doctor`, which tests the kill switch: only what is unfinished counts.
 _MADE_LATER = "self-tests"
 _UNFINISHED = re.compile(r"c-[0-9a-f]{12}|\d+-\d+-|/\.[^/]*$|/(tmp|cells|journal)/")
 

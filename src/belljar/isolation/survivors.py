@@ -371,7 +371,7 @@ def _has_uid(entry: JournalEntry, pid: int) -> str:
 
 def _started(entry: JournalEntry) -> Iterator[Survivor]:
     yield from (
-        _survivor(process, "started for the range")
+        _survivor(process, "named in its journal entry")
         for process in entry.processes
         if is_alive(process)
     )

@@ -21,6 +21,7 @@ from tests.unit.isolation.test_survivors import process as waiting
 
 from belljar.isolation import cgroup
 from belljar.isolation import kill as kill_module
+from belljar.isolation import reap as reap_module
 from belljar.isolation.hold import hold, read_hold, read_order
 from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
 from belljar.ledger.keys import signature_is_good
@@ -176,7 +177,7 @@ def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[...,
     [
         (kill_module, "strike", 1),
         (kill_module, "started_for", 3),
-        (kill_module, "look", 1),
+        (reap_module, "look", 1),
         (os, "listdir", 3),
         (Journal, "read", 4),
         (Journal, "unreadable", 2),
