@@ -10,7 +10,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger import Line, Verification
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, TranscriptGap, reconcile
 from belljar.report.ranges import RangeFindings
@@ -130,6 +130,7 @@ class Evidence:
     begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ledger: LedgerState = LedgerState.VERIFIED
     ledger_problem: str = ""
+    verification: Verification | None = None
 
 
 def judge(evidence: Evidence) -> RunFindings:
