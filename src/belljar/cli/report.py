@@ -12,12 +12,13 @@ from belljar.cli.console import complete_runs, key_option, log_option, notice, r
 from belljar.units import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from belljar.ledger import Verification
-    from belljar.report.collect import Planned
 
 REPORTS: Final = "reports"
 _MAX_FILE_BYTES: Final = 16 << 20
-_MAX_PLANS: Final = 100
+_MAX_FILES: Final = 200
 
 
 @click.command("report")
@@ -86,7 +87,7 @@ def make_page(
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.listing import read_body
     from belljar.ledger.writer import is_being_written
-    from belljar.report.collect import collect
+    from belljar.report.collect import Source, collect
     from belljar.report.html import render
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState, judge
@@ -97,21 +98,20 @@ def make_page(
         evidence = stored_evidence(
             path, logs=logs, expected_key=key, expected_run=run, watch=timelines.take
         )
-        plans, facts = _files(path)
-    verification = evidence.verification
-    if verification is None:
+        found = _files(path)
+    if evidence.verification is None:
         raise ValueError("stored evidence is always verified")
-    page = collect(
-        judge(evidence),
-        timelines,
-        verification,
+    source = Source(
+        verification=evidence.verification,
+        read=lambda body, max_bytes: read_body(path, body, max_bytes=max_bytes),
+        timelines=timelines,
+        plans=_plans(found),
+        host=_json(found.get("host.json")),
+        versions=_json(found.get("versions.json")),
         alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
         is_running=is_running,
-        plans=plans,
-        facts=facts,
-        read=lambda body, max_bytes: read_body(path, body, max_bytes=max_bytes),
     )
-    return render(page), verification
+    return render(collect(judge(evidence), source)), evidence.verification
 
 
 def write_page(target: Path, page: bytes) -> None:
@@ -152,38 +152,41 @@ def report_of_run(path: Path) -> Path | None:
     return None
 
 
-def _files(path: Path) -> tuple[list[Planned], dict[str, Any]]:
-    """The plans, and the facts of the host, as far as they can be read. Raises `OSError`."""
-    import hashlib
-    import json
-
+def _files(path: Path) -> dict[str, bytes]:
+    """The files about plans and host that can be read. Raises `OSError`."""
     from belljar.errors import LedgerError
     from belljar.ledger.files import open_directory, read_beneath
-    from belljar.report.collect import Planned
 
-    found: dict[str, bytes] = {}
     kinds = ("policy", "plan", "host.json", "versions.json")
     names = sorted(each.name for each in path.iterdir() if each.name.startswith(kinds))
+    found = {}
     with open_directory(path) as root:
-        for name in names[: 2 * _MAX_PLANS]:
+        for name in names[:_MAX_FILES]:
             try:
                 found[name] = read_beneath(root, name, max_bytes=_MAX_FILE_BYTES)
             except (OSError, LedgerError, ValueError):
-                continue  # a link or a file too large: verification names it
+                continue  # a link, or a file too large: its verification names it
+    return found
 
-    def loaded(name: str) -> dict[str, Any]:
-        try:
-            value = json.loads(found.get(name, b"{}"))
-        except (ValueError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
 
-    plans = [
-        Planned(
-            digest=hashlib.sha256(content).hexdigest(),
-            plan=loaded(f"plan{name.removeprefix('policy').removesuffix('.yaml')}.json"),
+def _plans(found: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """The plans by the digests of their policies."""
+    import hashlib
+
+    return {
+        hashlib.sha256(content).hexdigest(): _json(
+            found.get(name.replace("policy", "plan", 1).removesuffix("yaml") + "json")
         )
         for name, content in found.items()
         if name.startswith("policy") and name.endswith(".yaml")
-    ]
-    return plans, {"host": loaded("host.json"), **loaded("versions.json")}
+    }
+
+
+def _json(content: bytes | None) -> dict[str, Any]:
+    import json
+
+    try:
+        value = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

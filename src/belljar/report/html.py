@@ -9,20 +9,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from belljar.report.collect import Report
 from belljar.units import format_duration, format_size
 
 _HERE: Final = Path(__file__).parent
 
 
-def render(report: Report) -> bytes:
-    """The page. The same report gives the same bytes."""
+def render(report: Mapping[str, Any]) -> bytes:
+    """The page of what `collect` found. The same report gives the same bytes."""
     style, script = ((_HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
     environment = Environment(
         autoescape=True,

@@ -165,7 +165,10 @@ class Timelines:
 
     def _entry(self, line: Line) -> Entry | None:
         kind, data, place = line.kind, line.data, _place(line)
-        if kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS) and self._probing.get(place):
+        # A flow without an address stands for many, Belljar's own among them
+        is_counted = kind is Kind.NETWORK_FLOW and not data["address"]
+        is_packet = kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
+        if is_counted or (is_packet and self._probing.get(place)):
             self.probed[place] = self.probed.get(place, 0) + 1
             return None
         number = next(
@@ -193,24 +196,29 @@ def _place(line: Line) -> str:
 
 
 class _Words(dict[str, Any]):
-    """An event's data for a template: a field that is missing or null is empty."""
+    """An event's data for a template; a field that is missing or null is empty.
+
+    `about`: all that a contact with a value names. `proof`: of a destruction.
+    """
 
     def __missing__(self, key: str) -> str:
-        return ""
+        if key == "about":
+            names = ("value", "path", "process", "decoding", "to")
+            return " ".join(filter(None, (self[name] for name in names)))
+        left = f"NOT PROVEN: {self['survivors']} {self['not_checked']}" if key == "proof" else ""
+        return "proven" if left and self["clean"] == "True" else left
 
     def __getitem__(self, key: str) -> str:
         value = super().__getitem__(key)
         if isinstance(value, list | tuple):
-            return (" " if key == "argv" else ", ").join(map(str, value))
+            words = map(str, value)
+            return shlex.join(words) if key == "argv" else ", ".join(words)
         return "" if value is None else str(value)
 
 
 def _filled(template: str, line: Line) -> str:
-    words = _Words(line.data)
-    if isinstance(argv := line.data.get("argv"), list):
-        words["argv"] = shlex.join(map(str, argv))
-    text = template.format_map(words).removesuffix(": ").removesuffix(", ")
-    return shown(text.rstrip(" "))
+    text = template.format_map(_Words(line.data))
+    return shown(text.removesuffix(": ").removesuffix(", ").rstrip(" "))
 
 
 def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
@@ -294,7 +302,6 @@ _ENDS: Final[Mapping[Kind, str]] = {
     Kind.MODEL_REQUEST_FAILED: "{reason}",
 }
 _REFUSED: Final = "{verdict}: {reason}"
-_DECOY: Final = "{value} {path} {process} {decoding} {to}"
 _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     Kind.NETWORK_FLOW: (Group.REFUSAL, "{protocol} to {address}:{port} {name} ×{count}", _REFUSED),
     Kind.NETWORK_DNS: (Group.REQUEST, "look up {name} {type}", "{answer}"),
@@ -314,23 +321,19 @@ _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     ),
     Kind.LIMIT_HIT: (Group.LIMIT, "limit {limit}", "hit {count}"),
     Kind.DECOY_FAILED: (Group.DECOY, "decoy {decoy} not placed at {place}", "{reason}"),
-    Kind.DECOY_TOUCHED: (Group.DECOY, f"decoy {{decoy}} touched: {_DECOY}", "{operation}"),
-    Kind.DECOY_TAKEN: (Group.DECOY, f"decoy {{decoy}} taken: {_DECOY}", "{operation}"),
-    Kind.DECOY_USED: (Group.DECOY, f"decoy {{decoy}} used: {_DECOY}", "{operation}"),
-    Kind.DECOY_SENT: (Group.DECOY, f"decoy {{decoy}} sent: {_DECOY}", "{operation}"),
+    Kind.DECOY_TOUCHED: (Group.DECOY, "decoy {decoy} touched: {about}", "{operation}"),
+    Kind.DECOY_TAKEN: (Group.DECOY, "decoy {decoy} taken: {about}", "{operation}"),
+    Kind.DECOY_USED: (Group.DECOY, "decoy {decoy} used: {about}", "{operation}"),
+    Kind.DECOY_SENT: (Group.DECOY, "decoy {decoy} sent: {about}", "{operation}"),
     Kind.DECOY_CARRIED: (Group.DECOY, "decoy {decoy} of another sample: {value}", "{from_cell}"),
     Kind.SENSOR_FAILED: (Group.DECOY, "the sensor of decoys failed: {decoys}", "{reason}"),
-    Kind.GUARD_HIT: (Group.GUARD, "{class} {value} {decoding} in {channel}, {place}", "{action}"),
+    Kind.GUARD_HIT: (Group.GUARD, "{class} {about} in {channel}, {place}", "{action}"),
     Kind.GUARD_UNSCANNED: (Group.GUARD, "not scanned: {bytes} B by {channel}", "{reason}"),
     Kind.CELL_CHECKED: (Group.LIMIT, "degraded sandbox: {cause}", "{detail}"),
     Kind.CELL_FAILED: (Group.LIMIT, "the cell failed", "{reason}"),
     Kind.RANGE_FAILED: (Group.LIMIT, "the range failed", "{reason}"),
     Kind.PROTOCOL_VIOLATION: (Group.LIMIT, "protocol violation", "{reason}"),
     Kind.KILL_TRIGGERED: (Group.LIMIT, "stopped by {rule}", "{reason}"),
-    Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "clean: {clean} {survivors} {not_checked}"),
-    Kind.RANGE_DESTROYED: (
-        Group.CELL,
-        "range destroyed",
-        "clean: {clean} {survivors} {not_checked}",
-    ),
+    Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "{proof}"),
+    Kind.RANGE_DESTROYED: (Group.CELL, "range destroyed", "{proof}"),
 }
