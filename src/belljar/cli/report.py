@@ -14,7 +14,6 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from belljar.ledger import Verification
 
 REPORTS: Final = "reports"
 _MAX_FILE_BYTES: Final = 16 << 20
@@ -45,13 +44,13 @@ def report(
     \b
     Exit codes:
       0  the page is written, whatever the verdict in it
-      1  the page is written, and says that the record does not verify
+      1  the page is written, and says that the record does not verify with a known key
       3  the page can't be written
     """
     from belljar.cli.ledger import expected_key, expected_run, run_path
 
     path = run_path(run)
-    page, verification = make_page(
+    page, is_good = make_page(
         path,
         logs=[str(log.resolve()) for log in logs],
         key=expected_key(fingerprint)[0],
@@ -65,7 +64,7 @@ def report(
 
         if not webbrowser.open(target.resolve().as_uri()):
             notice("no browser was found: open the file with one")
-    return 1 if verification.problem else 0
+    return 0 if is_good else 1
 
 
 def page_path(run_dir: Path) -> Path:
@@ -82,8 +81,8 @@ def page_path(run_dir: Path) -> Path:
 
 def make_page(
     path: Path, *, logs: list[str], key: str | None, run: str | None
-) -> tuple[bytes, Verification]:
-    """The page of a run directory, and what its verification found. Raises `Misuse`."""
+) -> tuple[bytes, bool]:
+    """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.listing import read_body
     from belljar.ledger.writer import is_being_written
@@ -111,7 +110,7 @@ def make_page(
         alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
         is_running=is_running,
     )
-    return render(collect(judge(evidence), source)), evidence.verification
+    return render(collect(judge(evidence), source)), not source.alarm
 
 
 def write_page(target: Path, page: bytes) -> None:
