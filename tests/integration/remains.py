@@ -21,7 +21,7 @@ SERVERS_OF_TESTS: set[int] = set()
 count."""
 # What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have
 # their own checks.
-_KEPT = ("runs", "locks", "keys")
+_KEPT = ("runs", "reports", "locks", "keys")
 # Made a minute after a cell's start, when the kill switch first tests itself: only what is
 # unfinished in it counts.
 _MADE_LATER = "self-tests"
