@@ -139,15 +139,16 @@ def report_of_run(path: Path) -> Path | None:
     from belljar.cli.ledger import expected_key
     from belljar.errors import BelljarError
 
+    target = page_path(path)
     try:
-        target = page_path(path)
         write_page(target, make_page(path, logs=[], key=expected_key(None)[0], run=path.name)[0])
     except BelljarError as error:
-        notice(f"{error.where}: {error.what}")
-    except Exception as error:  # noqa: BLE001 - a defect of the page, and the verdict stands
-        notice(f"the report was not written: {type(error).__name__}: {error}")
+        why = error.what
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the verdict and exit code stand
+        why = f"the report was not written: {type(error).__name__} {error}"
     else:
         return target
+    notice(f"{why}; `belljar report {path.name}` makes it again")
     return None
 
 

@@ -138,15 +138,15 @@ def run(
         commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
         known = [name for command in commands for param in command.params for name in param.opts]
         raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error
+    if not as_json:
+        show_findings(outcome.findings, outcome.path, dropped(outcome), every=every)
     page = report_of_run(outcome.path)
     if as_json:
         found = findings_json(outcome.findings, outcome.path)
         more = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
         print_json({**found, **more})
-    else:
-        show_findings(outcome.findings, outcome.path, dropped(outcome), every=every)
-        if page:
-            click.echo(f"report: {printable(str(page))}")
+    elif page:
+        click.echo(f"report: {printable(str(page))}")
     return outcome.exit_code
 
 

@@ -158,7 +158,9 @@ class Timelines:
                 self.proofs[_place(line)] = [shown(each) for each in data.get("checked", [])[:100]]
             case Kind.NETWORK_HTTP | Kind.NETWORK_STREAM | Kind.NETWORK_TLS:
                 key = self._policies.get(_place(line), ""), str(data.get("stand_in") or "")
-                if data["verdict"] == "allowed" and data.get("phase") != "opened":
+                is_probe = bool(self._probing.get(_place(line)))
+                is_new = data["verdict"] == "allowed" and data.get("phase") != "opened"
+                if is_new and not is_probe:
                     self.uses[key] = self.uses.get(key, 0) + 1
             case _:
                 pass

@@ -11,6 +11,7 @@ from tests.fakes.cell import RecordedCells
 from tests.unit.cli.test_verdict_cli import TASK
 
 from belljar.cli.main import run as belljar
+from belljar.cli.report import report_of_run
 from belljar.events import Event, Kind
 from belljar.harness.evaluate import RunRequest, run_evaluation
 from belljar.ledger import create_run, verify
@@ -111,3 +112,15 @@ def test_what_can_not_be_read_or_written_is_one_error(
     assert "--output" in capsys.readouterr().err
     assert page.read_bytes() == before
     assert [each.name for each in page.parent.iterdir()] == [page.name]
+
+
+def test_a_run_whose_page_can_not_be_written_ends_as_it_would(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the end of a run a page that can't be written is told, and no page is named."""
+    path = evaluated(home)
+    (home / "reports").write_text("a file in its place")
+    assert report_of_run(path) is None
+    assert f"belljar report {path.name}" in capsys.readouterr().err
+    (home / "reports").unlink()
+    assert report_of_run(path) == home / "reports" / f"{path.name}.html"
