@@ -5,16 +5,26 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
-from tests.unit.report.test_page import EVIL, data_of, elements, hostile_page
+from tests.unit.report.stories import findings_of
+from tests.unit.report.test_page import (
+    EVIL,
+    data_of,
+    elements,
+    hostile_page,
+    many,
+    source_of,
+)
 
 from belljar.ledger import verify
 from belljar.ledger.verification import Status
+from belljar.report.collect import collect
+from belljar.report.html import render
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Dialog, Page
+    from playwright.sync_api import Browser, Dialog
     from tests.integration.conftest import Belljar
 
 CHROMIUM = shutil.which("chromium")
@@ -82,21 +92,22 @@ def test_a_run_leaves_a_page_of_what_it_did(belljar: Belljar, tmp_path: Path) ->
 
 
 @pytest.fixture
-def browser_page() -> Iterator[Page]:
-    """A tab of Debian's chromium."""
+def browser() -> Iterator[Browser]:
+    """Debian's chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser.new_page()
-        browser.close()
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
 
 
 @pytest.mark.thorough
-def test_a_browser_runs_nothing_of_a_guest(browser_page: Page, tmp_path: Path) -> None:
+def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> None:
     """With hostile text in every field no dialog opens, nothing is requested, no script but ours
     runs; filter, sorting and timelines work by keyboard and mouse."""
+    browser_page = browser.new_page()
     target = tmp_path / "page.html"
     target.write_bytes(hostile_page())
     told: list[str] = []
@@ -127,3 +138,48 @@ def test_a_browser_runs_nothing_of_a_guest(browser_page: Page, tmp_path: Path) -
     browser_page.locator("#table thead button").first.click()
     assert browser_page.locator("#table thead th").first.get_attribute("aria-sort") == "ascending"
     assert told == [target.as_uri()]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_a_page(
+    browser: Browser, tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
+    """Contrast, labels, headings and roles are as the rules of axe want them."""
+    checker = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
+    target = tmp_path / "page.html"
+    target.write_bytes(hostile_page())
+    # The page's own policy would keep axe out
+    page = browser.new_context(bypass_csp=True, color_scheme=scheme).new_page()
+    page.goto(f"{target.as_uri()}#s0")
+    page.wait_for_selector("#s0 .entries")
+    found = checker.Axe().run(page)
+    assert found.response["violations"] == []
+    assert found.response["passes"]
+
+
+@pytest.mark.thorough
+@pytest.mark.alone
+def test_a_large_page_opens_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
+    """100,000 events of 500 samples are open in two seconds, and filtered in a tenth of one."""
+    lines, transcripts = many(500, 100)
+    source = source_of(lines, b"a line of output\n" * 500)
+    target = tmp_path / "page.html"
+    target.write_bytes(render(collect(findings_of(transcripts, lines), source)))
+    page = browser.new_page()
+    page.goto(target.as_uri())
+    opened_ms = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    filtered_ms = page.evaluate(
+        """() => {
+            const search = document.getElementById("search");
+            const start = performance.now();
+            search.value = "s499";
+            search.dispatchEvent(new Event("input", {bubbles: true}));
+            return performance.now() - start;
+        }"""
+    )
+    assert page.inner_text("#found") == "1 of 500"
+    assert opened_ms < 2000
+    assert filtered_ms < 100
