@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
@@ -30,6 +30,7 @@ MAX_DETAIL_CHARS: Final = 10 << 20
 """Of all timelines with their bodies; each sample has an equal share."""
 MAX_SAMPLE_CHARS: Final = 2 << 20
 MAX_BODY_BYTES: Final = 8 << 10
+MAX_LISTED: Final = 100  # reasons, remarks and the like, of the run and of each sample
 _ENTRY_CHARS: Final = 60  # of an entry without its texts, in JSON
 
 _MEANING: Final = {
@@ -85,7 +86,7 @@ def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "signals": [(code, _MEANING[code], count) for code, count in signals.most_common()],
         "missing": _missing(findings, units),
-        "errors": [shown(each) for each in findings.errors],
+        "errors": _texts(findings.errors),
         "left_host": left_host(findings),
         "targets": list(_targets(findings, source)),
         "plans": [_plan(each) for each in source.plans.values()],
@@ -98,7 +99,7 @@ def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
             "events": f"{verification.events:,}, {verification.signed_events:,} of them signed",
             "checkpoints": f"{verification.checkpoints:,}",
             "bodies": f"{verification.bodies:,}",
-            "warnings": [shown(each) for each in verification.warnings],
+            "warnings": _texts(verification.warnings),
         },
     }
 
@@ -125,21 +126,15 @@ def _sentence(findings: RunFindings, counts: Mapping[str, int]) -> str:
 
 def left_host(findings: RunFindings) -> list[str]:
     """All that is on record as having left this host, or acted on it outside of a cell."""
-    return [
-        shown(each)
-        for each in (
-            *(use.sentence() for use in findings.upstreams),
-            *(
-                f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}"
-                for use in findings.tools
-                if use.outside
-            ),
-            *(
-                f"the task's own code started {name} on this host, outside of every cell: {times}×"
-                for name, times in findings.host_processes.items()
-            ),
+    found = [use.sentence() for use in findings.upstreams]
+    for use in findings.tools:
+        if use.outside:
+            found.append(f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}")
+    for name, times in findings.host_processes.items():
+        found.append(
+            f"the task's own code started {name} on this host, outside of every cell: {times}×"
         )
-    ]
+    return _texts(found)
 
 
 def _targets(findings: RunFindings, source: Source) -> Iterator[dict[str, Any]]:
@@ -174,8 +169,11 @@ def _missing(
     each = Counter(
         text for unit in units for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
     )
-    problems = dict.fromkeys(shown(str(reason)) for reason in findings.problems)
-    return [*((text, None) for text in problems if text not in each), *each.most_common(50)]
+    problems = _texts(dict.fromkeys(map(str, findings.problems)))
+    known = [(text, None) for text in problems if text not in each]
+    left = len(each) - MAX_LISTED
+    more = [(f"… and {left} more: see the samples", None)] if left > 0 else []
+    return [*known, *each.most_common(MAX_LISTED), *more]
 
 
 # --- samples, and cells and ranges of none
@@ -197,9 +195,9 @@ def _units(findings: RunFindings, source: Source) -> Iterator[dict[str, Any]]:
             "verdict": row.verdict.value,
             "score": shown(scores or ("error" if transcript.error else "-")),
             "commands": row.commands,
-            "reasons": [shown(str(each)) for each in row.reasons],
-            "missing": [shown(f"not seen: {each}") for each in signals.blind],
-            "remarks": [shown(each) for each in _remarks(row)],
+            "reasons": _texts(row.reasons),
+            "missing": _texts(f"not seen: {each}" for each in signals.blind),
+            "remarks": _texts(_remarks(row)),
             "signals": [
                 (each.code.value, each.count, shown(", ".join(each.involved)))
                 for each in signals.signals
@@ -222,7 +220,7 @@ def _alone(kind: str, name: str, reasons: Sequence[Reason]) -> dict[str, Any]:
         "task": "",
         "verdict": verdict_of(reasons).value,
         "score": "-",
-        "reasons": [shown(str(each)) for each in reasons],
+        "reasons": _texts(reasons),
     }
 
 
@@ -282,15 +280,13 @@ def _cell(cell: CellFindings, timelines: Timelines) -> dict[str, Any]:
     return {
         "id": shown(cell.cell_id),
         "tier": _tier(cell.tier, cell.emulated),
-        "probes": [
-            shown(
-                f"{each.phase or 'asked for'}: {each.verdict.value}, {each.probes} tests, "
-                f"{format_duration(each.duration_ms / 1000)} {each.problem}"
-            )
+        "probes": _texts(
+            f"{each.phase or 'asked for'}: {each.verdict.value}, {each.probes} tests, "
+            f"{format_duration(each.duration_ms / 1000)} {each.problem}"
             for each in cell.probings
-        ],
+        ),
         "destroyed": "proven" if cell.destroyed and cell.clean else "NOT PROVEN",
-        "left": [shown(each) for each in (*cell.survivors, *cell.not_checked)],
+        "left": _texts((*cell.survivors, *cell.not_checked)),
         "looked_for": timelines.proofs.get(cell.cell_id, []),
         "death": shown(cell.death),
     }
@@ -369,8 +365,8 @@ def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
             for layer in layers
         ],
         "lists": {
-            **{f"A cell can {word}": _texts(radius.get(word)) for word in _RADIUS},
-            "Warnings of the plan": _texts(plan.get("warnings")),
+            **{f"A cell can {word}": _texts(_list(radius.get(word))) for word in _RADIUS},
+            "Warnings of the plan": _texts(_list(plan.get("warnings"))),
         },
     }
 
@@ -405,5 +401,9 @@ def _list(value: object) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _texts(value: object) -> list[str]:
-    return [shown(each) for each in _list(value)]
+def _texts(values: Iterable[object]) -> list[str]:
+    """Each as text; after `MAX_LISTED` only their count."""
+    found = list(values)
+    left = len(found) - MAX_LISTED
+    more = [f"… and {left} more: belljar verdict RUN --json"] if left > 0 else []
+    return [*(shown(each) for each in found[:MAX_LISTED]), *more]

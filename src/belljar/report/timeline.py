@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Final
@@ -117,15 +117,8 @@ class Timelines:
             made = self._entry(line)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"it can't be shown: {type(error).__name__}"
-            made = Entry(
-                seq=line.seq,
-                time=line.time,
-                place=_place(line),
-                group=Group.LIMIT,
-                what=line.kind.value,
-                outcome=why,
-                is_bad=True,
-            )
+            made = _made(replace(line, data={}), Group.LIMIT, line.kind.value, why)
+            made.place = _place(line)
         if made is not None:
             self._kept.setdefault((made.place, made.group), _Kept()).add(made)
 
