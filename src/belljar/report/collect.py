@@ -250,7 +250,8 @@ def _places(
     timelines = source.timelines
     places = [*(cell.cell_id for cell in cells), *(each.range_id for each in ranges)]
     counts = timelines.counts(places)
-    entries, left_out = _entries(places, cells, source, share)
+    names = {cell: name for each in ranges for cell, name in each.cells.items()}
+    entries, left_out = _entries(places, cells, source, share, names if len(cells) > 1 else {})
     return {
         "tier": ", ".join(dict.fromkeys(_tier(cell.tier, cell.emulated) for cell in cells)),
         "commands": counts[Group.COMMAND],
@@ -293,11 +294,15 @@ def _cell(cell: CellFindings, timelines: Timelines) -> dict[str, Any]:
 
 
 def _entries(
-    places: Sequence[str], cells: Sequence[CellFindings], source: Source, share: int
+    places: Sequence[str],
+    cells: Sequence[CellFindings],
+    source: Source,
+    share: int,
+    names: Mapping[str, str],
 ) -> tuple[list[list[Any]], dict[str, int]]:
     """The entries that fit into `share` characters, in order, and the counts of the others.
 
-    `Group` is in the order of what a reader would miss most. Entries come before bodies.
+    `names`: of cells, where several could be meant. Entries have one half, their bodies the rest.
     """
     own = {
         (cell.cell_id, operation.op)
@@ -305,31 +310,43 @@ def _entries(
         for operation in cell.operations.values()
         if operation.own and cell.probings  # without any probes, all of it is the run's own work
     }
-    left, kept = share, dict[int, tuple[Entry, list[Any]]]()
-    left_out = dict[str, int]()
-    for group, count in source.timelines.counts(places).items():
-        before = len(kept)
-        for entry in source.timelines.of(places, group):
-            if (entry.place, entry.op) in own:
-                continue
-            texts = (entry.what, entry.outcome, *entry.notes)
-            left -= _ENTRY_CHARS + sum(map(len, texts))
-            if left < share // 2:
+    groups = {
+        group: [
+            (_ENTRY_CHARS + sum(map(len, (each.what, each.outcome, *each.notes))), each)
+            for each in source.timelines.of(places, group)
+            if (each.place, each.op) not in own
+        ]
+        for group in Group
+    }
+    left, kept, left_out = share // 2, list[Entry](), dict[str, int]()
+    counts = source.timelines.counts(places)
+    # The smallest first: no flood of one kind can crowd out what a guest did otherwise
+    for number, group in enumerate(
+        sorted(groups, key=lambda each: sum(n for n, _ in groups[each]))
+    ):
+        room, before = left // (len(groups) - number), len(kept)
+        for size, entry in groups[group]:
+            if size > room:
                 break
-            kept[entry.seq] = entry, _entry(entry)
-        if missing := count - (len(kept) - before):
+            room, left = room - size, left - size
+            kept.append(entry)
+        if missing := counts[group] - (len(kept) - before):
             left_out[group.value] = missing
-    for entry, made in kept.values():
+    left, made = left + share // 2, dict[int, list[Any]]()
+    order = list(Group)
+    for entry in sorted(kept, key=lambda each: (order.index(each.group), each.seq)):
+        made[entry.seq] = _entry(entry, shown(names.get(entry.place, "")))
         for body in entry.bodies if left > 0 else ():
-            made[-1].append(_body(body, source, min(left, MAX_BODY_BYTES)))
-            left -= len(made[-1][-1][1])
-    return [kept[seq][1] for seq in sorted(kept)], left_out
+            made[entry.seq][-1].append(_body(body, source, min(left, MAX_BODY_BYTES)))
+            left -= len(made[entry.seq][-1][-1][1])
+    return [made[seq] for seq in sorted(made)], left_out
 
 
-def _entry(entry: Entry) -> list[Any]:
+def _entry(entry: Entry, cell: str) -> list[Any]:
     """As `page.js` reads it; the last item is for the bodies that fit."""
+    what = f"{cell}: {entry.what}" if cell else entry.what
     facts = (int(entry.is_bad), int(entry.by_guest), entry.notes, len(entry.bodies))
-    texts = (entry.time[11:23], entry.group.value, entry.what, entry.outcome)
+    texts = (entry.time[11:23], entry.group.value, what, entry.outcome)
     return [entry.seq, *texts, *facts, []]
 
 

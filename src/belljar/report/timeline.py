@@ -28,18 +28,18 @@ MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each 
 
 
 class Group(StrEnum):
-    """The kinds of entries that a reader can show or hide."""
+    """The kinds of entries that a reader can show or hide, those with the bodies to read first."""
 
-    CELL = "cell"
-    PROBE = "probe"
-    GUARD = "guard"
-    DECOY = "decoy"
-    LIMIT = "limit"
     COMMAND = "command"
     REFUSAL = "refusal"
     REQUEST = "request"
-    FILE = "file"
+    GUARD = "guard"
+    DECOY = "decoy"
     MODEL = "model"
+    FILE = "file"
+    LIMIT = "limit"
+    PROBE = "probe"
+    CELL = "cell"
 
 
 def shown(value: object, *, max_chars: int = MAX_TEXT_CHARS) -> str:

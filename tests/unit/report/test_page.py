@@ -327,3 +327,15 @@ def test_packets_of_belljars_own_probes_are_no_refusals_of_a_sample() -> None:
     transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
     (unit,) = collect(findings_of([transcript], lines), source_of(lines))["units"]
     assert (unit["refusals"], unit["probed"]) == (1, 1)
+
+
+def test_a_flood_of_one_kind_hides_nothing_of_another() -> None:
+    """A sample that touches decoys without end still has all of its commands on the page."""
+    lines, transcripts = many(200, 3)
+    touched = {"decoy": "d" * 1000, "operation": "open", "path": "x" * 2000}
+    lines += [line(Kind.DECOY_TOUCHED, "c0", **touched)] * 500
+    unit, *_ = collect(findings_of(transcripts, lines), source_of(lines))["units"]
+    shown_groups = [group for _, _, group, *_ in unit["entries"]]
+    assert shown_groups.count("command") == 3
+    assert "command" not in unit["left_out"]
+    assert shown_groups.count("decoy") + unit["left_out"]["decoy"] == 500
