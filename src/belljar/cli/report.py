@@ -144,7 +144,7 @@ def report_of_run(path: Path) -> Path | None:
         write_page(target, make_page(path, logs=[], key=expected_key(None)[0], run=path.name)[0])
     except BelljarError as error:
         why = error.what
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the verdict and exit code stand
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the verdict stands
         why = f"the report was not written: {type(error).__name__} {error}"
     else:
         return target
