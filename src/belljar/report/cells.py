@@ -332,10 +332,10 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.tier, cell.emulated = str(data["tier"]), bool(data["emulated"])
             cell.ahead = data.get("ahead") is True
             cell.range_id = str(data.get("range", ""))
-        case Kind.CELL_STARTING | Kind.CELL_CLONING:
-            cell.begun = True
             if isinstance(about := data.get("model"), Mapping):
                 cell.model = ModelUse(name=str(about["name"]), weights=str(about["weights"]))
+        case Kind.CELL_STARTING | Kind.CELL_CLONING:
+            cell.begun = True
         case (
             Kind.MODEL_REQUEST_STARTED | Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED
         ) if cell.model is not None:
