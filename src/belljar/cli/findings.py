@@ -141,12 +141,8 @@ def dropped(outcome: RunOutcome) -> list[str]:
     named = printable(", ".join(outcome.dropped), max_chars=400)
     if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
         return [f"no sample is contained: there are no metrics. Left out: {named}"]
-    return [
-        (
-            f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: "
-            f"{named}"
-        )
-    ]
+    count = len(outcome.dropped)
+    return [f"{count} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
 def table(findings: RunFindings, *, every: bool = False) -> Table:
