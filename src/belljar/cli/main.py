@@ -57,6 +57,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("prune", "cells", "prune", "Remove unused templates, unpacked images and kernels."),
         ("runs", "run", "runs", "List run directories."),
         ("verdict", "run", "verdict", "Judge a run by its record, offline."),
+        ("report", "report", "report", "Write the report of a run: one HTML file."),
         ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
     )
 }
@@ -66,10 +67,10 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 FOREIGN: Final = {
     **dict.fromkeys(("log", "logs", "events", "history"), "use `belljar ledger show RUN`"),
     **dict.fromkeys(("stats", "top"), "use `belljar ps`"),
-    **dict.fromkeys(("replay", "report", "results"), "use `belljar verdict RUN`"),
+    **dict.fromkeys(("replay", "results", "html"), "use `belljar report RUN`"),
     **dict.fromkeys(("images", "pull", "build"), "use `belljar image ls`, `import` or `build`"),
     **dict.fromkeys(("rm", "stop", "clean"), "use `belljar kill CELL`, `reap` or `prune`"),
-    "view": "use `inspect view --log-dir RUN_DIRECTORY/inspect`",
+    "view": "use `belljar report RUN`, or `inspect view --log-dir RUN_DIRECTORY/inspect`",
     "init": "use `belljar setup`; `belljar policy show high` prints a policy to begin with",
     "config": "use a policy file: `belljar policy schema`",
     "eval": "use `belljar run TASK`",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -277,18 +277,23 @@ def stored_evidence(
     logs: Sequence[str] = (),
     expected_key: str | None = None,
     expected_run: str | None = None,
+    watch: Callable[[Line], None] | None = None,
 ) -> Evidence:
     """The evidence of any run directory.
 
     `logs`: where Inspect's logs are now; default: as recorded. `expected_key`: the fingerprint that
-    must have signed; without it the ledger counts as bad. Raises `OSError`.
+    must have signed; without it the ledger counts as bad. `watch` is called with each event. Raises
+    `OSError`.
     """
     result = verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
     if state is LedgerState.VERIFIED and not result.key_checked:
         state = LedgerState.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
-    return _evidence(path, (state, problem), logs=logs, remote=False, key=expected_key)
+    found = _evidence(
+        path, (state, problem), logs=logs, remote=False, key=expected_key, watch=watch
+    )
+    return replace(found, verification=result)
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
@@ -306,12 +311,15 @@ def _evidence(
     logs: Sequence[str],
     remote: bool,
     key: str | None,
+    watch: Callable[[Line], None] | None = None,
 ) -> Evidence:
     record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
     ranges, left = RangeGatherer(), LeftGatherer()
     for line in _readable(path):
         for each in (record, cells, ranges, left, signals):
             each.take(line)
+        if watch is not None:
+            watch(line)
     has_samples = any(cell.sample for cell in cells.found.values())
     found = _logs(path, record, logs, has_samples=has_samples, remote=remote)
     return Evidence(

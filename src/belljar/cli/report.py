@@ -1,0 +1,192 @@
+"""`belljar report`, and the page at the end of `belljar run`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from belljar.cli.console import complete_runs, key_option, log_option, notice, reading
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+REPORTS: Final = "reports"
+_MAX_FILE_BYTES: Final = 16 << 20
+_MAX_FILES: Final = 200
+
+
+@click.command("report")
+@click.argument("run", default="last", shell_complete=complete_runs)
+@log_option
+@key_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where to write it. Default: RUN.html in `reports` of the store; beside a run directory "
+    "that is named by its path.",
+)
+@click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
+def report(
+    run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Path | None, *, opens: bool
+) -> int:
+    """Write the report of RUN: one HTML file that loads nothing from anywhere.
+
+    RUN is a run id, the beginning of one, `last` (the default), or the path of a run directory.
+    `belljar run` writes the page when it ends. Making it again gives the same bytes.
+
+    \b
+    Exit codes:
+      0  the page is written, whatever the verdict in it
+      1  the page is written, and says that the record does not verify with a known key
+      3  the page can't be written
+    """
+    from belljar.cli.ledger import expected_key, expected_run, run_path
+
+    path = run_path(run)
+    page, is_good = make_page(
+        path,
+        logs=[str(log.resolve()) for log in logs],
+        key=expected_key(fingerprint)[0],
+        run=expected_run(run, path),
+    )
+    target = output or page_path(path)
+    write_page(target, page)
+    click.echo(printable(str(target)))
+    if opens:
+        import webbrowser
+
+        if not webbrowser.open(target.resolve().as_uri()):
+            notice("no browser was found: open the file with one")
+    return 0 if is_good else 1
+
+
+def page_path(run_dir: Path) -> Path:
+    """Where the page of a run belongs: in the store, and never in the sealed run directory."""
+    from belljar.ledger.rundir import RUNS
+    from belljar.store.home import belljar_home
+
+    here = run_dir.resolve()
+    home = belljar_home()
+    if here.parent == (home / RUNS).resolve():
+        return home / REPORTS / f"{here.name}.html"
+    return here.with_name(f"{here.name}.html")
+
+
+def make_page(
+    path: Path, *, logs: list[str], key: str | None, run: str | None
+) -> tuple[bytes, bool]:
+    """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
+    from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.listing import read_body
+    from belljar.ledger.writer import is_being_written
+    from belljar.report.collect import Source, collect
+    from belljar.report.html import render
+    from belljar.report.timeline import Timelines
+    from belljar.report.verdict import LedgerState, judge
+
+    timelines = Timelines()
+    with reading(path, "RUN"):
+        is_running = is_being_written(path)
+        evidence = stored_evidence(
+            path, logs=logs, expected_key=key, expected_run=run, watch=timelines.take
+        )
+        found = _files(path)
+    if evidence.verification is None:
+        raise ValueError("stored evidence is always verified")
+    source = Source(
+        verification=evidence.verification,
+        read=lambda body, max_bytes: read_body(path, body, max_bytes=max_bytes),
+        timelines=timelines,
+        plans=_plans(found),
+        host=_json(found.get("host.json")),
+        versions=_json(found.get("versions.json")),
+        alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
+        is_running=is_running,
+    )
+    return render(collect(judge(evidence), source)), not source.alarm
+
+
+def write_page(target: Path, page: bytes) -> None:
+    """Write it whole or not at all. Raises `HostError`."""
+    from belljar.errors import HostError
+
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        if target.parent.name == REPORTS:
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+        with part.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)  # it quotes what cells printed
+            file.write(page)
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise HostError(
+            f"the report can't be written: {error.strerror}",
+            where=str(target),
+            hint="name a place with room that you may write: --output FILE",
+        ) from error
+
+
+def report_of_run(path: Path) -> Path | None:
+    """Write the page of a run that has just ended. A failure is told, and changes nothing."""
+    from belljar.cli.ledger import expected_key
+    from belljar.errors import BelljarError
+
+    target = page_path(path)
+    try:
+        write_page(target, make_page(path, logs=[], key=expected_key(None)[0], run=path.name)[0])
+    except BelljarError as error:
+        why = error.what
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the verdict stands
+        why = f"the report was not written: {type(error).__name__} {error}"
+    else:
+        return target
+    notice(f"{why}; `belljar report {path.name}` makes it again")
+    return None
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    """The files about plans and host that can be read. Raises `OSError`."""
+    from belljar.errors import LedgerError
+    from belljar.ledger.files import open_directory, read_beneath
+
+    kinds = ("policy", "plan", "host.json", "versions.json")
+    names = sorted(each.name for each in path.iterdir() if each.name.startswith(kinds))
+    found = {}
+    with open_directory(path) as root:
+        for name in names[:_MAX_FILES]:
+            try:
+                found[name] = read_beneath(root, name, max_bytes=_MAX_FILE_BYTES)
+            except (OSError, LedgerError, ValueError):
+                continue  # a link, or a file too large: its verification names it
+    return found
+
+
+def _plans(found: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """The plans by the digests of their policies."""
+    import hashlib
+
+    return {
+        hashlib.sha256(content).hexdigest(): _json(
+            found.get(name.replace("policy", "plan", 1).removesuffix("yaml") + "json")
+        )
+        for name, content in found.items()
+        if name.startswith("policy") and name.endswith(".yaml")
+    }
+
+
+def _json(content: bytes | None) -> dict[str, Any]:
+    import json
+
+    try:
+        value = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
