@@ -215,7 +215,7 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     found = json.loads(ran.stdout)
     assert list(found["samples"][0]["scores"].values()) == ["C"]
     assert found["verdict"] == "contained"
-    assert found["upstreams"] == []
+    assert found["left_this_host"] == {"claim": "nothing", "destinations": [], "unknown": []}
     assert found["model_cells"][0]["requests"] == 1
     clean_after()
 

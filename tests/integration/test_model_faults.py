@@ -298,7 +298,7 @@ def overwrite(served: ModelCell) -> None:
 
 async def test_changed_weights_start_nothing(world: World) -> None:
     """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed."""
-    with pytest.raises(HostError, match="not what was added"):
+    with pytest.raises(HostError, match="changed while the model ran"):
         async with world.model() as served:
             overwrite(served)
     first = world.run
