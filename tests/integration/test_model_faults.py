@@ -25,7 +25,7 @@ from belljar.events import Kind
 from belljar.ledger import Line, read_events, verify
 from belljar.model.http import BrokenOffError, Question
 from belljar.model.serve import ModelCell, load_model, open_model
-from belljar.model.weights import add_weights, remove_weights, remove_weights
+from belljar.model.weights import add_weights, remove_weights
 from belljar.policy import Tier, with_tier
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
