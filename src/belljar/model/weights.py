@@ -172,7 +172,7 @@ def verify_weights(weights: StoredWeights) -> StoredWeights:
     hint = "remove them (`belljar model rm`) and add the right ones"
     try:
         present = _files(weights.path / "data")
-        if {name: file_stamp(path) for name, path in present.items()} == weights.stamps:
+        if _stamps(present) == weights.stamps:
             return weights
         stamps, digest = _stamps_and_digest(present, is_directory=weights.is_directory)
     except (OSError, PolicyError) as error:
@@ -197,7 +197,7 @@ def refuse_changed(weights: StoredWeights) -> None:
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     try:
-        present = {name: file_stamp(path) for name, path in _files(weights.path / "data").items()}
+        present = _stamps(_files(weights.path / "data"))
     except (OSError, PolicyError) as error:
         raise HostError(f"they can't be read: {error}", where=where) from error
     if present != weights.stamps:
@@ -260,11 +260,15 @@ def _take(source: Path, target: Path) -> None:
         shutil.copyfileobj(file, copy, 1 << 20)
 
 
+def _stamps(files: Mapping[str, Path]) -> dict[str, list[int]]:
+    return {name: file_stamp(path) for name, path in files.items()}
+
+
 def _stamps_and_digest(
     files: Mapping[str, Path], *, is_directory: bool
 ) -> tuple[dict[str, list[int]], str]:
     """The stamps first: a file that changes while it is read differs from its stamp later."""
-    stamps = {name: file_stamp(path) for name, path in files.items()}
+    stamps = _stamps(files)
     digests = {name: file_digest(path) for name, path in files.items()}
     if not is_directory:
         return stamps, "".join(digests.values())
