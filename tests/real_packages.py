@@ -138,3 +138,20 @@ if __name__ == "__main__":
         real_model()
     except (BelljarError, subprocess.CalledProcessError) as error:
         sys.exit(f"the packages for the tests' clients can't be fetched: {error}")
+
+
+JSON_SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def send(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.send({"status": "ok"})
+"""
+"""The head of a scripted model server: healthy, and each `send` answers in JSON."""

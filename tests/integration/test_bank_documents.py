@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.integration.conftest import Belljar
-from tests.real_packages import store_real_model
+from tests.real_packages import JSON_SERVER, store_real_model
 
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import ScanSpec
@@ -23,19 +23,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "bank_documents"
 SAMPLES = ("contract-01", "kyc-02", "statement-03")
 LEAKS = {"http.url", "http.request", "dns.name"}
 """Of a tool call's argument, of a file's name, of a host's name."""
-SERVER = """
-import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-class Handler(BaseHTTPRequestHandler):
-    def send(self, value):
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def do_GET(self):
-        self.send({"status": "ok"})
+SERVER = (
+    JSON_SERVER
+    + """\
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         *document, question = str(asked["messages"][-1]["content"]).splitlines()
@@ -48,6 +38,7 @@ class Handler(BaseHTTPRequestHandler):
                    "choices": [choice], "usage": usage})
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+)
 
 
 def documents() -> dict[str, str]:
@@ -173,7 +164,7 @@ def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
     policy.write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
     found = run_bank(belljar, "in_cell", "leaking", "--model", f"belljar/{policy}")
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"1.0"}
-    assert found["upstreams"] == []
+    assert found["left_this_host"] == {"claim": "nothing", "destinations": [], "unknown": []}
     (cell,) = found["model_cells"]
     assert (cell["requests"], cell["failed"]) == (4 * len(SAMPLES), 0)
     run = clean_after()

@@ -194,6 +194,52 @@ def test_the_model_boundary(action: str, belljar: Belljar, tmp_path: Path) -> No
     assert operations == (everywhere[:1] if action == "stop" else everywhere)
 
 
+ASKING = f"""
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.solver import Generate, TaskState, solver
+from inspect_ai.tool import ToolFunction, ToolInfo
+
+@solver
+def ask(by: str):
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        config = GenerateConfig()
+        if by == "stop":
+            config = GenerateConfig(stop_seqs=["{SECRET}"])
+        elif by == "seed":
+            config = GenerateConfig(seed={NUMBER})
+        await get_model().generate("x", config=config)
+        return state
+    return solve
+
+@task
+def asks(by: str) -> Task:
+    return Task(dataset=[Sample(id="a", input="x")], solver=ask(by))
+"""
+
+
+@pytest.mark.parametrize("by", ["stop", "seed"])
+def test_what_is_beside_the_messages_is_looked_at(
+    by: str, belljar: Belljar, tmp_path: Path
+) -> None:
+    """A guest may choose a call's stop words and seed; nothing of them can be cut out, so a
+    protected value in one ends the sample before its provider is asked."""
+    (tmp_path / "tasks.py").write_text(ASKING)
+    policy = tmp_path / "policy.yaml"
+    protect = f"{{id: codename, value: {SECRET}}}, {{id: card, value: '{NUMBER}'}}"
+    policy.write_text(
+        f"belljar: 1\nrisk: low\nguard: {{protect: [{protect}], action: {{model: redact}}}}\n"
+    )
+    arguments = ["--policy", str(policy), str(tmp_path / "tasks.py"), "--model", "mockllm/model"]
+    belljar("run", *arguments, "-T", f"by={by}")
+    hits = [hit for hit in found(belljar.runs()[-1]) if hit["place"] == "model"]
+    assert {hit["operation"] for hit in hits} == {"model.config"}
+    kinds = {event.kind for event in read_events(belljar.runs()[-1])}
+    assert Kind.GUARD_HIT in kinds
+    assert Kind.MODEL_CALLED not in kinds
+
+
 LEAVING = f"""
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample

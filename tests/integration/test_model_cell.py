@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Belljar
-from tests.real_packages import store_real_model
+from tests.real_packages import JSON_SERVER, store_real_model
 
 from belljar.model.weights import EXAMPLE_SHA256
 
@@ -90,19 +90,9 @@ def tools():
 def program():
     return talking("range.yaml", agent(), target="chat.completion")
 """
-TOOL_CALLER = """
-import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-class Handler(BaseHTTPRequestHandler):
-    def send(self, value):
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def do_GET(self):
-        self.send({"status": "ok"})
+TOOL_CALLER = (
+    JSON_SERVER
+    + """\
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         last, tool = asked["messages"][-1], asked["tools"][0]["function"]["name"]
@@ -117,6 +107,7 @@ class Handler(BaseHTTPRequestHandler):
                    "choices": [choice], "usage": usage})
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+)
 RANGE = """
 belljar: 1
 risk: low
@@ -215,7 +206,7 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     found = json.loads(ran.stdout)
     assert list(found["samples"][0]["scores"].values()) == ["C"]
     assert found["verdict"] == "contained"
-    assert found["upstreams"] == []
+    assert found["left_this_host"] == {"claim": "nothing", "destinations": [], "unknown": []}
     assert found["model_cells"][0]["requests"] == 1
     clean_after()
 

@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -190,12 +189,16 @@ def _source(address: str, kind: int = socket.SOCK_DGRAM, device: str = "") -> st
 
 def _resolvers() -> Finding:
     """The configured resolvers."""
-    servers = list[str]()
+    servers, unknown = list[str](), list[str]()
     for file in _RESOLVERS:
-        with suppress(OSError):
+        try:
             text = Path(file).read_text(errors="replace")
             servers += re.findall(r"^\s*nameserver\s+(\S+)", text, re.MULTILINE)
-    return _servers("DNS", {server: server for server in servers})
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            unknown.append(f"{file} can't be read: {error.strerror}")
+    return _servers("DNS", {server: server for server in servers}, unknown)
 
 
 def _proxies(environ: Mapping[str, str]) -> Finding:
@@ -210,13 +213,15 @@ def _proxies(environ: Mapping[str, str]) -> Finding:
     return _servers("proxies", named)
 
 
-def _servers(name: str, named: Mapping[str, str]) -> Finding:
+def _servers(name: str, named: Mapping[str, str], unread: Sequence[str] = ()) -> Finding:
     """Judges servers by the route alone: none is asked, no name is looked up."""
-    present, unknown = list[str](), list[str]()
+    present, unknown = list[str](), list(unread)
     for called, host in named.items():
         try:
             source = _source(str(ip_address(host)))
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NO_WAY:
+                unknown.append(f"{called}: {error.strerror}")
             continue
         except ValueError:
             unknown.append(f"{called} is no address")
@@ -233,7 +238,9 @@ def _vsock() -> Finding:
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     except OSError as error:
-        return tried("vsock", absent=f"no such socket can be made: {error.strerror}")
+        said = f"no such socket can be made: {error.strerror}"
+        is_none = error.errno in (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT)
+        return tried("vsock", absent=said) if is_none else tried("vsock", unknown=[said])
     try:
         with Path("/dev/vsock").open("rb") as device:
             asked = fcntl.ioctl(device, socket.IOCTL_VM_SOCKETS_GET_LOCAL_CID, bytes(4))

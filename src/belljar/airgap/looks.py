@@ -6,6 +6,7 @@ has no such place.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -108,11 +109,20 @@ def _entries(place: Path, prefix: str | tuple[str, ...] = "") -> list[str]:
         return []
 
 
+# ENODEV, EINVAL, EOPNOTSUPP: an attribute of a device that has none.
+_NO_TEXT: Final = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP),
+}
+
+
 def _word(file: Path) -> str:
+    """Its text; none if there is no such file, or the kernel has none. Raises `OSError`."""
     try:
         return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    except OSError as error:
+        if error.errno in _NO_TEXT:
+            return ""
+        raise
 
 
 def _radios(root: Path) -> Finding:

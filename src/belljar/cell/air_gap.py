@@ -32,8 +32,6 @@ async def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
     Raises `HostError`, on record: a way beyond this host is there, can't be told, or appeared.
     """
-    if not loaded.policy.host:
-        return
 
     def hold() -> None:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)

@@ -250,20 +250,24 @@ class LookAtMessages(Hooks):
             cell = None if environment is None else environment.cell
             guard = None if cell is None else cell.guard
             _called.set(model)
-            for index, message in enumerate(data.input):
-                if cell is not None and guard is not None:
+            if cell is not None and guard is not None:
+                for index, message in enumerate(data.input):
                     sent = await _scanned(message, guard, cell.id)
                     data.input[index] = cast("ChatMessage", sent)
-            for index, tool in enumerate(data.tools):
-                if cell is not None and guard is not None:
+                for index, tool in enumerate(data.tools):
                     sent = await _scanned(tool, guard, cell.id, "model.tools")
                     data.tools[index] = cast("ToolInfo", sent)
+                # Stop words, a seed, a schema: a guest may have chosen them, and none can be cut
+                choice = getattr(data.tool_choice, "name", "")
+                rest = {**data.config.model_dump(exclude_none=True), "tool_choice": choice}
+                if await _scanned(rest, guard, cell.id, "model.config") != rest:
+                    raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
             lists = (each.content for each in data.input if not isinstance(each.content, str))
             is_text = all(isinstance(each, _READABLE) for contents in lists for each in contents)
             about: dict[str, JsonValue] = {
                 "model": model,
                 "address": _address_of(data.model_name),
-                "bytes": sum(map(_size_bytes, (*data.input, *data.tools))),
+                "bytes": sum(map(_size_bytes, (*data.input, *data.tools, data.config))),
                 "guarded": guard is not None and is_text,
             }
             cell_id = None if cell is None else cell.id

@@ -114,8 +114,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             home=request.home,
             source=request.source,
         )
+        session.host = stack.enter_context(watched_host())  # hooks may connect when they start
         _start_hooks()
-        session.host = stack.enter_context(watched_host())
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
 

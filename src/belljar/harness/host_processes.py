@@ -7,6 +7,7 @@ native module does, or `multiprocessing`'s spawn, is not seen.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import sysconfig
 from collections import Counter
@@ -53,6 +54,7 @@ def watched_host() -> Iterator[HostActivity]:
     """Count programs that the block's code, not Belljar or Inspect by itself, starts, and all
     connections."""
     global _watching  # a hook can't be taken away, so one stays and looks here
+    platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
     _watching = found = HostActivity(Counter(), Counter())
     try:

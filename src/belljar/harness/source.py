@@ -119,9 +119,11 @@ class RealCells:
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan here and make the template. Prints skipped tiers."""
         from belljar.cell import prepare
-        from belljar.cell.air_gap import hold_air_gap
 
-        await hold_air_gap(run, policy)
+        if policy.policy.host:
+            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+
+            await hold_air_gap(run, policy)
         self.check_unchanged(policy, home=home)
         with reported_if_slow(FIRST_CELL):
             parts = await prepare(policy, recorder=run.recorder, home=home)

@@ -28,7 +28,12 @@ from belljar.model.http import (
     ServerViolationError,
     is_api,
 )
-from belljar.model.weights import StoredWeights, find_weights, verify_weights
+from belljar.model.weights import (
+    StoredWeights,
+    find_weights,
+    refuse_changed,
+    verify_weights,
+)
 from belljar.policy import LoadedPolicy
 from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.probe.run import breach_of, probe_cell
@@ -235,8 +240,7 @@ async def open_model(
     if about.model is None:
         raise PolicyError("it is not the policy of a model cell", where=policy.source)
     stored = find_weights(about.model.weights.sha256, home=home)
-    verify = partial(anyio.to_thread.run_sync, verify_weights, stored)
-    await verify()
+    stored = await anyio.to_thread.run_sync(verify_weights, stored)
     async with open_cell(policy, run=run, home=home, actor=actor) as cell:
         await _probe(cell, run, "start")
         cpus, served = about.resources.cpus, stored.served
@@ -250,7 +254,7 @@ async def open_model(
                 await model.client.aclose()
                 if cell.destruction is None:  # the verdict knows that a dead cell was not probed
                     await _probe(cell, run, "end")
-        await verify()
+        await anyio.to_thread.run_sync(refuse_changed, stored)
 
 
 async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:

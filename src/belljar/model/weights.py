@@ -25,7 +25,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
 from belljar.isolation.program_root import file_stamp
@@ -106,11 +106,15 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
     """The entry of a digest, of the unique beginning of one, or of a name. Files are not looked at.
 
+    A whole digest is never a name: caches of models name files by what they should hold.
     Raises `HostError`.
     """
     match = _PREFIX.fullmatch(ref)
     prefix = match[1] if match else "-"
-    found = [e for e in list_weights(home) if e.name == ref or e.digest.startswith(prefix)]
+    listed = list_weights(home)
+    found = [each for each in listed if each.digest.startswith(prefix)]
+    if not found and _DIGEST.fullmatch(prefix) is None:
+        found = [each for each in listed if each.name == ref]
     if len(found) == 1:
         return found[0]
     shown = f"sha256:{prefix[:12]}" if match else printable(ref, max_chars=100)
@@ -158,17 +162,18 @@ def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
     return found
 
 
-def verify_weights(weights: StoredWeights) -> None:
+def verify_weights(weights: StoredWeights) -> StoredWeights:
     """Compare each file with its stamp, and where one differs, its content with the digest.
 
-    Blocking. Raises `HostError` for what is missing, truncated or changed.
+    Blocking. Returns them with the stamps of now. Raises `HostError` for what is missing, truncated
+    or changed.
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
     try:
         present = _files(weights.path / "data")
-        if {name: file_stamp(path) for name, path in present.items()} == weights.stamps:
-            return
+        if _stamps(present) == weights.stamps:
+            return weights
         stamps, digest = _stamps_and_digest(present, is_directory=weights.is_directory)
     except (OSError, PolicyError) as error:
         raise HostError(f"they can't be read: {error}", where=where, hint=hint) from error
@@ -183,6 +188,20 @@ def verify_weights(weights: StoredWeights) -> None:
         about = json.loads((weights.path / "weights.json").read_text())
         draft.write_text(json.dumps({**about, "stamps": stamps}))
         draft.replace(weights.path / "weights.json")
+    return replace(weights, stamps=stamps)
+
+
+def refuse_changed(weights: StoredWeights) -> None:
+    """Raise `HostError` if a file was touched since its stamp, even if its bytes are the same now:
+    a cell that saw them in between may have been given others.
+    """
+    where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
+    try:
+        present = _stamps(_files(weights.path / "data"))
+    except (OSError, PolicyError) as error:
+        raise HostError(f"they can't be read: {error}", where=where) from error
+    if present != weights.stamps:
+        raise HostError("a file was changed while the model ran", where=where)
 
 
 # ---- files
@@ -241,11 +260,15 @@ def _take(source: Path, target: Path) -> None:
         shutil.copyfileobj(file, copy, 1 << 20)
 
 
+def _stamps(files: Mapping[str, Path]) -> dict[str, list[int]]:
+    return {name: file_stamp(path) for name, path in files.items()}
+
+
 def _stamps_and_digest(
     files: Mapping[str, Path], *, is_directory: bool
 ) -> tuple[dict[str, list[int]], str]:
     """The stamps first: a file that changes while it is read differs from its stamp later."""
-    stamps = {name: file_stamp(path) for name, path in files.items()}
+    stamps = _stamps(files)
     digests = {name: file_digest(path) for name, path in files.items()}
     if not is_directory:
         return stamps, "".join(digests.values())

@@ -178,8 +178,10 @@ def test_a_place_that_can_not_be_read_can_not_be_told(tmp_path: Path) -> None:
     """The rest is still looked at."""
     root = host(tmp_path)
     (root / "sys/class/rfkill").symlink_to("rfkill")
+    (root / "sys/class/udc/usb0/function").mkdir(parents=True)
     states = {each.name: each.state for each in look(root)}
     assert states.pop("radios") is State.UNKNOWN
+    assert states.pop("USB network") is State.UNKNOWN
     assert set(states.values()) == {State.ABSENT}
 
 

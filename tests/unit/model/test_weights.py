@@ -18,6 +18,7 @@ from belljar.model.weights import (
     file_digest,
     find_weights,
     list_weights,
+    refuse_changed,
     remove_weights,
     verify_weights,
 )
@@ -181,3 +182,30 @@ def test_unknown_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         find_weights("0" * 64, home=tmp_path)
     assert caught.value.hint
+
+
+def test_a_whole_digest_is_never_a_name(source: Path, tmp_path: Path) -> None:
+    """Caches name files by what they should hold: other bytes under that name are not found by it,
+    and don't keep the right ones out."""
+    home, digest = tmp_path / "home", file_digest(source)
+    other = tmp_path / digest
+    other.write_bytes(b"others")
+    add_weights(other, home=home)
+    with pytest.raises(HostError, match="not in the store"):
+        find_weights(digest, home=home)
+    assert add_weights(source, home=home).digest == digest
+    assert find_weights(digest, home=home).digest == digest
+
+
+def test_weights_that_changed_back_are_not_unchanged(source: Path, added: StoredWeights) -> None:
+    """A cell that ran meanwhile saw the others: the same bytes pass a start, never an end."""
+    stored = added.path / "data" / added.served
+    held = verify_weights(added)
+    refuse_changed(held)
+    contents = stored.read_bytes()
+    stored.chmod(0o644)
+    stored.write_bytes(b"others")
+    stored.write_bytes(contents)
+    with pytest.raises(HostError, match="changed"):
+        refuse_changed(held)
+    refuse_changed(verify_weights(find_weights(added.digest, home=added.path.parents[1])))

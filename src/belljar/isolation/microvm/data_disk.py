@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from belljar.errors import HostError
 from belljar.image.tools import run_tool, tool
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import need_space
@@ -22,7 +23,7 @@ _TIMEOUT_S: Final = 4 * 3600.0
 def ensure_data_disk(home: Path, weights: Path) -> None:
     """Make the disk if it is missing, or not as it was made. Blocking.
 
-    Raises `HostError`: no space, or no mksquashfs.
+    Raises `HostError`: no space, no mksquashfs, or the weights are not those that were verified.
     """
     directory, disk, made = weights / "data", weights / DATA_DISK, weights / "disk.json"
     with locked(home, f"disk-{weights.name[:16]}"):
@@ -35,6 +36,14 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
         try:
             argv = [tool("mksquashfs"), str(directory), str(draft), *_OPTIONS.split()]
             run_tool([*argv, "-no-progress", "-quiet"], timeout_s=_TIMEOUT_S)
+            found = {
+                each.relative_to(directory).as_posix(): file_stamp(each)
+                for each in directory.rglob("*")
+                if not each.is_dir()
+            }
+            # Else it would hold other bytes than the digest's for good
+            if found != json.loads((weights / "weights.json").read_text())["stamps"]:
+                raise HostError("the weights changed while their disk was made", where=str(weights))
             draft.chmod(0o444)
             draft.rename(disk)
             made.write_text(json.dumps(file_stamp(disk)))
