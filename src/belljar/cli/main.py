@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("forward", "sessions", "forward", "Forward a local port to a server in a cell."),
         ("ps", "cells", "ps", "List cells and who owns them."),
         ("airgap", "airgap", "airgap", "Check which ways lead beyond this host."),
+        ("bench", "bench", "bench", "Measure cells on this host, beside its container tools."),
         ("bundle", "bundle", "bundle", "Carry an installation to a host without a network."),
         ("guard", "signals", "guard", "Try the egress guard on files and cases."),
         ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
