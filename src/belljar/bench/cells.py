@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,13 +35,13 @@ class Workload:
     Attributes:
         rounds: of each measure, one after the other.
         in_flight: how many whole lives at once, each a measure of its own.
-        file_bytes: of the file that is copied in and out.
+        blob: the content of the file that is copied in and out.
     """
 
     tier: str
     rounds: int
     in_flight: tuple[int, ...]
-    file_bytes: int
+    blob: bytes
 
     @property
     def policy(self) -> PolicyLike:
@@ -75,7 +74,6 @@ async def time_tier(work: Workload, figures: Figures, report: Callable[[str], No
 
 
 async def _use(cell: Cell, work: Workload, figures: Figures) -> None:
-    blob = os.urandom(work.file_bytes)
     for _ in range(work.rounds):
         with figures.timed(Row(work.tier, Measure.EXEC)):
             await cell.exec(["true"])
@@ -84,10 +82,10 @@ async def _use(cell: Cell, work: Workload, figures: Figures) -> None:
         figures.memory_mib[work.tier] = round(used_bytes / (1 << 20), 1)
     for _ in range(_FILE_ROUNDS):
         with figures.timed(Row(work.tier, Measure.FILE_IN)):
-            await cell.write_file(_BLOB, blob)
+            await cell.write_file(_BLOB, work.blob)
         with figures.timed(Row(work.tier, Measure.FILE_OUT)):
-            back = await cell.read_file(_BLOB, max_bytes=work.file_bytes)
-        if back != blob:
+            back = await cell.read_file(_BLOB, max_bytes=len(work.blob))
+        if back != work.blob:
             raise CellError("a file came back changed", where=f"cell {cell.id}")
     for _ in range(work.rounds):
         await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])

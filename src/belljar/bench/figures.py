@@ -10,10 +10,6 @@ from enum import StrEnum
 from time import perf_counter
 from typing import Final
 
-from belljar.events import JsonValue
-
-PERCENTILES: Final = (50, 95, 99)
-
 
 class Measure(StrEnum):
     """What is timed, as it is printed."""
@@ -52,6 +48,21 @@ class Row:
     in_flight: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One row's percentiles (None: every try failed), raw samples and failures."""
+
+    subject: str
+    measure: Measure
+    in_flight: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    ratio: float | None
+    samples_ms: tuple[float, ...]
+    failures: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Figures:
     """All samples of a run, in milliseconds; what failed; what is absent, and why."""
@@ -78,45 +89,32 @@ class Figures:
 
     def ratio(self, row: Row, peer: str) -> float | None:
         """Return the row's median over the peer's with as many in flight, if both were measured."""
-        measure = PEER_MEASURE.get(row.measure)
-        theirs = measure and self.samples_ms.get(Row(peer, measure, row.in_flight))
-        mine = self.samples_ms.get(row)
-        if not theirs or not mine or row.subject == peer:
+        if row.measure not in PEER_MEASURE or row.subject == peer:
             return None
-        return percentile(mine, 50) / percentile(theirs, 50)
+        theirs = Row(peer, PEER_MEASURE[row.measure], row.in_flight)
+        mine_ms, theirs_ms = (percentile(self.samples_ms.get(e, []), 50) for e in (row, theirs))
+        return mine_ms / theirs_ms if mine_ms and theirs_ms else None
 
-    def document(self, peer: str) -> list[dict[str, JsonValue]]:
-        """Return each series with its raw samples, as `--json` prints it."""
-        return [
-            {
-                "subject": row.subject,
-                "measure": row.measure,
-                "in_flight": row.in_flight,
-                **{f"p{each}_ms": _rounded(self._percentile(row, each)) for each in PERCENTILES},
-                "ratio": _rounded(self.ratio(row, peer), 3),
-                "samples_ms": [round(each, 3) for each in self.samples_ms.get(row, ())],
-                "failures": list(self.failures.get(row, ())),
-            }
-            for row in self._rows()
-        ]
-
-    def table(self, peer: str) -> list[tuple[str, ...]]:
-        """Return the table's rows of text, headings first."""
-        headings = ("what", "at once", *(f"P{each} ms" for each in PERCENTILES), f"÷ {peer or '–'}")
-        lines = [("", *headings)]
+    def series(self, peer: str) -> list[Series]:
+        """Return each row's series."""
+        found = []
         for row in self._rows():
-            ratio, failed = self.ratio(row, peer), len(self.failures.get(row, ()))
-            times = [self._percentile(row, each) for each in PERCENTILES]
-            lines.append(
-                (
-                    row.subject,
-                    row.measure + (f" ({failed} failed)" if failed else ""),
-                    str(row.in_flight),
-                    *("–" if each is None else f"{each:.1f}" for each in times),
-                    "–" if ratio is None else f"{ratio:.2f}",
+            samples = self.samples_ms.get(row, [])
+            p50, p95, p99 = (percentile(samples, share) for share in (50, 95, 99))
+            found.append(
+                Series(
+                    subject=row.subject,
+                    measure=row.measure,
+                    in_flight=row.in_flight,
+                    p50_ms=p50,
+                    p95_ms=p95,
+                    p99_ms=p99,
+                    ratio=self.ratio(row, peer),
+                    samples_ms=tuple(round(each, 3) for each in samples),
+                    failures=tuple(self.failures.get(row, ())),
                 )
             )
-        return lines
+        return found
 
     def _rows(self) -> list[Row]:
         """Return all rows: subjects as they were measured, then by number at once."""
@@ -131,15 +129,9 @@ class Figures:
             ),
         )
 
-    def _percentile(self, row: Row, share: int) -> float | None:
-        samples = self.samples_ms.get(row)
-        return percentile(samples, share) if samples else None
 
-
-def percentile(samples: Sequence[float], share: int) -> float:
+def percentile(samples: Sequence[float], share: int) -> float | None:
     """Return the smallest sample that `share` per cent of them do not exceed (nearest rank)."""
+    if not samples:
+        return None
     return sorted(samples)[max(0, math.ceil(share * len(samples) / 100) - 1)]
-
-
-def _rounded(value: float | None, digits: int = 1) -> float | None:
-    return None if value is None else round(value, digits)

@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +22,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.bench.figures import Figures
-    from belljar.bench.peers import Peer
 
-_MIB: Final = 1 << 20
 _TASK: Final = """\
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
@@ -100,76 +96,50 @@ def bench(
       3  a tier can't be used here: its rows are missing, the reason is printed
       5  a cell failed: its row says how many
     """
+    from belljar.bench.cells import Workload, time_tier
     from belljar.bench.figures import Figures
 
     if quick:
-        rounds, in_flight, samples = min(rounds, 5), in_flight or (1, 10), 0
-    figures = Figures()
+        rounds, samples = min(rounds, 5), 0
+    counts = in_flight or ((1, 10) if quick else (1, 10, 50, 100))
+    blob, figures, peer = os.urandom((10 if quick else 50) << 20), Figures(), ""
     with tempfile.TemporaryDirectory(prefix="belljar-bench-") as scratch:
-        with _peers(Path(scratch), figures, wanted=not no_peers) as found:
-            for count in in_flight or (1, 10, 50, 100):
-                _time_peers(found, figures, count, rounds if count == 1 else 1)
-            _time_one_container(found, figures, rounds, Path(scratch), quick=quick)
+        if not no_peers:
+            peer = _time_peers(figures, rounds, counts, blob, Path(scratch))
         for tier in tiers or TIERS:
-            _time_tier(tier, figures, rounds, in_flight or (1, 10, 50, 100), quick=quick)
-            if samples and tier not in figures.absent:
-                _time_evaluation(tier, figures, samples, Path(scratch))
-    peer = found[0].name if found else ""
+            work = Workload(tier=tier, rounds=rounds, in_flight=counts, blob=blob)
+            try:
+                run_async(time_tier, work, figures, notice)
+            except (HostError, PolicyError) as error:
+                figures.absent[tier] = str(error)
+            else:
+                if samples:
+                    _time_evaluation(tier, figures, samples, Path(scratch))
     _print(figures, peer, as_json=as_json)
     if any(tier in figures.absent for tier in tiers or TIERS):
         return HostError.exit_code
     return CellError.exit_code if any(row.subject in TIERS for row in figures.failures) else 0
 
 
-@contextmanager
-def _peers(scratch: Path, figures: Figures, *, wanted: bool) -> Iterator[list[Peer]]:
-    if not wanted:
-        yield []
-        return
-    from belljar.bench.peers import peers
+def _time_peers(
+    figures: Figures, rounds: int, counts: tuple[int, ...], blob: bytes, scratch: Path
+) -> str:
+    """Time the peers that work here and return the first one's name, or ""."""
+    from belljar.bench.peers import DOCKER, peers, time_docker
     from belljar.image import Store
     from belljar.store.home import belljar_home
 
     notice("looking for Docker, runc, runsc and bubblewrap")
     with peers(Store(belljar_home()).find("default").rootfs, scratch, figures) as found:
-        yield found
-
-
-def _time_peers(found: list[Peer], figures: Figures, count: int, rounds: int) -> None:
-    for peer in found:
-        notice(f"{peer.name}: {count} at once")
-        with ThreadPoolExecutor(count) as threads:
-            for _ in range(rounds):
-                for each in [threads.submit(peer.run, figures, count) for _ in range(count)]:
-                    each.result()
-
-
-def _time_one_container(
-    found: list[Peer], figures: Figures, rounds: int, scratch: Path, *, quick: bool
-) -> None:
-    from belljar.bench.peers import DOCKER, time_docker
-
-    if any(peer.name == DOCKER for peer in found):
-        blob = scratch / "blob"
-        blob.write_bytes(os.urandom(_file_mib(quick=quick) * _MIB))
-        time_docker(figures, rounds, blob)
-
-
-def _file_mib(*, quick: bool) -> int:
-    return 10 if quick else 50
-
-
-def _time_tier(
-    tier: str, figures: Figures, rounds: int, in_flight: tuple[int, ...], *, quick: bool
-) -> None:
-    from belljar.bench.cells import Workload, time_tier
-
-    file_bytes = _file_mib(quick=quick) * _MIB
-    work = Workload(tier=tier, rounds=rounds, in_flight=in_flight, file_bytes=file_bytes)
-    try:
-        run_async(time_tier, work, figures, notice)
-    except (HostError, PolicyError) as error:
-        figures.absent[tier] = str(error)
+        for peer, count in ((peer, count) for peer in found for count in counts):
+            notice(f"{peer.name}: {count} at once")
+            with ThreadPoolExecutor(count) as threads:
+                for _ in range(rounds if count == 1 else 1):
+                    list(threads.map(peer.run, [figures] * count, [count] * count))
+        if any(peer.name == DOCKER for peer in found):
+            (scratch / "blob").write_bytes(blob)
+            time_docker(figures, rounds, scratch / "blob")
+        return found[0].name if found else ""
 
 
 def _time_evaluation(tier: str, figures: Figures, samples: int, scratch: Path) -> None:
@@ -207,11 +177,17 @@ def _print(figures: Figures, peer: str, *, as_json: bool) -> None:
     }
     if as_json:
         known = {"absent": figures.absent, "memory_mib": figures.memory_mib}
-        print_json({"host": host, "peer": peer, **known, "series": figures.document(peer)})
+        series = [asdict(each) for each in figures.series(peer)]
+        print_json({"host": host, "peer": peer, **known, "series": series})
         return
-    for line in table_lines(figures.table(peer)):
-        click.echo(line)
-    click.echo()
+    lines: list[tuple[str, ...]] = [
+        ("", "what", "at once", "P50 ms", "P95 ms", "P99 ms", f"÷ {peer or 'peer'}")
+    ]
+    for each in figures.series(peer):
+        numbers = (each.p50_ms, each.p95_ms, each.p99_ms, each.ratio)
+        texts = ["-" if number is None else f"{number:.2f}" for number in numbers]
+        lines.append((each.subject, each.measure, str(each.in_flight), *texts))
+    click.echo("\n".join(table_lines(lines)) + "\n")
     for tier, mib in figures.memory_mib.items():
         click.echo(f"memory of one used cell, {tier}: {mib} MiB")
     for row, failures in figures.failures.items():

@@ -13,6 +13,7 @@ def test_a_percentile_is_a_sample() -> None:
     assert [percentile(samples, share) for share in (50, 95, 99)] == [50, 95, 99]
     assert percentile([3.0, 1.0], 50) == 1
     assert percentile([7.0], 99) == 7
+    assert percentile([], 50) is None
 
 
 def test_a_ratio_compares_like_with_like() -> None:
@@ -28,11 +29,11 @@ def test_a_ratio_compares_like_with_like() -> None:
 
 
 def test_a_failure_is_a_row() -> None:
-    """A measure of which every try failed is in the document and in the table."""
+    """A measure of which every try failed is a series without percentiles."""
     figures = Figures()
     row = Row("microvm", Measure.LIFE, 100)
     figures.fail(row, "no room")
-    (found,) = figures.document(PEER)
-    assert found["failures"] == ["no room"]
-    assert found["samples_ms"] == []
-    assert "1 failed" in figures.table(PEER)[1][1]
+    (found,) = figures.series(PEER)
+    assert found.failures == ("no room",)
+    assert found.samples_ms == ()
+    assert found.p50_ms is None
