@@ -246,16 +246,17 @@ def export(run: str, output: Path | None) -> None:
     """
     path = run_path(run)
     if output is None:
-        _export(path, sys.stdout.buffer, escape=sys.stdout.isatty())
+        write_lines(path, sys.stdout.buffer, escape=sys.stdout.isatty())
         return
     try:
         with output.open("xb") as file:
-            _export(path, file, escape=False)
+            write_lines(path, file, escape=False)
     except FileExistsError as error:
         raise Misuse(f"{output} exists", param="-o", hint="name a new file") from error
 
 
-def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
+def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
+    """Write each complete event; others are named on standard error."""
     from belljar.ledger.listing import read_raw
     from belljar.ledger.verification import parse_line
 

@@ -59,6 +59,8 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("runs", "run", "runs", "List run directories."),
         ("verdict", "run", "verdict", "Judge a run by its record, offline."),
         ("report", "report", "report", "Write the report of a run: one HTML file."),
+        ("export", "export", "export", "Write the record of a run in another tool's format."),
+        ("replay", "export", "replay", "Play a cell's commands in this terminal."),
         ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
     )
 }
@@ -68,7 +70,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 FOREIGN: Final = {
     **dict.fromkeys(("log", "logs", "events", "history"), "use `belljar ledger show RUN`"),
     **dict.fromkeys(("stats", "top"), "use `belljar ps`"),
-    **dict.fromkeys(("replay", "results", "html"), "use `belljar report RUN`"),
+    **dict.fromkeys(("results", "html"), "use `belljar report RUN`"),
     **dict.fromkeys(("images", "pull", "build"), "use `belljar image ls`, `import` or `build`"),
     **dict.fromkeys(("rm", "stop", "clean"), "use `belljar kill CELL`, `reap` or `prune`"),
     "view": "use `belljar report RUN`, or `inspect view --log-dir RUN_DIRECTORY/inspect`",
