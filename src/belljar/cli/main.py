@@ -47,6 +47,8 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
         ("forward", "sessions", "forward", "Forward a local port to a server in a cell."),
         ("ps", "cells", "ps", "List cells and who owns them."),
+        ("watch", "live", "watch", "Show running cells like `top`."),
+        ("serve", "live", "serve", "Serve a page that shows runs while they last."),
         ("airgap", "airgap", "airgap", "Check which ways lead beyond this host."),
         ("bench", "bench", "bench", "Measure cells on this host, beside its container tools."),
         ("bundle", "bundle", "bundle", "Carry an installation to a host without a network."),
@@ -69,7 +71,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 
 FOREIGN: Final = {
     **dict.fromkeys(("log", "logs", "events", "history"), "use `belljar ledger show RUN`"),
-    **dict.fromkeys(("stats", "top"), "use `belljar ps`"),
+    **dict.fromkeys(("stats", "top"), "use `belljar watch`"),
     **dict.fromkeys(("results", "html"), "use `belljar report RUN`"),
     **dict.fromkeys(("images", "pull", "build"), "use `belljar image ls`, `import` or `build`"),
     **dict.fromkeys(("rm", "stop", "clean"), "use `belljar kill CELL`, `reap` or `prune`"),

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from belljar.dataclass import dataclass, field, replace
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation import cgroup
-from belljar.isolation.cgroup import memory_bytes
+from belljar.isolation.cgroup import cpu_s, memory_bytes
 from belljar.isolation.hold import sweep_orders
 from belljar.isolation.identity import hold_uids
 from belljar.isolation.survivors import look, remove_survivors
@@ -179,6 +179,7 @@ class CellListing:
     started_s_ago: float
     about: CellAbout = field(default_factory=CellAbout)
     memory_bytes: int | None = None
+    cpu_s: float | None = None
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
@@ -209,6 +210,7 @@ def _listing(journal: Journal, entry: JournalEntry) -> CellListing:
         started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
         about=journal.about(entry.cell_id),
         memory_bytes=next(filter(None, map(memory_bytes, entry.cgroups)), None),
+        cpu_s=next(filter(None, map(cpu_s, entry.cgroups)), None),
     )
 
 
