@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,4 +106,8 @@ def test_a_socket_is_this_users(tmp_path: Path, home: Path) -> None:
         assert address.startswith(f"{path}#")
         assert home.exists()
         assert path.stat().st_mode & 0o077 == 0
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
     assert not path.exists()
