@@ -272,6 +272,53 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
     target.flush()
 
 
+@ledger.command()
+@run_argument
+@click.argument("seq", type=click.IntRange(min=0))
+def prove(run: str, seq: int) -> None:
+    """Print a proof that event SEQ is in the signed record of RUN, without the other events.
+
+    One JSON object, which `belljar ledger check` checks anywhere.
+    """
+    from belljar.ledger.proof import prove as proof_of
+
+    path = run_path(run)
+    with reading(path, "RUN"):
+        print_json(proof_of(path, seq))
+
+
+@ledger.command()
+@click.argument("proof", type=click.File("rb"))
+@key_option
+def check(proof: BinaryIO, fingerprint: str | None) -> int:
+    """Check a PROOF of `belljar ledger prove` (a file, or -), and print its event.
+
+    \b
+    Exit codes:
+      0  the event is in a record that the known key signed
+      1  it is not, or no key is known: get the fingerprint by a way you trust, and give --key
+    """
+    from belljar.ledger.proof import check_proof
+
+    expected, origin = expected_key(fingerprint)
+    try:
+        event, run_id, key = check_proof(json.loads(proof.read(MAX_PROOF_BYTES)))
+    except (LedgerError, ValueError, RecursionError) as error:
+        click.echo(f"belljar: {printable(str(error))}", err=True)
+        return 1
+    click.echo(_row(event))
+    click.echo(f"  event {event.seq} of run {run_id}, signed by {key}")
+    if expected != key:
+        click.echo(f"  {HINT_KEY}" if expected is None else f"  which is NOT {origin}", err=True)
+        return 1
+    click.echo(f"  that is {origin}")
+    return 0
+
+
+# A line with its path and a checkpoint, in JSON.
+MAX_PROOF_BYTES: Final = 8 << 20
+
+
 # --- what is meant
 
 
