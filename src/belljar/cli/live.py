@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Streams end within a second; a browser that reads nothing must not keep the server.
 _END_WITHIN_S: Final = 5
+_MAX_CONNECTIONS: Final = 500
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 
 
@@ -68,7 +69,11 @@ def serve(host: str, port: int, unix_path: Path | None, *, operator: bool, any_h
         server = LiveServer(home, token, hosts=hosts, operator=operator)
         click.echo(f"{name}#{token}")
         config = uvicorn.Config(
-            server.app(), log_level="warning", access_log=False, server_header=False
+            server.app(),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MAX_CONNECTIONS,
         )
         config.timeout_graceful_shutdown = _END_WITHIN_S
         runner = uvicorn.Server(config)

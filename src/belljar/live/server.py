@@ -11,6 +11,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -163,7 +164,7 @@ class LiveServer:
     async def _session(self, request: Request) -> Response:
         """Trade the token, or a cookie that is there, for a cookie and the actions' secret."""
         given = (await _body(request)).get("token", "")
-        good = isinstance(given, str) and hmac.compare_digest(given.encode(), self._token.encode())
+        good = isinstance(given, str) and _is_same(given, self._token)
         if not good and not self._may_look(request):
             return _refused("the token is wrong: `belljar serve` prints it", 401)
         answer = JSONResponse(
@@ -173,7 +174,7 @@ class LiveServer:
         return answer
 
     def _may_look(self, request: Request) -> bool:
-        return hmac.compare_digest(request.cookies.get(COOKIE, ""), self._secret("cookie"))
+        return _is_same(request.cookies.get(COOKIE, ""), self._secret("cookie"))
 
     async def _events(self, request: Request) -> Response:
         if not self._may_look(request):
@@ -226,22 +227,25 @@ class LiveServer:
     async def _act(self, request: Request) -> Response:
         """Stop a run or a cell, hold, or release: for operators, with the page's own secret."""
         given = request.headers.get("x-belljar-secret", "")
-        is_ours = hmac.compare_digest(given, self._secret("action"))
+        is_ours = _is_same(given, self._secret("action"))
         if not (self.operator and self._may_look(request) and is_ours):
             return _refused("actions need `belljar serve --operator`", 403)
         action, name = request.path_params["action"], (await _body(request)).get("name", "")
         if action == "release":
             await anyio.to_thread.run_sync(release, self.home)
             return JSONResponse({"ok": True})
-        if action not in ("stop", "hold") or not isinstance(name, str):
+        is_stop = action == "stop" and isinstance(name, str) and name
+        if not (is_stop or action == "hold"):
             return _refused("there is no such action", 404)
-
-        def act() -> Any:  # noqa: ANN401 - a report
-            names = [name] if name else []
-            reason = "stopped from the live page"
-            return kill_now(
-                self.home, names, everything=not names, hold_too=action == "hold", reason=reason
-            )
+        names, reason = [name] if is_stop else [], "stopped from the live page"
+        act = partial(
+            kill_now,
+            self.home,
+            names,
+            everything=not is_stop,
+            hold_too=not is_stop,
+            reason=reason,
+        )
 
         try:
             with anyio.CancelScope(shield=True):
@@ -249,6 +253,10 @@ class LiveServer:
         except LookupError:
             return _refused("there is no such run or cell any more", 404)
         return JSONResponse({"ok": report.ok, "cells": len(report.cells)})
+
+
+def _is_same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "backslashreplace"), secret.encode())
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -78,6 +78,8 @@ async def test_an_action_needs_operator_cookie_and_secret(tmp_path: Path) -> Non
         assert server.feed.state()["held"]
         assert (await browser.post("/actions/release", json={}, headers=headers)).json()["ok"]
         assert server.feed.state()["held"] == ""
+        nobody = await browser.post("/actions/stop", json={"name": ""}, headers=headers)
+        assert nobody.status_code == 404
         unknown = await browser.post("/actions/stop", json={"name": "no"}, headers=headers)
         assert unknown.status_code == 404
 
