@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from belljar.harness.config import BelljarConfig, as_config
+from belljar.host.cgroups import available_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,11 +52,7 @@ def room_for_one_more(
 
 def host_cpus_and_memory() -> tuple[int, int]:
     """Usable processors and available memory (0: unknown)."""
-    cpus = len(os.sched_getaffinity(0))
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return cpus, int(line.split()[1]) << 10
-    return cpus, 0
+    return len(os.sched_getaffinity(0)), available_memory_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +99,10 @@ class WarmCells:
     async def close(self) -> None:
         """Destroy what no sample took. A later sample begins new pools."""
         while self._pools:
-            _, entry = self._pools.popitem()
-            await entry.pool.aclose()
+            config, entry = next(iter(self._pools.items()))
+            await entry.pool.aclose()  # once more if it is broken off
             self.troubles += entry.pool.troubles
+            del self._pools[config]
 
     @asynccontextmanager
     async def _counted(
