@@ -63,6 +63,7 @@ class FakeVm(Sandbox):
         self.cause = ""
         self.limit: str | None = None
         self.ended: JailEnd | None = None
+        self.jail = None
         self.order: KillOrder | None = None
         self.oom_count = 0
         self.fork_count = 0
