@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -311,7 +311,6 @@ class SampleCell:
         self.health = HealthWatch(cell, session.record)
         self._past_health: list[HealthWatch] = []
         self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], int]] = []
-        self._spool: BinaryIO | None = None
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
         self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
@@ -380,13 +379,10 @@ class SampleCell:
         """
         if len(content) > _MAX_KEPT_BYTES and self._may_repeat():
             with suppress(OSError):
-                if self._spool is None:
-                    self._spool = self._stack.enter_context(TemporaryFile())  # noqa: SIM115
-                spool = self._spool
-                at = spool.seek(0, os.SEEK_END)
-                await anyio.to_thread.run_sync(spool.write, content)
-                spool.flush()
-                return lambda: os.pread(spool.fileno(), len(content), at)
+                spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
+                size = len(content)
+                if await anyio.to_thread.run_sync(spool.write, content) == size:
+                    return lambda: os.pread(spool.fileno(), size, 0)
         return lambda: content
 
     def beside(self, cell: Cell) -> Self:
