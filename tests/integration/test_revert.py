@@ -220,15 +220,24 @@ def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, tier: str, fa
 
 
 def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
-    """Its cell says what can't be reset, and goes on."""
+    """Its cell says what can't be reset, and goes on; and when the range's processes are gone, it
+    says so still, and the range ends with that."""
 
     async def ask() -> None:
         async with open_range({**LOW, "network": {"default": "simulate"}}, home=vm_home) as opened:
             with pytest.raises(PolicyError, match="network"):
                 await opened.cell.revert()
             assert (await opened.cell.exec(["true"])).returncode == 0
+            assert opened.network is not None
+            for pid in opened.network.pids:
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(CellError):
+                await opened.cell.exec(["sleep", "999"])
+            with pytest.raises(PolicyError, match="network"):
+                await opened.cell.revert()
 
-    anyio.run(ask)
+    with pytest.raises(CellError):
+        anyio.run(ask)
 
 
 def test_a_cell_that_hangs_is_reverted(vm_home: Path) -> None:

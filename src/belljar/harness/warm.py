@@ -86,7 +86,7 @@ class WarmCells:
         ours = as_config(config)
         entry = self._pools.get(ours)
         if entry is None:
-            return self._counted(ours, self._first(ours, policy))
+            entry = self._pools[ours] = _PoolOf(policy=policy, pool=self._pool(ours, policy))
         if entry.policy != policy:
             return self._counted(ours, self._open(policy))
         return self._counted(ours, entry.pool.range())
@@ -102,7 +102,7 @@ class WarmCells:
             config, entry = next(iter(self._pools.items()))
             await entry.pool.aclose()  # once more if it is broken off
             self.troubles += entry.pool.troubles
-            del self._pools[config]
+            self._pools.pop(config, None)
 
     @asynccontextmanager
     async def _counted(
@@ -115,16 +115,6 @@ class WarmCells:
                 yield ready
         finally:
             self._in_use -= 1
-
-    @asynccontextmanager
-    async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Range]:
-        from belljar.cell.pool import HEAD_START_S
-
-        async with self._open(policy) as opened:
-            if config not in self._pools:
-                self._pools[config] = _PoolOf(policy=policy, pool=self._pool(config, policy))
-            self._pools[config].pool.refill(after_s=HEAD_START_S)
-            yield opened
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False
