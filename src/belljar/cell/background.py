@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -219,7 +220,8 @@ def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        importlib.import_module("trio").lowlevel.spawn_system_task(task)
+        trio = importlib.import_module("trio")
+        trio.lowlevel.spawn_system_task(task, context=contextvars.copy_context())
         return
     made = loop.create_task(task())
     _tasks.add(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -52,6 +52,7 @@ class CellBase:
         self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None
+        self._is_ending = False
         self.destruction: Destruction | None = None
 
     def __repr__(self) -> str:
@@ -164,8 +165,9 @@ class CellBase:
         """
         if not isinstance(error, CellError):
             return
-        if self._reverted is not None:  # its end is no death
-            raise self._reverted
+        is_violation = isinstance(error, ProtocolViolation)
+        if self._reverted is not None and self._is_ending and not is_violation:
+            raise self._reverted  # its end is no death
         if self._dead is None:
             cause, console = (
                 str(self._live.killed() or self._live.cause_of_death()),
@@ -180,15 +182,17 @@ class CellBase:
                 hint="its record is complete up to here: `belljar ledger show last`",
             )
             self._record_death_limit()
-            kind = (
-                Kind.PROTOCOL_VIOLATION
-                if isinstance(error, ProtocolViolation)
-                else Kind.CELL_FAILED
-            )
+            kind = Kind.PROTOCOL_VIOLATION if is_violation else Kind.CELL_FAILED
             data = {"error": type(error).__name__, "reason": cause or error.what}
             bodies = (body_of("console", console),) if console else ()
             self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
         raise self._dead from error
+
+    def record_death(self) -> None:
+        """Record that it died, if it has and no operation has met that yet."""
+        if self.destruction is None and self._live.end() is not None:
+            with suppress(CellError):
+                self._end_if_dead(CellError("it had died"))
 
     def _record_death_limit(self) -> None:
         """Once for a cell that died of a limit, with or without an operation."""

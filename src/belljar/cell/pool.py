@@ -236,7 +236,7 @@ class Pool:
         """Record that it is taken. False: it is dead, and discarded."""
         reason = Discard.UNUSED
         try:
-            if await _answers(idle.opened.cell):
+            if await _answers(idle.opened.cell) and not self._is_closed:
                 now_s = time.monotonic()
                 data = {"waited_ms": _ms(now_s - asked_s), "age_ms": _ms(now_s - idle.made_s)}
                 cell_id = idle.opened.cell.id

@@ -29,7 +29,6 @@ from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
-from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle
 from belljar.harness.adapt import of_active_sample
@@ -287,11 +286,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         identity: SampleIdentity,
     ) -> Self:
         of_images = session.source.image_differences(sample.policy, home=session.home)
-        differences = (*sample.differences, *of_images)
-        data: dict[str, JsonValue] = {
-            **identity.started(sample.policy, differences),
-            "preparing": True,
-        }
         stack = AsyncExitStack()
         try:
             opened = await stack.enter_async_context(
@@ -305,17 +299,14 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 stack=stack,
                 policy=sample.policy,
             )
-            environment.containment.differences = differences
+            environment.containment.differences = (*sample.differences, *of_images)
+            session.live.append(environment)
             stack.push_async_callback(environment._forget)
             if (requests := opened.model_requests) is not None:
                 bridge = ModelBridge()
                 requests.handler, requests.on_close = bridge, bridge.close
             for each in opened.cells.values():
-                started = Event(
-                    kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS
-                )
-                session.record(started)
-                each.describe(sample=str(identity.sample), epoch=identity.epoch)
+                environment._record_start(each)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -323,7 +314,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 session.breached(error)
             session.note_no_room(error)
             raise
-        session.live[opened.cell.id] = environment
         return environment
 
     @override
@@ -376,18 +366,24 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         from belljar.cell.cell import RevertibleCell
 
-        cell, old = self.cell, self.cell.id
+        cell = self.cell
         if not isinstance(cell, RevertibleCell):
             await cell.revert()  # refuses by name
             return
 
         async def on_ready(opened: Range) -> None:
-            report = await self._probe_noted(opened, "start")
-            await self._stop_if_breached(report, opened.cell)
-            for act, result in self._preparation:
-                again = await act(opened.cell)
-                if getattr(again, "returncode", 0) != getattr(result, "returncode", 0):
-                    raise CellError("the sample's set-up ended differently in the new machine")
+            new = opened.cell
+            self.containment.machines.append(new.id)
+            self._record_start(new)
+            try:
+                await self._stop_if_breached(await self._probe_noted(opened, "start"), new)
+                for act, returncode in self._preparation:
+                    if getattr(await act(new), "returncode", 0) != returncode:
+                        raise CellError("the sample's set-up ended differently in the new machine")
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await on_end(opened)
+                raise
 
         async def on_end(opened: Range) -> None:
             report = await self._probe_noted(opened, "end")
@@ -395,14 +391,15 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 self._session.breached(breach)
 
         async with self._operation():
+            await self.health.look("call")
             try:
                 await cell.machines.revert(verify=verify, on_ready=on_ready, on_end=on_end)
             except ContainmentBreach as breach:
                 if breach not in self._session.breaches:
                     self._session.breached(breach)
                 raise
-        self._session.live[cell.id] = self._session.live.pop(old)
-        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+        if self._closed:
+            return
         self._past_health.append(self.health)
         self.health, self._running = HealthWatch(cell, self._session.record), False
         await self.attach_socket.close()
@@ -453,7 +450,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """Write a file atomically, with its parents."""
         content = contents.encode() if isinstance(contents, str) else contents
         async with self._operation(IsADirectoryError):
-            await self._act(lambda cell: cell.write_file(file, content))
+            kept = await self._kept(content)
+            await self._act(lambda cell: cell.write_file(file, kept()))
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002

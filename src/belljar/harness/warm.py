@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from belljar.harness.config import BelljarConfig, as_config
+from belljar.host.cgroups import available_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,11 +52,7 @@ def room_for_one_more(
 
 def host_cpus_and_memory() -> tuple[int, int]:
     """Usable processors and available memory (0: unknown)."""
-    cpus = len(os.sched_getaffinity(0))
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return cpus, int(line.split()[1]) << 10
-    return cpus, 0
+    return len(os.sched_getaffinity(0)), available_memory_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +86,7 @@ class WarmCells:
         ours = as_config(config)
         entry = self._pools.get(ours)
         if entry is None:
-            return self._counted(ours, self._first(ours, policy))
+            entry = self._pools[ours] = _PoolOf(policy=policy, pool=self._pool(ours, policy))
         if entry.policy != policy:
             return self._counted(ours, self._open(policy))
         return self._counted(ours, entry.pool.range())
@@ -103,9 +99,10 @@ class WarmCells:
     async def close(self) -> None:
         """Destroy what no sample took. A later sample begins new pools."""
         while self._pools:
-            _, entry = self._pools.popitem()
-            await entry.pool.aclose()
+            config, entry = next(iter(self._pools.items()))
+            await entry.pool.aclose()  # once more if it is broken off
             self.troubles += entry.pool.troubles
+            self._pools.pop(config, None)
 
     @asynccontextmanager
     async def _counted(
@@ -118,16 +115,6 @@ class WarmCells:
                 yield ready
         finally:
             self._in_use -= 1
-
-    @asynccontextmanager
-    async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Range]:
-        from belljar.cell.pool import HEAD_START_S
-
-        async with self._open(policy) as opened:
-            if config not in self._pools:
-                self._pools[config] = _PoolOf(policy=policy, pool=self._pool(config, policy))
-            self._pools[config].pool.refill(after_s=HEAD_START_S)
-            yield opened
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False
