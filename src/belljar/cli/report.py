@@ -91,8 +91,9 @@ def make_page(
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.listing import read_body
     from belljar.ledger.writer import is_being_written
-    from belljar.report.collect import Source, collect
+    from belljar.report.collect import collect
     from belljar.report.html import render
+    from belljar.report.source import Source
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState, judge
 
@@ -100,7 +101,7 @@ def make_page(
     with reading(path, "RUN"):
         is_running = is_being_written(path)
         evidence = stored_evidence(
-            path, logs=logs, expected_key=key, expected_run=run, watch=timelines.take
+            path, logs=logs, expected_key=key, expected_run=run, timelines=timelines
         )
         found = _files(path)
     if evidence.verification is None:

@@ -91,6 +91,16 @@ class Row:
         return sum(bool(cell.replaces) for cell in self.cells)
 
     @property
+    def remarks(self) -> list[str]:
+        """What a reader of its score should know, and no reason."""
+        found = [f"cell {cell}: {each}" for cell, each in self.degraded]
+        found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
+        for name, count in self.not_run.items():
+            shown = printable(name, max_chars=100)
+            found.append(f"scorer: `{shown}` not found or not runnable, {count:,} time(s)")
+        return [*found, *self.transcript.notes]
+
+    @property
     def lasted_s(self) -> float:
         """Seconds of all its cells together."""
         return sum(cell.lasted_s for cell in self.cells)

@@ -167,10 +167,10 @@ def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(home: Path) 
     path = evaluated(home)
     plan = json.dumps(
         {
-            "layers": [{"name": "x" * 3000}] * 5000,
-            "warnings": ["w" * 5000] * 5000,
-            "network": {"stand_ins": [{"id": "<&>" * 700}] * 5000, "upstreams": [7, {"host": []}]},
-            "blast_radius": {"reach": "no list", "read": [["<"] * 5000] * 500},
+            "layers": [{"name": "x" * 3000}] * 1000,
+            "warnings": ["w" * 2000] * 1000,
+            "network": {"stand_ins": [{"id": "<&>" * 700}] * 1000, "upstreams": [7, {"host": []}]},
+            "blast_radius": {"reach": "no list", "read": [["<"] * 5000] * 50},
         }
     )
     for number in range(300):
@@ -180,13 +180,14 @@ def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(home: Path) 
     with (path / "plan-000000000003.json").open("wb") as file:
         file.truncate(20 << 30)
     os.mkfifo(path / "policy-pipe.yaml")
-    (path / "host.json").unlink()
+    (path / "host.json").unlink(missing_ok=True)
     (path / "host.json").symlink_to("/dev/zero")
-    (path / "versions.json").write_text(json.dumps({f"v{n}": ["1" * 5000] for n in range(9000)}))
+    (path / "versions.json").write_text(json.dumps({f"v{n}": ["1" * 5000] for n in range(300)}))
     page = _page(path, code=1)
     assert "does not verify" in page
     assert len(page) < 8 << 20
-    assert "bounded by this page" in page
+    assert "… and 900 more" in page
+    assert "w" * 2000 in page
     (path / "ledger.jsonl").write_bytes(os.urandom(1 << 20))
     assert "does not verify" in _page(path, code=1)
     (path / "ledger.jsonl").unlink()
