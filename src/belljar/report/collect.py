@@ -84,7 +84,7 @@ def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
         "missing": _missing(findings, units),
         "errors": texts_of(findings.errors),
         "remarks": texts_of(run_remarks(findings)),
-        "tools": texts_of(tool_lines(findings.tools)[1:]),
+        "tools": texts_of(each.strip() for each in tool_lines(findings.tools)[1:]),
         "left": findings.left.claim,
         "left_host": _left_host(findings),
         "air_gap": timelines.air_gap,

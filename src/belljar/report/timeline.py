@@ -405,7 +405,7 @@ _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     Kind.POLICY_REFUSED: (Group.LIMIT, "the policy was refused", "{reason}"),
     Kind.AIR_GAP_CHECKED: (Group.PROBE, "air gap of this host, {phase} of the run", "{gap}"),
     Kind.AIR_GAP_CHANGED: (Group.LIMIT, "the air gap of this host was broken", "{reason}"),
-    Kind.MODEL_CALLED: (Group.MODEL, "call of {model} {address}, {bytes} B", "{scan} by the guard"),
+    Kind.MODEL_CALLED: (Group.MODEL, "call of {model} {address}", "{bytes} B, {scan} by the guard"),
     Kind.CELL_REVERTING: (Group.CELL, "revert of this cell to a fresh one", ""),
     Kind.CELL_REVERTED: (Group.CELL, "fresh cell in place of {from}", "{duration_ms} ms"),
     Kind.CELL_REVERT_VERIFIED: (

@@ -13,6 +13,7 @@ from typing import Any
 import html5lib
 import pytest
 from tests.unit.report.stories import FLOW, HOSTILE, RANGE, REQUEST, findings_of, line, story
+from tests.unit.report.test_model_cells import model_cell
 
 from belljar.events import Kind, Trust
 from belljar.ledger import Line, Verification
@@ -263,6 +264,19 @@ def test_a_revert_and_the_run_itself_have_their_entries() -> None:
     assert run["entries"][0][7] == ["dns: open: x"]
     assert report["air_gap"] == {"end": False}
     assert "NOT air-gapped" in render(report).decode()
+
+
+def test_a_model_cell_has_its_requests_and_its_end() -> None:
+    """What was asked of a model is on the page, with tokens, weights and the cell's own verdict:
+    a model cell that lacks evidence is no contained one."""
+    for phases, verdict in ((("start", "end"), "contained"), (("start",), "void")):
+        lines = model_cell(*phases)
+        transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
+        _, unit = collect(findings_of([transcript], lines), source_of(lines))["units"]
+        assert (unit["kind"], unit["verdict"], unit["requests"]) == ("model cell", verdict, 1)
+        (request,) = [entry for entry in unit["entries"] if entry[2] == "model"]
+        assert request[4] == "200, 3 → 2 tokens"
+        assert "sha256:ababab" in unit["remarks"][0]
 
 
 def test_a_transcript_stands_beside_the_timeline() -> None:
