@@ -38,13 +38,6 @@ _SAMPLE_COLUMNS: Final = (
 )
 
 
-def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
-    """The findings as JSON values."""
-    from belljar.report.samples import as_json
-
-    return {"run_dir": str(path), **as_json(findings)}
-
-
 def show_findings(
     findings: RunFindings,
     path: Path,
@@ -150,9 +143,8 @@ def table(findings: RunFindings, *, every: bool = False) -> Table:
 def _cells(row: Row, *more: Row) -> list[str]:
     rows = (row, *more)
     transcript, verdict = row.transcript, row.verdict.value
-    epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
-        f"{len(rows):,} samples" if more else f"{transcript.sample}{epoch}",
+        f"{len(rows):,} samples" if more else transcript.name,
         " ".join(transcript.scores.values()) or ("error" if transcript.error else "-"),
         f"[{COLOURS[verdict]}]{verdict}[/]",
         row.probed,
@@ -193,11 +185,10 @@ def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) 
             left = f"{len(ranges) - shown} more sample(s)"
             lines.append(f"\nThe network of {left}: findings.json in the run directory")
             break
-        epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
-        sample, names = printable(transcript.sample, max_chars=80), found.cells.values()
+        sample, names = printable(transcript.name, max_chars=80), found.cells.values()
         packets = f"; packets: {found.packets}" if found.packets else ""
         about = f"range {found.range_id}, cells {', '.join(map(printable, names))}{packets}"
-        lines.append(f"\nNetwork of {sample}{epoch}: {about}")
+        lines.append(f"\nNetwork of {sample}: {about}")
         for title, requests in (
             ("to the gateway, each on record before it was answered", found.requests),
             ("between cells, decoded from the packet record afterwards", found.between_cells),
@@ -242,10 +233,7 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
 
 def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
     """An escaped line for each signal; `verbose`: with the evidence."""
-    names = []
-    for row in findings.rows:
-        epoch = f" #{row.transcript.epoch}" if row.transcript.epoch > 1 else ""
-        names.append(f"{printable(row.transcript.sample, max_chars=MAX_NAME_CHARS)}{epoch}")
+    names = [printable(row.transcript.name, max_chars=MAX_NAME_CHARS) for row in findings.rows]
     width = min(MAX_NAME_CHARS, max(map(len, names), default=0))
     lines = [
         line

@@ -41,6 +41,11 @@ class Transcript:
     tools: tuple[ToolCall, ...] = ()
     not_run: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Sample and epoch."""
+        return f"{self.sample} #{self.epoch}" if self.epoch > 1 else self.sample
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
