@@ -347,8 +347,13 @@ def _evidence(
     record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
     ranges, left = RangeGatherer(), LeftGatherer()
     for line in _readable(path):
-        for each in (record, cells, ranges, left, signals):
-            each.take(line)
+        try:
+            for each in (record, cells, ranges, left, signals):
+                each.take(line)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if ledger[0] is not LedgerState.BAD:
+                why = f"event {line.seq} can't be understood: {type(error).__name__}"
+                ledger = LedgerState.BAD, why
         if timelines is not None:
             timelines.take(line)
     has_samples = any(cell.sample for cell in cells.found.values())

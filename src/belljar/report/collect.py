@@ -33,7 +33,7 @@ from belljar.report.source import (
     tier_of,
 )
 from belljar.report.timeline import RUN, Entry, Group, Timelines, shown, transcript_of
-from belljar.report.tools import tool_lines, tool_uses
+from belljar.report.tools import ToolUse, tool_lines, tool_uses
 from belljar.units import format_duration, format_size
 
 MAX_DETAIL_BYTES: Final = 10 << 20
@@ -113,12 +113,14 @@ def _left_host(findings: RunFindings) -> list[str]:
     """What is on record as having left this host, what can't be told, and tools that acted on it
     outside of a cell.
     """
-    tools = (
-        f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}"
-        for use in findings.tools
-        if use.outside
-    )
-    return texts_of([*(each.strip() for each in findings.left.lines()[1:]), *tools])
+    left = (each.strip() for each in findings.left.lines()[1:])
+    return texts_of((*left, *_outside(findings.tools)))
+
+
+def _outside(uses: Iterable[ToolUse]) -> Iterator[str]:
+    for use in uses:
+        if use.outside:
+            yield f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}"
 
 
 def _missing(
@@ -237,9 +239,7 @@ def _remarks(unit: _Unit) -> Iterator[str]:
     yield from (
         f"in the ledger, not in the transcript: {each}" for each in not_in_transcript([row])
     )
-    for use in tool_uses(row.tools):
-        if use.outside:
-            yield f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}"
+    yield from _outside(tool_uses(row.tools))
 
 
 def _proofs(

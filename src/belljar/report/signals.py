@@ -14,7 +14,7 @@ from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.policy.guarding import GUARD_CLASSES
 from belljar.report.reasons import Sentence
-from belljar.report.requests import in_traffic_analysis
+from belljar.report.requests import in_traffic_analysis, times_of
 from belljar.units import printable
 
 MAX_EVIDENCE: Final = 100  # event numbers listed per signal
@@ -305,9 +305,7 @@ _BY_ITSELF: Final = frozenset(
 
 
 def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
-    data = line.data
-    count = data.get("count", 1)
-    count = count if isinstance(count, int) and count > 0 else 1
+    data, count = line.data, times_of(line.data)
     if line.kind is Kind.NETWORK_DNS:
         name = str(data["name"]).rstrip(".")
         if data["answer"] in _REFUSED_NAMES and not name.lower().endswith(_REVERSE):

@@ -17,6 +17,7 @@ from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
+from belljar.report.requests import times_of
 from belljar.units import printable
 
 FIRST: Final = 150
@@ -198,7 +199,7 @@ class Timelines:
         edge = (cell, shown(to, max_chars=200), is_allowed)
         edges = self.edges.setdefault(place, Counter())
         is_known = edge in edges or len(edges) < MAX_EDGES
-        edges[edge if is_known else (cell, "others", is_allowed)] += _count(data.get("count", 1))
+        edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
 
     def _entry(self, line: Line) -> Entry | None:
         kind, data, place = line.kind, line.data, _place(line)
@@ -235,10 +236,6 @@ def _place(line: Line) -> str:
 def transcript_of(uuid: str) -> str:
     """The place of a sample's messages."""
     return f"transcript {uuid}"
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 1
 
 
 class _Words(dict[str, Any]):
@@ -287,7 +284,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
     is_refused = data.get("verdict") in ("refused", "dropped") or data.get("answer") in _NO_NAME
     is_good = data.get("verdict", "allowed") in ("allowed", "contained", "dialled")
     is_good = is_good and data.get("clean", True) and data.get("air_gapped", True)
-    is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data["found"])
+    is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data.get("found"))
     return Entry(
         seq=line.seq,
         time=line.time,

@@ -18,6 +18,7 @@ from belljar.cli.report import report_of_run
 from belljar.events import Event, Kind
 from belljar.harness.evaluate import RunRequest, run_evaluation
 from belljar.ledger import create_run, verify
+from belljar.ledger.chain import canonical
 from belljar.ledger.verification import Status
 
 
@@ -188,6 +189,14 @@ def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(home: Path) 
     assert len(page) < 8 << 20
     assert "… and 900 more" in page
     assert "w" * 2000 in page
+    ledger = [json.loads(each) for each in (path / "ledger.jsonl").read_bytes().splitlines()]
+    odd: object
+    for odd in ("x", 7, [7], None):
+        for line in ledger:
+            line["data"] |= dict.fromkeys(("refusal_code", "causes", "counters", "found"), odd)
+        (path / "ledger.jsonl").write_bytes(b"".join(canonical(each) + b"\n" for each in ledger))
+        assert "does not verify" in _page(path, code=1)
+        assert belljar(["verdict", path.name]) == 2
     (path / "ledger.jsonl").write_bytes(os.urandom(1 << 20))
     assert "does not verify" in _page(path, code=1)
     (path / "ledger.jsonl").unlink()
