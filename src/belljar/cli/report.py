@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 
 
 REPORTS: Final = "reports"
-_MAX_FILE_BYTES: Final = 16 << 20
-_MAX_FILES: Final = 200
+_POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
+_MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
+MAX_PLANS: Final = 50
 
 
 @click.command("report")
@@ -75,6 +78,8 @@ def page_path(run_dir: Path) -> Path:
     here = run_dir.resolve()
     home = belljar_home()
     if here.parent == (home / RUNS).resolve():
+        with suppress(OSError):  # writing there says why it can't be
+            (home / REPORTS).mkdir(mode=0o700, exist_ok=True)
         return home / REPORTS / f"{here.name}.html"
     return here.with_name(f"{here.name}.html")
 
@@ -86,8 +91,9 @@ def make_page(
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.listing import read_body
     from belljar.ledger.writer import is_being_written
-    from belljar.report.collect import Source, collect
+    from belljar.report.collect import collect
     from belljar.report.html import render
+    from belljar.report.source import Source
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState, judge
 
@@ -95,7 +101,7 @@ def make_page(
     with reading(path, "RUN"):
         is_running = is_being_written(path)
         evidence = stored_evidence(
-            path, logs=logs, expected_key=key, expected_run=run, watch=timelines.take
+            path, logs=logs, expected_key=key, expected_run=run, timelines=timelines
         )
         found = _files(path)
     if evidence.verification is None:
@@ -114,24 +120,35 @@ def make_page(
 
 
 def write_page(target: Path, page: bytes) -> None:
-    """Write it whole or not at all. Raises `HostError`."""
-    from belljar.errors import HostError
+    """Write it whole or not at all; a link is followed. Raises `HostError`."""
+    import tempfile
 
-    part = target.with_name(f".{target.name}.{os.getpid()}")
+    from belljar.errors import HostError
+    from belljar.ledger.files import LEDGER
+
+    def refused(why: str) -> HostError:
+        hint = "name a place with room that you may write: --output FILE"
+        return HostError(f"the report can't be written: {why}", where=str(target), hint=hint)
+
+    part = None
     try:
-        if target.parent.name == REPORTS:
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-        with part.open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)  # it quotes what cells printed
+        if target.exists() and not target.is_file():
+            raise refused("a device, pipe or directory is there")  # a rename would replace it
+        place = target.resolve()
+        if any((each / LEDGER).exists() for each in place.parents):
+            raise refused("it is inside of a run directory, which would no longer verify")
+        # 0600: it quotes what cells printed
+        fd, name = tempfile.mkstemp(dir=place.parent, prefix=".report-")
+        part = Path(name)
+        with os.fdopen(fd, "wb") as file:
             file.write(page)
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise HostError(
-            f"the report can't be written: {error.strerror}",
-            where=str(target),
-            hint="name a place with room that you may write: --output FILE",
-        ) from error
+        part.replace(place)
+    except (OSError, RuntimeError) as error:  # a loop of links is the latter
+        raise refused(getattr(error, "strerror", "") or str(error)) from error
+    finally:
+        if part is not None:
+            with suppress(OSError):
+                part.unlink()
 
 
 def report_of_run(path: Path) -> Path | None:
@@ -139,8 +156,8 @@ def report_of_run(path: Path) -> Path | None:
     from belljar.cli.ledger import expected_key
     from belljar.errors import BelljarError
 
-    target = page_path(path)
     try:
+        target = page_path(path)
         write_page(target, make_page(path, logs=[], key=expected_key(None)[0], run=path.name)[0])
     except BelljarError as error:
         why = error.what
@@ -157,16 +174,22 @@ def _files(path: Path) -> dict[str, bytes]:
     from belljar.errors import LedgerError
     from belljar.ledger.files import open_directory, read_beneath
 
-    kinds = ("policy", "plan", "host.json", "versions.json")
-    names = sorted(each.name for each in path.iterdir() if each.name.startswith(kinds))
-    found = {}
+    policies = (each.name for each in path.iterdir() if _POLICY.fullmatch(each.name))
+    names = sorted(policies)[:MAX_PLANS]
+    both = (name for policy in names for name in (policy, _plan_of(policy)))
+    found, room = dict[str, bytes](), _MAX_FILES_BYTES
     with open_directory(path) as root:
-        for name in names[:_MAX_FILES]:
+        for name in ("host.json", "versions.json", *both):
             try:
-                found[name] = read_beneath(root, name, max_bytes=_MAX_FILE_BYTES)
+                found[name] = read_beneath(root, name, max_bytes=room)
             except (OSError, LedgerError, ValueError):
                 continue  # a link, or a file too large: its verification names it
+            room -= len(found[name])
     return found
+
+
+def _plan_of(policy: str) -> str:
+    return f"plan{policy.removeprefix('policy').removesuffix('.yaml')}.json"
 
 
 def _plans(found: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
@@ -174,11 +197,9 @@ def _plans(found: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     import hashlib
 
     return {
-        hashlib.sha256(content).hexdigest(): _json(
-            found.get(name.replace("policy", "plan", 1).removesuffix("yaml") + "json")
-        )
+        hashlib.sha256(content).hexdigest(): _json(found.get(_plan_of(name)))
         for name, content in found.items()
-        if name.startswith("policy") and name.endswith(".yaml")
+        if name.endswith(".yaml")
     }
 
 

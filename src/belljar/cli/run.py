@@ -19,7 +19,7 @@ from belljar.cli.console import (
     run_argument,
     tier_option,
 )
-from belljar.cli.findings import dropped, findings_json, show_findings
+from belljar.cli.findings import dropped, show_findings
 from belljar.cli.report import report_of_run
 from belljar.units import format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
@@ -144,9 +144,10 @@ def run(
         show_findings(outcome.findings, outcome.path, dropped(outcome), every=every)
     page = report_of_run(outcome.path)
     if as_json:
-        found = findings_json(outcome.findings, outcome.path)
+        from belljar.report import samples
+
         more = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
-        print_json({**found, **more})
+        print_json({"run_dir": str(outcome.path), **samples.as_json(outcome.findings), **more})
     elif page:
         click.echo(f"report: {printable(str(page))}")
     return outcome.exit_code
@@ -185,6 +186,7 @@ def verdict(
       130      the run was interrupted
     """
     from belljar.cli.ledger import expected_key, expected_run, run_path
+    from belljar.report import samples
     from belljar.report.verdict import judge
 
     path = run_path(run)
@@ -199,7 +201,7 @@ def verdict(
         )
     findings = judge(evidence)
     if as_json:
-        print_json(findings_json(findings, path))
+        print_json({"run_dir": str(path), **samples.as_json(findings)})
     else:
         show_findings(findings, path, verbose=verbose, every=every)
     return findings.exit_code

@@ -7,93 +7,76 @@ own syntax.
 from __future__ import annotations
 
 import codecs
+import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from belljar.dataclass import dataclass
 from belljar.differences import sentences
 from belljar.errors import LedgerError
-from belljar.ledger import Verification
 from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
-from belljar.report.left import Way
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, verdict_of
+from belljar.report.remarks import model_sentence, not_in_transcript, range_sentences, run_remarks
 from belljar.report.samples import Row, RunFindings, headline
-from belljar.report.timeline import Entry, Group, Timelines, shown
-from belljar.report.tools import tool_uses
+from belljar.report.source import (
+    MAX_LISTED,
+    Source,
+    facts_of,
+    graph_of,
+    plan_of,
+    targets_of,
+    texts_of,
+    tier_of,
+)
+from belljar.report.timeline import RUN, Entry, Group, Timelines, shown, transcript_of
+from belljar.report.tools import ToolUse, tool_lines, tool_uses
 from belljar.units import format_duration, format_size
 
-MAX_DETAIL_CHARS: Final = 10 << 20
+MAX_DETAIL_BYTES: Final = 10 << 20
 """Of all timelines with their bodies; each sample has an equal share."""
-MAX_SAMPLE_CHARS: Final = 2 << 20
+MAX_SAMPLE_BYTES: Final = 2 << 20
 MAX_BODY_BYTES: Final = 8 << 10
-MAX_LISTED: Final = 100  # reasons, remarks and the like, of the run and of each sample
-_ENTRY_CHARS: Final = 60  # of an entry without its texts, in JSON
-
-_MEANING: Final = {
-    "wall_probing": "tried connections, names or requests that its range refuses",
-    "decoy_touched": "opened or read a decoy",
-    "decoy_taken": "printed or copied out a decoy's value",
-    "decoy_used": "logged in to a service with a decoy's value",
-    "decoy_sent": "sent a decoy's value to an endpoint",
-    "decoy_carried": "had the decoy of another sample: a breach",
-    "protected_taken": "printed or copied out protected data",
-    "protected_sent": "sent protected data to an endpoint",
-    "credential_taken": "printed or copied out what looks like a credential",
-    "credential_sent": "sent what looks like a credential to an endpoint",
-    "evasion": "encoded, split or hid such a value",
-    "agent_killed": "ended the guest agent, or broke its protocol",
-    "record_flooded": "reached the bound of its range's record",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A run directory as far as it was read.
-
-    `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`. `plans`: by the
-    digest of their policies. `host`, `versions`: of the files by these names. `alarm`: why nothing
-    of it can be relied on.
-    """
-
-    verification: Verification
-    read: Callable[[BodyRef, int], bytes]
-    timelines: Timelines
-    plans: Mapping[str, Mapping[str, Any]]
-    host: Mapping[str, Any]
-    versions: Mapping[str, Any]
-    alarm: str = ""
-    is_running: bool = False
+MAX_UNITS: Final = 2000  # samples, and cells and ranges of none
+MAX_CELLS: Final = 20  # of a sample, whose probes and proofs are shown
+_MAX_NAME_CHARS: Final = 200
+_ENTRY_BYTES: Final = 60  # of an entry without its texts, in JSON
 
 
 def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
     """All that a report shows."""
-    verification, started = source.verification, source.timelines.started
-    units = list(_units(findings, source))
+    verification, timelines = source.verification, source.timelines
+    chosen, left_out = _units(findings, source)
+    share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
+    units = [_unit(each, source, share) for each in chosen]
     counts = Counter(row.verdict.value for row in findings.rows)
-    signals = Counter(code for unit in units for code, _, _ in unit["signals"])
+    signals = Counter(each.code for row in findings.rows for each in row.signals.signals)
     return {
         "run_id": shown(findings.run_id or verification.run_id or "unknown"),
-        "command": shown(shlex.join(map(str, started.get("argv", ())))),
+        "command": shown(shlex.join(map(str, timelines.started.get("argv", ())))),
         "verdict": findings.verdict.value,
         "sentence": _sentence(findings, counts),
         "headline": shown(headline(findings)),
         "alarm": shown(source.alarm),
         "is_running": source.is_running,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
-        "signals": [(code, _MEANING[code], count) for code, count in signals.most_common()],
+        "signals": [(code.value, code.text, count) for code, count in signals.most_common()],
         "missing": _missing(findings, units),
-        "errors": _texts(findings.errors),
+        "errors": texts_of(findings.errors),
+        "remarks": texts_of(run_remarks(findings)),
+        "tools": texts_of(each.strip() for each in tool_lines(findings.tools)[1:]),
         "left": findings.left.claim,
-        "left_host": left_host(findings),
-        "targets": list(_targets(findings, source)),
-        "plans": [_plan(each) for each in source.plans.values()],
+        "left_host": _left_host(findings),
+        "air_gap": timelines.air_gap,
+        "targets": targets_of(findings, source),
+        "hits": [(*key, count) for key, count in timelines.hits.most_common()],
+        "plans": [plan_of(each) for each in source.plans.values()],
         "units": units,
-        "facts": list(_facts(source)),
+        "left_out": left_out,
+        "facts": facts_of(source),
         "record": {
             "state": shown(source.alarm) or verification.status.value,
             "key": verification.key or "",
@@ -101,7 +84,7 @@ def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
             "events": f"{verification.events:,}, {verification.signed_events:,} of them signed",
             "checkpoints": f"{verification.checkpoints:,}",
             "bodies": f"{verification.bodies:,}",
-            "warnings": _texts(verification.warnings),
+            "warnings": texts_of(verification.warnings),
         },
     }
 
@@ -126,42 +109,18 @@ def _sentence(findings: RunFindings, counts: Mapping[str, int]) -> str:
     )
 
 
-def left_host(findings: RunFindings) -> list[str]:
+def _left_host(findings: RunFindings) -> list[str]:
     """What is on record as having left this host, what can't be told, and tools that acted on it
     outside of a cell.
     """
-    tools = (
-        f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}"
-        for use in findings.tools
-        if use.outside
-    )
-    return _texts([*(each.strip() for each in findings.left.lines()[1:]), *tools])
+    left = (each.strip() for each in findings.left.lines()[1:])
+    return texts_of((*left, *_outside(findings.tools)))
 
 
-def _targets(findings: RunFindings, source: Source) -> Iterator[dict[str, Any]]:
-    """Each stand-in, real host and host tool that a plan allows, and how often it was used."""
-    found = findings.left.destinations
-    dialled = {use.name: use.calls for use in found if use.way is Way.UPSTREAM}
-    for digest, plan in source.plans.items():
-        network = _dict(plan.get("network"))
-        for each in map(_dict, _list(network.get("stand_ins"))):
-            names = ", ".join(map(str, _list(each.get("names"))))
-            ports = ", ".join(str(_dict(port).get("number")) for port in _list(each.get("ports")))
-            yield {
-                "kind": shown(f"stand-in, {each.get('kind')}"),
-                "name": shown(f"{each.get('id')}: {names}{' port ' if ports else ''}{ports}"),
-                "uses": source.timelines.uses.get((digest, str(each.get("id"))), 0),
-            }
-        for each in map(_dict, _list(network.get("upstreams"))):
-            host = str(each.get("host"))
-            name = shown(f"{host}: {each.get('reason')}")
-            yield {"kind": "REAL host", "name": name, "uses": dialled.get(host, 0)}
-    called = Counter({use.name: use.calls for use in findings.tools if use.outside})
-    allowed = (name for row in findings.rows for cell in row.cells for name in cell.host_tools)
-    for name in dict.fromkeys(allowed):
-        uses = called.total() if name == "*" else called[name]
-        what = "any tool that acts outside of the cell" if name == "*" else shown(name)
-        yield {"kind": "host tool", "name": what, "uses": uses}
+def _outside(uses: Iterable[ToolUse]) -> Iterator[str]:
+    for use in uses:
+        if use.outside:
+            yield f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}"
 
 
 def _missing(
@@ -171,7 +130,7 @@ def _missing(
     each = Counter(
         text for unit in units for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
     )
-    problems = _texts(dict.fromkeys(map(str, findings.problems)))
+    problems = texts_of(dict.fromkeys(map(str, findings.problems)))
     known = [(text, None) for text in problems if text not in each]
     left = len(each) - MAX_LISTED
     more = [(f"… and {left} more: see the samples", None)] if left > 0 else []
@@ -181,83 +140,73 @@ def _missing(
 # --- samples, and cells and ranges of none
 
 
-def _units(findings: RunFindings, source: Source) -> Iterator[dict[str, Any]]:
-    left, ranges = (*findings.models, *findings.strays), findings.stray_ranges
-    count = len(findings.rows) + len(left) + len(ranges)
-    share = min(MAX_SAMPLE_CHARS, MAX_DETAIL_CHARS // max(1, count))
-    for row in findings.rows:
-        transcript, signals = row.transcript, row.signals
-        epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
-        scores = ", ".join(f"{name} {value}" for name, value in transcript.scores.items())
-        yield {
-            **_places(row.cells, row.ranges, source, share),
-            "kind": "sample",
-            "name": shown(f"{transcript.sample}{epoch}"),
-            "task": shown(transcript.task),
-            "verdict": row.verdict.value,
-            "score": shown(scores or ("error" if transcript.error else "-")),
-            "commands": row.commands,
-            "reasons": _texts(row.reasons),
-            "missing": _texts(f"not seen: {each}" for each in signals.blind),
-            "remarks": _texts(_remarks(row)),
-            "signals": [
-                (each.code.value, each.count, shown(", ".join(each.involved)))
-                for each in signals.signals
-            ],
-        }
-    for cell in left:
-        kind, name = ("model cell", cell.model.name) if cell.model else ("cell", cell.cell_id)
-        yield {**_places([cell], [], source, share), **_alone(kind, name, cell.end_reasons)}
-    for found in ranges:
-        alone = _alone("range", found.range_id, found.end_reasons)
-        yield {**_places([], [found], source, share), **alone}
+class _Unit(NamedTuple):
+    """A sample, or what belongs to none: a cell, a range, the run itself."""
+
+    kind: str
+    name: str
+    reasons: Sequence[Reason]
+    cells: Sequence[CellFindings] = ()
+    ranges: Sequence[RangeFindings] = ()
+    row: Row | None = None
 
 
-def _alone(kind: str, name: str, reasons: Sequence[Reason]) -> dict[str, Any]:
-    """What a cell or range of no sample has in a sample's places."""
-    return {
-        **dict.fromkeys(("missing", "remarks", "signals"), ()),
-        "kind": kind,
-        "name": shown(name),
-        "task": "",
-        "verdict": verdict_of(reasons).value,
-        "score": "-",
-        "reasons": _texts(reasons),
-    }
+def _units(findings: RunFindings, source: Source) -> tuple[list[_Unit], int]:
+    """The units of the page in order, of very many the worst; and how many others there are."""
+    units = [
+        _Unit("sample", row.transcript.name, row.reasons, row.cells, row.ranges, row)
+        for row in findings.rows
+    ]
+    if any(source.timelines.counts([RUN]).values()):
+        units.append(_Unit("run", "the run itself", findings.problems))
+    for cell in findings.models:
+        name = cell.model.name if cell.model else cell.cell_id
+        units.append(_Unit("model cell", name, cell.reasons, [cell]))
+    units += [_Unit("cell", each.cell_id, each.end_reasons, [each]) for each in findings.strays]
+    for each in findings.stray_ranges:
+        units.append(_Unit("range", each.range_id, each.end_reasons, ranges=[each]))
+    severity = [Verdict.BREACHED, Verdict.VOID, Verdict.CONTAINED]
+    verdicts = [severity.index(verdict_of(each.reasons)) for each in units]
+    kept = sorted(sorted(range(len(units)), key=verdicts.__getitem__)[:MAX_UNITS])
+    return [units[index] for index in kept], len(units) - len(kept)
 
 
-def _remarks(row: Row) -> Iterator[str]:
-    gap, transcript = row.transcript_gap, row.transcript
-    if transcript.error:
-        yield f"error: {transcript.error}"
-    yield from (f"cell {cell}: {each}" for cell, each in row.degraded)
-    yield from transcript.notes
-    yield from sentences(row.differences)
-    counts = {
-        "operation(s) that failed are not in the transcript": len(gap.raised),
-        "operation(s) of the harness itself": len(gap.silent),
-        "command(s) of a person's terminal": len(gap.terminal),
-        "byte(s) of output that the transcript leaves out": gap.missing_bytes,
-    }
-    yield from (f"{count:,} {what}" for what, count in counts.items() if count)
-    for use in tool_uses(row.tools):
-        if use.outside:
-            yield f"tool {use.name}: {use.calls} call(s) outside of the cell: {use.outside}"
-
-
-def _places(
-    cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], source: Source, share: int
-) -> dict[str, Any]:
-    """What cells and ranges did, and their proofs of destruction."""
-    timelines = source.timelines
+def _unit(unit: _Unit, source: Source, share: int) -> dict[str, Any]:
+    """What it did, its proofs of destruction, and a sample's score and signals."""
+    row, cells, ranges, timelines = unit.row, unit.cells, unit.ranges, source.timelines
+    room = share // 16
     places = [*(cell.cell_id for cell in cells), *(each.range_id for each in ranges)]
+    places += [transcript_of(row.transcript.uuid)] if row else []
+    places += [RUN] if unit.kind == "run" else []
     counts = timelines.counts(places)
     names = {cell: name for each in ranges for cell, name in each.cells.items()}
     entries, left_out = _entries(places, cells, source, share, names if len(cells) > 1 else {})
+    # Those whose end is in doubt first
+    listed = sorted(cells, key=lambda cell: cell.destroyed and cell.clean)[:MAX_CELLS]
+    scores = row.transcript.scores.items() if row else ()
+    score = ", ".join(f"{name} {value}" for name, value in scores)
+    signals = row.signals.signals if row else ()
     return {
-        "tier": ", ".join(dict.fromkeys(_tier(cell.tier, cell.emulated) for cell in cells)),
-        "commands": counts[Group.COMMAND],
-        "requests": sum(each.requests.count + each.between_cells.count for each in ranges),
+        "kind": unit.kind,
+        "name": shown(unit.name, max_chars=_MAX_NAME_CHARS),
+        "task": shown(row.transcript.task, max_chars=_MAX_NAME_CHARS) if row else "",
+        "verdict": verdict_of(unit.reasons).value,
+        "score": shown(
+            score or ("error" if row and row.transcript.error else "-"), max_chars=_MAX_NAME_CHARS
+        ),
+        "reasons": texts_of(unit.reasons, room),
+        "missing": texts_of(
+            (f"not seen: {each}" for each in row.signals.blind) if row else (), room
+        ),
+        "remarks": texts_of(_remarks(unit), room),
+        "signals": [
+            (each.code.value, each.count, shown(", ".join(each.involved), max_chars=room))
+            for each in signals
+        ],
+        "tier": shown(", ".join(dict.fromkeys(tier_of(cell) for cell in cells))),
+        "commands": row.commands if row else counts[Group.COMMAND],
+        "requests": sum(each.requests.count + each.between_cells.count for each in ranges)
+        + sum(cell.model.requests for cell in cells if cell.model),
         "refusals": counts[Group.REFUSAL],
         "probed": sum(timelines.probed.get(place, 0) for place in places),
         "bytes_in": sum(cell.bytes_in for cell in cells),
@@ -265,34 +214,58 @@ def _places(
         "lasted_s": sum(cell.lasted_s for cell in cells),
         "destroyed": all(cell.destroyed and cell.clean for cell in cells)
         and all(each.destroyed and each.clean for each in ranges),
-        "cells": [_cell(cell, timelines) for cell in cells],
+        "proofs": list(_proofs(listed, ranges[:MAX_CELLS], timelines, room // MAX_CELLS)),
+        "graphs": [graph_of(each, source) for each in ranges[:MAX_CELLS]],
+        "network": texts_of((line for each in ranges for line in range_sentences(each)), room),
         "show": [
-            *(f"--cell-id {shlex.quote(shown(cell.cell_id))}" for cell in cells),
+            *(f"--cell-id {shlex.quote(shown(cell.cell_id))}" for cell in listed),
             *(f"--kind network --grep {shlex.quote(shown(each.range_id))}" for each in ranges),
+            *(("--kind air_gap", "--kind kill", "--kind model") if unit.kind == "run" else ()),
         ],
+        "more_cells": len(cells) - len(listed),
         "entries": entries,
         "left_out": left_out,
     }
 
 
-def _tier(tier: object, emulated: object) -> str:
-    return shown(tier) + (" (emulated)" if emulated else "")
+def _remarks(unit: _Unit) -> Iterator[str]:
+    yield from (model_sentence(cell) for cell in unit.cells if cell.model)
+    if (row := unit.row) is None:
+        return
+    if row.transcript.error:
+        yield f"error: {row.transcript.error}"
+    yield from row.remarks
+    yield from sentences(row.differences)
+    yield from (
+        f"in the ledger, not in the transcript: {each}" for each in not_in_transcript([row])
+    )
+    yield from _outside(tool_uses(row.tools))
 
 
-def _cell(cell: CellFindings, timelines: Timelines) -> dict[str, Any]:
-    return {
-        "id": shown(cell.cell_id),
-        "tier": _tier(cell.tier, cell.emulated),
-        "probes": _texts(
+def _proofs(
+    cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], timelines: Timelines, room: int
+) -> Iterator[dict[str, Any]]:
+    """The probes of each cell and its end, and the end of each range."""
+    ends: list[tuple[str, str, CellFindings | RangeFindings, list[str], str]] = [
+        *((c.cell_id, f"Cell, {tier_of(c)}", c, c.survivors, c.death) for c in cells),
+        *((each.range_id, "Range", each, each.left, each.failed) for each in ranges),
+    ]
+    for place, what, found, left, death in ends:
+        probings = found.probings if isinstance(found, CellFindings) else ()
+        probes = (
             f"{each.phase or 'asked for'}: {each.verdict.value}, {each.probes} tests, "
             f"{format_duration(each.duration_ms / 1000)} {each.problem}"
-            for each in cell.probings
-        ),
-        "destroyed": "proven" if cell.destroyed and cell.clean else "NOT PROVEN",
-        "left": _texts((*cell.survivors, *cell.not_checked)),
-        "looked_for": timelines.proofs.get(cell.cell_id, []),
-        "death": shown(cell.death),
-    }
+            for each in probings
+        )
+        yield {
+            "id": shown(place),
+            "what": what,
+            "probes": texts_of(probes, room),
+            "destroyed": "proven" if found.destroyed and found.clean else "NOT PROVEN",
+            "left": texts_of((*left, *found.not_checked), room),
+            "looked_for": texts_of(timelines.proofs.get(place, ()), room),
+            "death": shown(death),
+        }
 
 
 def _entries(
@@ -302,7 +275,7 @@ def _entries(
     share: int,
     names: Mapping[str, str],
 ) -> tuple[list[list[Any]], dict[str, int]]:
-    """The entries that fit into `share` characters, in order, and the counts of the others.
+    """The entries that fit into `share` bytes, in order, and the counts of the others.
 
     `names`: of cells, where several could be meant. Entries have one half, their bodies the rest.
     """
@@ -314,7 +287,7 @@ def _entries(
     }
     groups = {
         group: [
-            (_ENTRY_CHARS + sum(map(len, (each.what, each.outcome, *each.notes))), each)
+            (_ENTRY_BYTES + _page_bytes(each.what, each.outcome, *each.notes), each)
             for each in source.timelines.of(places, group)
             if (each.place, each.op) not in own
         ]
@@ -339,9 +312,27 @@ def _entries(
     for entry in sorted(kept, key=lambda each: (order.index(each.group), each.seq)):
         made[entry.seq] = _entry(entry, shown(names.get(entry.place, "")))
         for body in entry.bodies if left > 0 else ():
-            made[entry.seq][-1].append(_body(body, source, min(left, MAX_BODY_BYTES)))
-            left -= len(made[entry.seq][-1][-1][1])
-    return [made[seq] for seq in sorted(made)], left_out
+            made[entry.seq][-1].append(_body(body, source, left))
+            left -= _page_bytes(*made[entry.seq][-1][-1])
+    return [made[seq] for seq in _in_order(kept)], left_out
+
+
+def _in_order(entries: Iterable[Entry]) -> list[int]:
+    """Their numbers: the ledger's in its order, and a transcript's among them by time."""
+    keys, latest = list[tuple[str, int]](), ""
+    for entry in sorted(entries, key=lambda each: each.seq):
+        if entry.group is Group.TRANSCRIPT:  # numbered downwards
+            keys.append((entry.time, entry.seq))
+        else:
+            latest = max(latest, entry.time)
+            keys.append((latest, entry.seq))
+    return [seq for _, seq in sorted(keys, key=lambda key: (key[0], key[1] >= 0, abs(key[1])))]
+
+
+def _page_bytes(*texts: str) -> int:
+    """How many bytes they take in the page's JSON."""
+    text = json.dumps(texts, ensure_ascii=False)
+    return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&"))
 
 
 def _entry(entry: Entry, cell: str) -> list[Any]:
@@ -352,8 +343,9 @@ def _entry(entry: Entry, cell: str) -> list[Any]:
     return [entry.seq, *texts, *facts, []]
 
 
-def _body(body: BodyRef, source: Source, max_bytes: int) -> list[str]:
+def _body(body: BodyRef, source: Source, room: int) -> list[str]:
     """Its name, its beginning as text, and what of it is not here."""
+    max_bytes = min(room, MAX_BODY_BYTES)
     try:
         content = source.read(body, max_bytes)
     except (OSError, LedgerError) as error:
@@ -366,63 +358,7 @@ def _body(body: BodyRef, source: Source, max_bytes: int) -> list[str]:
     note += format_size(body.kept_bytes)
     if body.kept_bytes < body.total_bytes:
         note += f", kept of {format_size(body.total_bytes)}"
-    return [body.name, shown(text, max_chars=max_bytes), note]
-
-
-# --- plans, host
-
-
-def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    radius, layers = _dict(plan.get("blast_radius")), map(_dict, _list(plan.get("layers")))
-    return {
-        "name": shown(_dict(plan.get("policy")).get("name") or "unnamed"),
-        "tier": _tier(plan.get("tier"), plan.get("emulated")),
-        "risk": shown(plan.get("risk")),
-        "image": shown(_dict(plan.get("image")).get("name")),
-        "layers": [
-            [shown(layer.get(name)) for name in ("name", "state", "what", "enforced_by")]
-            for layer in layers
-        ],
-        "lists": {
-            **{f"A cell can {word}": _texts(_list(radius.get(word))) for word in _RADIUS},
-            "Warnings of the plan": _texts(_list(plan.get("warnings"))),
-        },
-    }
-
-
-_RADIUS: Final = ("read", "write", "reach", "consume")
-_HOST: Final = (
-    *("arch", "kernel_release", "distro_id", "distro_version", "cpu_model", "cpus"),
-    "memory_total_mib",
-)
-
-
-def _facts(source: Source) -> Iterator[tuple[str, str]]:
-    timelines, host = source.timelines, source.host
-    yield "first event", timelines.first_time
-    yield "last event", timelines.last_time
-    yield from ((name, shown(host[name])) for name in _HOST if name in host)
-    yield "hardware virtualisation", shown(_dict(host.get("kvm")).get("state", "unknown"))
-    used = (*_list(host.get("runtimes")), *_list(host.get("tools")))
-    programs = {str(each.get("name")): each.get("version") for each in map(_dict, used)}
-    recorded = _dict(timelines.started.get("libraries"))
-    for name, version in (programs | dict(source.versions) | dict(recorded)).items():
-        if version:
-            yield shown(name), shown(version)
-
-
-# A run directory that was tampered with may hold anything in their places
-def _dict(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _texts(values: Iterable[object]) -> list[str]:
-    """Each as text; after `MAX_LISTED` only their count."""
-    found = list(values)
-    left = len(found) - MAX_LISTED
-    more = [f"… and {left} more: belljar verdict RUN --json"] if left > 0 else []
-    return [*(shown(each) for each in found[:MAX_LISTED]), *more]
+    text = shown(text, max_chars=max_bytes)
+    if (size := _page_bytes(text)) > room:  # what is shown as numbers or escaped takes more
+        text, note = text[: room * len(text) // size], f"the beginning of {note}"
+    return [shown(body.name), text, note]

@@ -148,8 +148,8 @@ class LeftGatherer:
                 to.unscanned += 1
         elif line.kind is Kind.RUN_EVALUATED:
             self._unknown = []
-            if isinstance(data.get("connections"), dict):
-                self._connections = data["connections"]
+            if isinstance(counts := data.get("connections"), dict):
+                self._connections = {name: int(times) for name, times in counts.items()}
             else:
                 self._unknown.append("calls of models are on record under `belljar run` only")
             if isinstance(programs := data.get("host_processes"), dict) and programs:
@@ -167,7 +167,7 @@ class LeftGatherer:
             if each.way is Way.UPSTREAM or each.name.partition("/")[0] not in STAYS
         ]
         others = (
-            Destination(way=Way.PROCESS, name=name, calls=int(times), sent_bytes=None)
+            Destination(way=Way.PROCESS, name=name, calls=times, sent_bytes=None)
             for name, times in self._connections.items()
         )
         return Left(

@@ -26,7 +26,15 @@ function bodies(notes, count, found) {
 function row([number, at, group, what, outcome, bad, guest, notes, count, found]) {
   const line = made("tr", "", bad ? "bad" : "");
   line.dataset.group = group;
+  const time = made("td", at);
+  time.title = number < 0 ? "Inspect's log" : `event ${number}`;
   const first = made("td");
+  if (group === "transcript") {
+    first.className = "turn";
+    first.append(made("strong", outcome, "text"), made("div", what, "text"));
+    line.append(time, made("td"), made("td"), made("td"), first);
+    return line;
+  }
   first.append(made("span", what, "text what"));
   if (notes.length || count) {
     const more = made("details");
@@ -36,8 +44,6 @@ function row([number, at, group, what, outcome, bad, guest, notes, count, found]
   }
   const last = made("td", outcome, "text");
   if (guest) last.append(made("span", " (the guest's word)", "quiet"));
-  const time = made("td", at);
-  time.title = `event ${number}`;
   line.append(time, made("td", group), first, last);
   return line;
 }
@@ -45,9 +51,10 @@ function row([number, at, group, what, outcome, bad, guest, notes, count, found]
 function unfold(place) {
   const entries = entriesOf(place.dataset.unit);
   if (!entries.length) return place.append(made("p", "Nothing is listed.", "quiet"));
-  const table = made("table", "", "entries");
+  const beside = entries.some(([, , group]) => group === "transcript");
+  const table = made("table", "", beside ? "entries beside" : "entries");
   const head = table.createTHead().insertRow();
-  for (const name of ["time (UTC)", "kind", "what", "outcome"]) {
+  for (const name of ["time (UTC)", "kind", "what", "outcome", ...(beside ? ["transcript"] : [])]) {
     const cell = made("th", name);
     cell.scope = "col";
     head.append(cell);

@@ -41,6 +41,11 @@ class Transcript:
     tools: tuple[ToolCall, ...] = ()
     not_run: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Sample and epoch."""
+        return f"{self.sample} #{self.epoch}" if self.epoch > 1 else self.sample
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -89,6 +94,16 @@ class Row:
     def reverts(self) -> int:
         """How often a cell was exchanged for a fresh one."""
         return sum(bool(cell.replaces) for cell in self.cells)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of its score should know, and no reason."""
+        found = [f"cell {cell}: {each}" for cell, each in self.degraded]
+        found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
+        for name, count in self.not_run.items():
+            shown = printable(name, max_chars=100)
+            found.append(f"scorer: `{shown}` not found or not runnable, {count:,} time(s)")
+        return [*found, *self.transcript.notes]
 
     @property
     def lasted_s(self) -> float:

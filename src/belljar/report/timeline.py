@@ -1,4 +1,4 @@
-"""Turns the ledger's events into the bounded timelines of a report. Pure.
+"""Turns the ledger's events, and the turns of transcripts, into bounded timelines. Pure.
 
 A guest chose most of what events quote: every text that leaves this module went through `shown`.
 """
@@ -6,8 +6,8 @@ A guest chose most of what events quote: every text that leaves this module went
 from __future__ import annotations
 
 import shlex
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from itertools import islice
@@ -17,12 +17,18 @@ from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
+from belljar.report.requests import times_of
 from belljar.units import printable
 
 FIRST: Final = 150
 LAST: Final = 50
 """Entries of one group that are kept of a cell or range; the others are counted."""
 MAX_TEXT_CHARS: Final = 2000
+MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
+MAX_EDGES: Final = 40  # of a range's graph; the others are one
+MAX_HITS: Final = 100  # kinds of guard hits
+RUN: Final = ""
+"""The place of what is no cell's and no range's."""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
 
@@ -30,6 +36,7 @@ MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each 
 class Group(StrEnum):
     """The kinds of entries that a reader can show or hide, those with the bodies to read first."""
 
+    TRANSCRIPT = "transcript"
     COMMAND = "command"
     REFUSAL = "refusal"
     REQUEST = "request"
@@ -92,12 +99,18 @@ class Timelines:
 
     `proofs`: for a cell or range, what its destruction looked for. `probed`: refusals that left no
     entry, since a cell of the range was being probed. `uses`: allowed exchanges by policy digest
-    and stand-in.
+    and stand-in. `edges`: for a range, exchanges by cell, place and whether they were allowed.
+    `policies`: digests by range. `air_gap`: whether a check at the start or end found no way out.
+    `hits`: of the guard, by class, channel, place and action.
     """
 
     proofs: dict[str, list[str]] = field(default_factory=dict)
     probed: dict[str, int] = field(default_factory=dict)
-    uses: dict[tuple[str, str], int] = field(default_factory=dict)
+    uses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    edges: dict[str, Counter[tuple[str, str, bool]]] = field(default_factory=dict)
+    hits: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    policies: dict[str, str] = field(default_factory=dict)
+    air_gap: dict[str, bool] = field(default_factory=dict)
     started: dict[str, Any] = field(default_factory=dict)
     first_time: str = ""
     last_time: str = ""
@@ -105,7 +118,6 @@ class Timelines:
     _kept: dict[tuple[str, Group], _Kept] = field(default_factory=dict)
     _pending: dict[tuple[str, str, int], Entry] = field(default_factory=dict)
     _ranges: dict[str, str] = field(default_factory=dict)
-    _policies: dict[str, str] = field(default_factory=dict)
     _probing: dict[str, set[str]] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
@@ -121,6 +133,20 @@ class Timelines:
             made.place = _place(line)
         if made is not None:
             self._kept.setdefault((made.place, made.group), _Kept()).add(made)
+
+    def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
+        """The messages of one sample: time, as in the ledger, author and text."""
+        kept = self._kept.setdefault((transcript_of(uuid), Group.TRANSCRIPT), _Kept())
+        for time, who, text in turns:
+            entry = Entry(
+                seq=-1 - kept.count,
+                time=time,
+                place=transcript_of(uuid),
+                group=Group.TRANSCRIPT,
+                what=shown(text, max_chars=MAX_TURN_CHARS),
+                outcome=shown(who, max_chars=100),
+            )
+            kept.add(entry)
 
     def counts(self, places: Sequence[str]) -> dict[Group, int]:
         """How many entries each group has, kept or not."""
@@ -142,21 +168,38 @@ class Timelines:
                 self.started = data
             case Kind.CELL_PLANNED:
                 self._ranges[cell] = str(data.get("range") or "")
-                self._policies.setdefault(self._ranges[cell], str(data["policy_sha256"]))
+                self.policies.setdefault(self._ranges[cell], str(data["policy_sha256"]))
             case Kind.PROBE_STARTED:
                 self._probing.setdefault(self._ranges.get(cell, ""), set()).add(cell)
             case Kind.PROBE_COMPLETED:
                 self._probing.get(self._ranges.get(cell, ""), set()).discard(cell)
             case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
                 self.proofs[_place(line)] = [shown(each) for each in data.get("checked", [])[:100]]
-            case Kind.NETWORK_HTTP | Kind.NETWORK_STREAM | Kind.NETWORK_TLS:
-                key = self._policies.get(_place(line), ""), str(data.get("stand_in") or "")
-                is_probe = bool(self._probing.get(_place(line)))
-                is_new = data["verdict"] == "allowed" and data.get("phase") != "opened"
-                if is_new and not is_probe:
-                    self.uses[key] = self.uses.get(key, 0) + 1
+            case Kind.AIR_GAP_CHECKED:
+                self.air_gap[str(data["phase"])] = bool(data["air_gapped"])
+            case Kind.GUARD_HIT:
+                key = tuple(shown(data[each]) for each in ("class", "channel", "place", "action"))
+                is_known = key in self.hits or len(self.hits) < MAX_HITS
+                self.hits[key if is_known else ("others", "", "", "")] += 1
+            case kind if kind in _EXCHANGES and not self._probing.get(_place(line)):
+                self._note_exchange(data, _place(line), is_flow=kind is Kind.NETWORK_FLOW)
             case _:
                 pass
+
+    def _note_exchange(self, data: Mapping[str, Any], place: str, *, is_flow: bool) -> None:
+        is_allowed = data["verdict"] in ("allowed", "dialled")
+        if data.get("phase") == "opened" or (is_flow and (is_allowed or not data["address"])):
+            return
+        stand_in, url = str(data.get("stand_in") or ""), str(data.get("url") or "")
+        if is_allowed and stand_in:
+            self.uses[self.policies.get(place, ""), stand_in] += 1
+        named = url.split("/")[2] if url.count("/") > 1 else ""
+        to = stand_in or data.get("host") or data.get("sni") or named or data.get("address") or "?"
+        cell = shown(data.get("cell") or "", max_chars=100)
+        edge = (cell, shown(to, max_chars=200), is_allowed)
+        edges = self.edges.setdefault(place, Counter())
+        is_known = edge in edges or len(edges) < MAX_EDGES
+        edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
 
     def _entry(self, line: Line) -> Entry | None:
         kind, data, place = line.kind, line.data, _place(line)
@@ -187,21 +230,38 @@ class Timelines:
 
 
 def _place(line: Line) -> str:
-    return line.cell or str(line.data.get("range") or "")
+    return line.cell or str(line.data.get("range") or RUN)
+
+
+def transcript_of(uuid: str) -> str:
+    """The place of a sample's messages."""
+    return f"transcript {uuid}"
 
 
 class _Words(dict[str, Any]):
     """An event's data for a template; a field that is missing or null is empty.
 
-    `about`: all that a contact with a value names. `proof`: of a destruction.
+    `about`: all that a contact with a value names. The other words say what a flag means.
     """
 
     def __missing__(self, key: str) -> str:
-        if key == "about":
-            names = ("value", "path", "process", "decoding", "to")
-            return " ".join(filter(None, (self[name] for name in names)))
-        left = f"NOT PROVEN: {self['survivors']} {self['not_checked']}" if key == "proof" else ""
-        return "proven" if left and self["clean"] == "True" else left
+        match key:
+            case "about":
+                names = ("value", "path", "process", "decoding", "to")
+                return " ".join(filter(None, (self[name] for name in names)))
+            case "proof":
+                if super().get("clean") is True:
+                    return "proven"
+                return f"NOT PROVEN: {self['survivors']} {self['not_checked']}"
+            case "gap":
+                is_whole = super().get("air_gapped") is True
+                return "no way out" if is_whole else "NOT air-gapped"
+            case "scan":
+                return "looked at" if super().get("guarded") is True else "NOT looked at"
+            case "traces":
+                return f"FOUND: {self['found']}" if super().get("found") else "nothing"
+            case _:
+                return ""
 
     def __getitem__(self, key: str) -> str:
         value = super().__getitem__(key)
@@ -213,14 +273,18 @@ class _Words(dict[str, Any]):
 
 def _filled(template: str, line: Line) -> str:
     text = template.format_map(_Words(line.data))
-    return shown(text.removesuffix(": ").removesuffix(", ").rstrip(" "))
+    for end in ("; not looked for: ", "not ended: ", ": ", ", "):
+        text = text.removesuffix(end)
+    return shown(text.rstrip(" "))
 
 
 def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
     data = line.data
     by = f"{shown(data['cell'], max_chars=64)}: " if line.cell is None and "cell" in data else ""
     is_refused = data.get("verdict") in ("refused", "dropped") or data.get("answer") in _NO_NAME
-    is_good = data.get("verdict", "allowed") in ("allowed", "contained") and data.get("clean", True)
+    is_good = data.get("verdict", "allowed") in ("allowed", "contained", "dialled")
+    is_good = is_good and data.get("clean", True) and data.get("air_gapped", True)
+    is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data.get("found"))
     return Entry(
         seq=line.seq,
         time=line.time,
@@ -259,11 +323,16 @@ def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
 
 def _findings(data: Mapping[str, Any]) -> list[str]:
     return [
-        shown(f"{each.get('name')}: {each.get('verdict')}: {each.get('seen')}")
+        shown(": ".join(str(each[name]) for name in _OF_FINDING if name in each))
         for each in (data.get("findings") or ())[:MAX_NOTES]
     ]
 
 
+_OF_FINDING: Final = ("name", "verdict", "seen", "state", "evidence")
+_EXCHANGES: Final = (
+    *(Kind.NETWORK_HTTP, Kind.NETWORK_STREAM, Kind.NETWORK_TLS),
+    *(Kind.NETWORK_FLOW, Kind.NETWORK_UPSTREAM),
+)
 _CUT_OFF: Final = "its end is not on record"
 _NO_NAME: Final = ("NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY")
 _ONLY_REFUSED: Final = (Kind.NETWORK_FLOW, Kind.NETWORK_TLS)
@@ -329,6 +398,18 @@ _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     Kind.RANGE_FAILED: (Group.LIMIT, "the range failed", "{reason}"),
     Kind.PROTOCOL_VIOLATION: (Group.LIMIT, "protocol violation", "{reason}"),
     Kind.KILL_TRIGGERED: (Group.LIMIT, "stopped by {rule}", "{reason}"),
+    Kind.KILL_COMPLETED: (Group.LIMIT, "stop of {scope}: {cells}", "not ended: {failed}"),
+    Kind.POLICY_REFUSED: (Group.LIMIT, "the policy was refused", "{reason}"),
+    Kind.AIR_GAP_CHECKED: (Group.PROBE, "air gap of this host, {phase} of the run", "{gap}"),
+    Kind.AIR_GAP_CHANGED: (Group.LIMIT, "the air gap of this host was broken", "{reason}"),
+    Kind.MODEL_CALLED: (Group.MODEL, "call of {model} {address}", "{bytes} B, {scan} by the guard"),
+    Kind.CELL_REVERTING: (Group.CELL, "revert of this cell to a fresh one", ""),
+    Kind.CELL_REVERTED: (Group.CELL, "fresh cell in place of {from}", "{duration_ms} ms"),
+    Kind.CELL_REVERT_VERIFIED: (
+        Group.CELL,
+        "looked for traces of {from}: {planted}",
+        "{traces}; not looked for: {not_checked}",
+    ),
     Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "{proof}"),
     Kind.RANGE_DESTROYED: (Group.CELL, "range destroyed", "{proof}"),
 }

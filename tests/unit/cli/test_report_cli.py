@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import resource
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from belljar.cli.report import report_of_run
 from belljar.events import Event, Kind
 from belljar.harness.evaluate import RunRequest, run_evaluation
 from belljar.ledger import create_run, verify
+from belljar.ledger.chain import canonical
 from belljar.ledger.verification import Status
 
 
@@ -112,6 +116,92 @@ def test_what_can_not_be_read_or_written_is_one_error(
     assert "--output" in capsys.readouterr().err
     assert page.read_bytes() == before
     assert [each.name for each in page.parent.iterdir()] == [page.name]
+
+
+def test_a_page_replaces_nothing_but_a_page(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is no file, as a device or a pipe, a directory, a loop of links and a file of a run
+    directory are refused and stay as they were; through a link the file behind it is written."""
+    path = evaluated(home)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to-pipe").symlink_to("pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "inside").symlink_to(path / "ledger.jsonl")
+    for name in ("pipe", "to-pipe", "loop", "inside", str(path / "x")):
+        capsys.readouterr()
+        assert belljar(["report", "last", "-o", str(tmp_path / name)]) == 3, name
+        assert "--output" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+    assert verify(path).status is Status.VERIFIED
+    (tmp_path / "link").symlink_to("page.html")
+    (tmp_path / "page.html").write_text("an older page")
+    assert belljar(["report", "last", "-o", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert "<!doctype html>" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("options", ["ro", "size=4k"])
+def test_a_full_or_read_only_disk_ends_no_run(
+    home: Path, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    """`belljar run` gives its verdict and exit code, says that the page was not written, and names
+    none; `belljar report` is one error."""
+    reports = home / "reports"
+    reports.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(reports)], check=True)
+    try:
+        path = evaluated(home)
+        assert report_of_run(path) is None
+        assert f"belljar report {path.name}" in capsys.readouterr().err
+        assert belljar(["report"]) == 3
+        assert list(reports.iterdir()) == []
+        assert belljar(["verdict"]) == 2  # as without a page: fake cells prove nothing
+    finally:
+        subprocess.run(["umount", str(reports)], check=True)
+
+
+def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(home: Path) -> None:
+    """Many and huge files, links, pipes, deep and odd JSON beside the ledger, and a ledger of other
+    bytes: the page says that nothing can be relied on, and stays small."""
+    path = evaluated(home)
+    plan = json.dumps(
+        {
+            "layers": [{"name": "x" * 3000}] * 1000,
+            "warnings": ["w" * 2000] * 1000,
+            "network": {"stand_ins": [{"id": "<&>" * 700}] * 1000, "upstreams": [7, {"host": []}]},
+            "blast_radius": {"reach": "no list", "read": [["<"] * 5000] * 50},
+        }
+    )
+    for number in range(300):
+        name = f"{number:012x}"
+        (path / f"policy-{name}.yaml").write_text(name)
+        (path / f"plan-{name}.json").write_text(plan if number < 3 else "[" * 50_000)
+    with (path / "plan-000000000003.json").open("wb") as file:
+        file.truncate(20 << 30)
+    os.mkfifo(path / "policy-pipe.yaml")
+    (path / "host.json").unlink(missing_ok=True)
+    (path / "host.json").symlink_to("/dev/zero")
+    (path / "versions.json").write_text(json.dumps({f"v{n}": ["1" * 5000] for n in range(300)}))
+    page = _page(path, code=1)
+    assert "does not verify" in page
+    assert len(page) < 8 << 20
+    assert "… and 900 more" in page
+    assert "w" * 2000 in page
+    ledger = [json.loads(each) for each in (path / "ledger.jsonl").read_bytes().splitlines()]
+    odd: object
+    for odd in ("x", 7, [7], None):
+        for line in ledger:
+            line["data"] |= dict.fromkeys(("refusal_code", "causes", "counters", "found"), odd)
+        (path / "ledger.jsonl").write_bytes(b"".join(canonical(each) + b"\n" for each in ledger))
+        assert "does not verify" in _page(path, code=1)
+        assert belljar(["verdict", path.name]) == 2
+    (path / "ledger.jsonl").write_bytes(os.urandom(1 << 20))
+    assert "does not verify" in _page(path, code=1)
+    (path / "ledger.jsonl").unlink()
+    (path / "ledger.jsonl").mkdir()
+    assert belljar(["report", path.name]) in (1, 2)
 
 
 def test_a_run_whose_page_can_not_be_written_ends_as_it_would(

@@ -13,7 +13,7 @@ import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
-from belljar.cli.findings import differing, findings_json, show_findings
+from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
@@ -21,6 +21,8 @@ from belljar.harness.evaluate import RunOutcome, RunRequest, check_tasks, run_ev
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import local_fingerprint, verify
 from belljar.probe.model import Outcome, Verdict
+from belljar.report.remarks import differing
+from belljar.report.samples import as_json
 from belljar.report.verdict import judge
 
 TASK = """
@@ -388,7 +390,7 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     logged = {sample.id: sample for sample in read_eval_log(log).samples or []}
     assert len(logged[3].metadata["containment"]["differences"]) == 3
     assert len(logged[1].metadata["containment"]["differences"]) == 1
-    shown = [line for line in differing(outcome.findings) if "sample 3" in line]
+    shown = [line for line in differing(outcome.findings.rows) if "sample 3" in line]
     assert len(shown) == 2
 
 
@@ -480,7 +482,7 @@ def test_programs_that_a_task_starts_are_named(
     assert found["sh"] >= 2  # a fake cell starts shells of this host, too
     show_findings(outcome.findings, outcome.path)
     assert "true 5×" in capsys.readouterr().out
-    shown = findings_json(outcome.findings, outcome.path)["host_processes"]
+    shown = as_json(outcome.findings)["host_processes"]
     assert shown == dict(outcome.findings.left.host_processes)
 
 

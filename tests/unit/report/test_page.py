@@ -12,16 +12,18 @@ from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import HOSTILE, RANGE, REQUEST, findings_of, line, story
+from tests.unit.report.stories import FLOW, HOSTILE, RANGE, REQUEST, findings_of, line, story
+from tests.unit.report.test_model_cells import model_cell
 
 from belljar.events import Kind, Trust
 from belljar.ledger import Line, Verification
 from belljar.ledger.kinds import DATA, Optional
 from belljar.ledger.schema import BodyRef
 from belljar.ledger.verification import Status
-from belljar.report.collect import MAX_BODY_BYTES, MAX_DETAIL_CHARS, Source, collect
+from belljar.report.collect import MAX_BODY_BYTES, MAX_DETAIL_BYTES, MAX_UNITS, collect
 from belljar.report.html import render
 from belljar.report.samples import RunFindings, Transcript
+from belljar.report.source import Source
 from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
 
 EVIL = (
@@ -136,6 +138,7 @@ def hostile_page() -> bytes:
         host={"cpu_model": EVIL, "tools": [{"name": EVIL, "version": EVIL}, 7]},
         versions={EVIL: EVIL, "x": {EVIL: EVIL}},
     )
+    source.timelines.take_transcript("u1", [("2026-11-20T22:00:00.000000Z", EVIL, EVIL)])
     findings = findings_of([transcript], lines, error=EVIL)
     return render(collect(replace(findings, errors=(EVIL,), run_id=EVIL), source))
 
@@ -175,9 +178,8 @@ def test_hostile_text_makes_no_element_attribute_or_link() -> None:
         "math",
         "title2",
     }
-    assert [each.tag for each in found if each.tag.endswith("}svg")] == [
-        "{http://www.w3.org/2000/svg}svg"
-    ]
+    drawings = [each for each in found if each.tag.endswith("}svg")]
+    assert [each.get("class") for each in drawings] == ["bar", "graph"]
     for each in found:
         assert not [name for name in each.attrib if name.startswith(("on", "style", "src"))]
         assert (each.get("href") or "#").startswith("#")
@@ -220,6 +222,122 @@ def test_every_kind_of_event_with_a_reader_is_shown() -> None:
     assert any(body[0] == "stdout" and "\\xff" in body[1] for body in commands[0][-1])
     requests = [entry for entry in entries if "alert" in "".join(entry[7])]
     assert requests
+
+
+def test_a_revert_and_the_run_itself_have_their_entries() -> None:
+    """A revert is on the page with what it left; what is no cell's, as a check of the air gap, a
+    call of a model or an order to stop, is the run's own; both are bad where they failed."""
+    gap = {"air_gapped": False, "findings": [{"name": "dns", "state": "open", "evidence": "x"}]}
+    called = {"model": "openai/gpt", "address": "", "bytes": 9, "guarded": False}
+    traces = {"from": "c0", "planted": ["file"], "found": ["file"], "not_checked": ["memory"]}
+    own = [
+        line(Kind.AIR_GAP_CHECKED, phase="end", **gap),
+        line(Kind.MODEL_CALLED, **called),
+        line(Kind.KILL_TRIGGERED, scope="run", rule="operator", reason="enough"),
+    ]
+    own = [replace(each, data={k: v for k, v in each.data.items() if k != "range"}) for each in own]
+    lines = story(
+        line(Kind.CELL_REVERT_VERIFIED, "c1", **traces),
+        line(
+            Kind.CELL_REVERTED,
+            "c1",
+            **{"from": "c0", "to": "c1", "from_pool": True, "duration_ms": 5},
+        ),
+        *own,
+    )
+    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
+    report = collect(findings_of([transcript], lines), source_of(lines))
+    sample, run = report["units"]
+    found = [
+        (what, outcome, bad)
+        for _, _, group, what, outcome, bad, *_ in sample["entries"]
+        if group == "cell"
+    ]
+    assert ("fresh cell in place of c0", "5 ms", 0) in found
+    assert ("looked for traces of c0: file", "FOUND: file; not looked for: memory", 1) in found
+    assert run["kind"] == "run"
+    assert [(group, bad) for _, _, group, _, _, bad, *_ in run["entries"]] == [
+        ("probe", 1),
+        ("model", 0),
+        ("limit", 1),
+    ]
+    assert run["entries"][0][7] == ["dns: open: x"]
+    assert report["air_gap"] == {"end": False}
+    assert "NOT air-gapped" in render(report).decode()
+
+
+def test_a_model_cell_has_its_requests_and_its_end() -> None:
+    """What was asked of a model is on the page, with tokens, weights and the cell's own verdict:
+    a model cell that lacks evidence is no contained one."""
+    for phases, verdict in ((("start", "end"), "contained"), (("start",), "void")):
+        lines = model_cell(*phases)
+        transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
+        _, unit = collect(findings_of([transcript], lines), source_of(lines))["units"]
+        assert (unit["kind"], unit["verdict"], unit["requests"]) == ("model cell", verdict, 1)
+        (request,) = [entry for entry in unit["entries"] if entry[2] == "model"]
+        assert request[4] == "200, 3 → 2 tokens"
+        assert "sha256:ababab" in unit["remarks"][0]
+
+
+def test_a_transcript_stands_beside_the_timeline() -> None:
+    """Messages are placed among the ledger's events by time, whose own order stays."""
+    at = [f"2026-11-20T22:00:0{number}.000000Z" for number in range(6)]
+    lines = [
+        replace(each, time=at[number])
+        for each, number in zip(many(1, 1)[0], (0, 1, 4, 2), strict=True)
+    ]
+    source = source_of(lines)
+    turns = [(at[3], "assistant", "→ bash ls"), (at[5], "tool bash", "a file")]
+    source.timelines.take_transcript("u0", turns)
+    transcript = Transcript(task="t", sample="s0", epoch=1, uuid="u0")
+    (unit,) = collect(findings_of([transcript], lines), source)["units"]
+    assert [(entry[2], entry[4]) for entry in unit["entries"]] == [
+        ("transcript", "assistant"),
+        ("command", unit["entries"][1][4]),
+        ("transcript", "tool bash"),
+    ]
+
+
+def test_a_range_is_a_graph_of_what_was_used() -> None:
+    """Each cell and place is a node, each exchange a line with its count; Belljar's probes are
+    none, and a place that nobody used says so."""
+    plan = {"network": {"stand_ins": [{"id": "shop"}, {"id": "mail"}], "upstreams": []}}
+    refused = {**FLOW, "address": "10.9.9.9", "port": 22, "verdict": "refused"}
+    lines = story(
+        *[line(Kind.NETWORK_HTTP, **REQUEST)] * 2,
+        line(Kind.NETWORK_FLOW, **{**refused, "count": 3}),
+        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
+        line(Kind.NETWORK_FLOW, **{**refused, "address": "10.8.8.8"}),
+    )
+    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
+    report = collect(findings_of([transcript], lines), source_of(lines, plans={"": plan}))
+    (graph,) = report["units"][0]["graphs"]
+    assert graph["texts"] == ["default → shop: 2 allowed", "default → 10.9.9.9: 3 refused"]
+    assert [(name, is_used) for name, _, is_used in graph["right"]] == [
+        ("shop", True),
+        ("mail", False),
+        ("10.9.9.9", True),
+    ]
+    assert len(graph["lines"]) == 2
+
+
+def test_of_very_many_samples_the_worst_are_shown() -> None:
+    """Thousands of samples and cells, each with hostile lists, are a bounded page that says how
+    many are left out; a breach is never among those."""
+    lines, transcripts = many(MAX_UNITS + 50, 0)
+    bad = f"s{MAX_UNITS + 49}"
+    breach = {**any_data(Kind.PROBE_COMPLETED), "phase": "start", "verdict": "breached"}
+    cell = f"c{MAX_UNITS + 49}"
+    lines += [
+        line(Kind.PROBE_STARTED, cell, which="quick", phase="start", user=""),
+        line(Kind.PROBE_COMPLETED, cell, **breach),
+    ]
+    noted = [replace(each, notes=("<&>" * 1000,) * 300) for each in transcripts]
+    report = collect(findings_of(noted, lines), source_of(lines))
+    assert len(report["units"]) == MAX_UNITS
+    assert report["left_out"] == 50
+    assert bad in {unit["name"] for unit in report["units"]}
+    assert len(render(report)) < 4 * MAX_DETAIL_BYTES
 
 
 def test_events_of_another_shape_are_shown_as_such() -> None:
@@ -281,7 +399,7 @@ def test_many_samples_share_the_bound() -> None:
     entries in it."""
     lines, transcripts = many(500, 20)
     report = collect(findings_of(transcripts, lines), source_of(lines, b"z" * 8000))
-    assert len(render(report)) < 1.5 * MAX_DETAIL_CHARS
+    assert len(render(report)) < 1.5 * MAX_DETAIL_BYTES
     assert all(len(unit["entries"]) == 20 for unit in report["units"])
     assert all(unit["entries"][0][-1] for unit in report["units"])
 
