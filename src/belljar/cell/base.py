@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-import anyio
 import anyio.to_thread
 
 from belljar.capture import body_of
@@ -200,3 +201,21 @@ class CellBase:
             }
             data = {"limit": limit, "value": values.get(limit)}
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, cell_id=self.id, data=data))
+
+
+_tasks: Final = set[asyncio.Task[None]]()
+
+
+def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a task outside of any block: no task group may span a cell's opening and end.
+
+    The cell ends it; it raises nothing.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        import_module("trio").lowlevel.spawn_system_task(task)
+        return
+    made = loop.create_task(task())
+    _tasks.add(made)  # the event loop keeps no reference
+    made.add_done_callback(_tasks.discard)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel import ExecRequest
-from belljar.channel.operations import RunningExec
+from belljar.channel import ExecRequest, Operation
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
@@ -109,7 +108,7 @@ async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
             await stack.aclose()
 
 
-async def _planted(running: RunningExec) -> tuple[str, ...]:
+async def _planted(running: Operation) -> tuple[str, ...]:
     said = b""
     while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
         if (chunk := await running.receive_stdout()) is None:
@@ -118,7 +117,7 @@ async def _planted(running: RunningExec) -> tuple[str, ...]:
     return tuple(said.decode("utf-8", "replace").splitlines()[:-1])
 
 
-async def _take_away(running: RunningExec) -> None:
+async def _take_away(running: Operation) -> None:
     with anyio.move_on_after(_TIMEOUT_S):
         await running.close_stdin()
         await running.wait()

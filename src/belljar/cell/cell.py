@@ -16,8 +16,8 @@ import anyio.to_thread
 
 from belljar.capture import body_of
 from belljar.cell import record
-from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
+from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
 from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import Kind
@@ -26,7 +26,7 @@ from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 
 
-class Cell(BackgroundOperations, ConnectOperations, FileOperations):
+class Cell(ExecOperations, ConnectOperations, FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
     Attributes:

@@ -18,7 +18,7 @@ from typing import Final
 
 import anyio
 
-from belljar.cell.background import spawn_task
+from belljar.cell.base import spawn_task
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run

@@ -9,8 +9,7 @@ import errno
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from belljar.cell.output import ExecOutput
-from belljar.channel import ExecRequest, FileTooLarge
+from belljar.channel import ExecOutput, ExecRequest, FileTooLarge
 from belljar.dataclass import dataclass
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 from belljar.isolation.sandbox import Sandbox

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 import anyio.to_thread
 
-from belljar.cell.background import spawn_task
+from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
 from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError

@@ -39,13 +39,12 @@ from belljar.channel.operations import (
     Contents,
     Operation,
     OwnReads,
-    RunningExec,
     Timeout,
     _feeding,
     feed_file,
     judge,
 )
-from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
+from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLarge
 from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
@@ -255,7 +254,7 @@ class GuestClient:
         keep: Keep = "head",
         keep_bytes: int | None = None,
         on_output: OnOutput | None = None,
-    ) -> ExecOutcome:
+    ) -> ExecOutput:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
         Args:
@@ -282,7 +281,7 @@ class GuestClient:
             )
             for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
         }
-        async with self._exec_operation(
+        async with self.open_exec(
             replace(request, stdin=request.stdin or input is not None)
         ) as operation:
             async with _feeding(operation, input if input is not None else b""):
@@ -291,23 +290,18 @@ class GuestClient:
                         on_output(*chunk)
                     kept[chunk[0]].feed(chunk[1])
             stdout, stderr = kept[Stream.STDOUT], kept[Stream.STDERR]
-            return RunningExec(operation).outcome(
+            return operation.output(
                 kept=(stdout.kept, stderr.kept),
                 dropped=(stdout.dropped_bytes, stderr.dropped_bytes),
             )
 
     @asynccontextmanager
-    async def open_exec(self, request: ExecRequest) -> AsyncIterator[RunningExec]:
+    async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
         """Run a command and talk to it.
 
         The guest may be at most a window (1 MiB) ahead of the reader. Leaving the block kills
         what still runs.
         """
-        async with self._exec_operation(request) as operation:
-            yield RunningExec(operation)
-
-    @asynccontextmanager
-    async def _exec_operation(self, request: ExecRequest) -> AsyncIterator[Operation]:
         limit_s = request.timeout_s
         if limit_s is not None and not limit_s > 0:
             raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
@@ -333,6 +327,7 @@ class GuestClient:
             # a terminal has no standard error of its own
             stderr=request.max_stderr_bytes if request.pty is None else None,
             stdin_open=request.stdin,
+            user=request.user,
         ) as operation:
             yield operation
 
@@ -422,6 +417,7 @@ class GuestClient:
         stdout: int | None = None,
         stderr: int | None = None,
         stdin_open: bool = False,
+        user: str = "",
     ) -> AsyncIterator[Operation]:
         """Start an operation once a slot is free; it is ended when the block is left.
 
@@ -431,7 +427,7 @@ class GuestClient:
         if self._slots is None:
             raise RuntimeError("hello() comes first")
         async with self._slots:
-            operation = Operation(self._pump, self._timeout)
+            operation = Operation(self._pump, self._timeout, user=user)
 
             def begin() -> bytes:
                 operation.op, message = self._pump.wire.start(

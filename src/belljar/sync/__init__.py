@@ -20,7 +20,6 @@ from belljar.lazy import lazy_names
 if TYPE_CHECKING:
     from belljar.isolation.hold import release
     from belljar.sync.cells import (
-        BackgroundCommand,
         Cell,
         CellStream,
         Pool,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "BackgroundCommand",
     "Cell",
     "CellStream",
     "Pool",

@@ -16,16 +16,14 @@ from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAli
 import anyio
 
 from belljar.cell import open as cell_open
-from belljar.cell.background import BackgroundCommand as AsyncBackgroundCommand
 from belljar.cell.cell import Cell as AsyncCell
+from belljar.cell.command import RunningCommand as AsyncRunningCommand
 from belljar.cell.connection import CellStream as AsyncCellStream
-from belljar.cell.exec import RunningCommand as AsyncRunningCommand
-from belljar.cell.output import ExecOutput
 from belljar.cell.pool import Counts
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
-from belljar.channel import Stream
+from belljar.channel import ExecOutput, Stream
 from belljar.events import Actor
 from belljar.host.settings import PolicyLike
 from belljar.isolation.kill import KillReport, kill_now
@@ -110,10 +108,7 @@ def _opening(
 
 
 class RunningCommand(_Facade[AsyncRunningCommand]):
-    """A command of `Cell.open_exec`.
-
-    Iterate it for `(stream, bytes)`, then `wait` for its outcome.
-    """
+    """A command of `Cell.open_exec` or `Cell.start`; of the first, iterate it, then `wait`."""
 
     def __iter__(self) -> Iterator[tuple[Stream, bytes]]:
         return self
@@ -128,27 +123,29 @@ class RunningCommand(_Facade[AsyncRunningCommand]):
         return await anext(self._inner, None)
 
     @property
-    def output(self) -> ExecOutput | None:
-        """Its outcome, once it was waited for."""
-        return self._inner.output
+    def id(self) -> int:
+        """The operation's number, which the record has too; unique in its cell."""
+        return self._inner.id
 
-    id: Final = _fact(AsyncRunningCommand.id)
+    @property
+    def argv(self) -> tuple[str | bytes, ...]:
+        """What runs."""
+        return self._inner.argv
+
+    @property
+    def outcome(self) -> ExecOutput | None:
+        """How it ended, without what was kept; None while it runs."""
+        return self._inner.outcome
+
+    running: Final = _fact(AsyncRunningCommand.running)
+    returncode: Final = _fact(AsyncRunningCommand.returncode)
+    output = _at_once(AsyncRunningCommand.output)
     send_stdin = _waiting(AsyncRunningCommand.send_stdin)
     close_stdin = _waiting(AsyncRunningCommand.close_stdin)
     signal = _waiting(AsyncRunningCommand.signal)
     resize = _waiting(AsyncRunningCommand.resize)
     wait = _waiting(AsyncRunningCommand.wait)
-
-
-class BackgroundCommand(_Facade[AsyncBackgroundCommand]):
-    """A command of `Cell.start`."""
-
-    running: Final = _fact(AsyncBackgroundCommand.running)
-    returncode: Final = _fact(AsyncBackgroundCommand.returncode)
-    output = _at_once(AsyncBackgroundCommand.output)
-    wait = _waiting(AsyncBackgroundCommand.wait)
-    signal = _waiting(AsyncBackgroundCommand.signal)
-    kill = _waiting(AsyncBackgroundCommand.kill)
+    kill = _waiting(AsyncRunningCommand.kill)
 
 
 class CellStream(_Facade[AsyncCellStream]):
@@ -233,7 +230,7 @@ class Cell(_Facade[AsyncCell]):
     open_exec = _mirrored(
         AsyncCell.open_exec, lambda call, loop: _entered(call(), RunningCommand, loop)
     )
-    start = _mirrored(AsyncCell.start, lambda call, loop: BackgroundCommand(loop.call(call), loop))
+    start = _mirrored(AsyncCell.start, lambda call, loop: RunningCommand(loop.call(call), loop))
     connect = _mirrored(AsyncCell.connect, lambda call, loop: _entered(call(), CellStream, loop))
     write_file = _waiting(AsyncCell.write_file)
     read_file = _waiting(AsyncCell.read_file)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from belljar.capture import body_of
 from belljar.cell import record
-from belljar.cell.output import ExecOutput
-from belljar.channel import ExecRequest, PtySize
+from belljar.channel import ExecOutput, ExecRequest, PtySize
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.ledger.schema import check_data
 
