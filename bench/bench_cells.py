@@ -122,7 +122,7 @@ async def from_pools(
         async with open_pool(policy_of(tier), run=run) as pool:
             for _ in range(rounds):
                 await life_from_pool(pool, times[tier])
-            if pool.counts.taken != rounds:
+            if pool.counts["taken"] != rounds:
                 raise SystemExit(f"not every cell came from the pool: {pool.counts}")
 
 

@@ -9,13 +9,13 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from belljar.errors import BelljarError
 from belljar.harness.config import BelljarConfig, as_config
 
 if TYPE_CHECKING:
@@ -59,12 +59,6 @@ def host_cpus_and_memory() -> tuple[int, int]:
     return cpus, 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PoolOf:
-    policy: LoadedPolicy
-    pool: Pool
-
-
 class WarmCells:
     """The pools of one run: `size` cells ready per plan, for `expected` samples of each.
 
@@ -81,19 +75,24 @@ class WarmCells:
         self._left = Counter(expected)
         self._in_use = 0
         self._turn = anyio.Lock()
-        self._pools: dict[BelljarConfig, _PoolOf] = {}
+        self._pools: dict[BelljarConfig, tuple[LoadedPolicy, Pool]] = {}
 
-    def range(
+    @asynccontextmanager
+    async def range(
         self, config: BaseModel | str | None, policy: LoadedPolicy
-    ) -> AbstractAsyncContextManager[Range]:
+    ) -> AsyncIterator[Range]:
         """A sample's cells, pooled if its policy is unchanged."""
         ours = as_config(config)
-        entry = self._pools.get(ours)
-        if entry is None:
-            return self._counted(ours, self._first(ours, policy))
-        if entry.policy != policy:
-            return self._counted(ours, self._open(policy))
-        return self._counted(ours, entry.pool.range())
+        if ours not in self._pools:
+            self._pools[ours] = (policy, self._pool(ours, policy))
+        pooled, pool = self._pools[ours]
+        self._left[ours] -= 1
+        self._in_use += 1
+        try:
+            async with pool.range() if pooled == policy else self._open(policy) as opened:
+                yield opened
+        finally:
+            self._in_use -= 1
 
     @property
     def is_open(self) -> bool:
@@ -103,31 +102,9 @@ class WarmCells:
     async def close(self) -> None:
         """Destroy what no sample took. A later sample begins new pools."""
         while self._pools:
-            _, entry = self._pools.popitem()
-            await entry.pool.aclose()
-            self.troubles += entry.pool.troubles
-
-    @asynccontextmanager
-    async def _counted(
-        self, config: BelljarConfig, opened: AbstractAsyncContextManager[Range]
-    ) -> AsyncIterator[Range]:
-        self._left[config] -= 1
-        self._in_use += 1
-        try:
-            async with opened as ready:
-                yield ready
-        finally:
-            self._in_use -= 1
-
-    @asynccontextmanager
-    async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Range]:
-        from belljar.cell.pool import HEAD_START_S
-
-        async with self._open(policy) as opened:
-            if config not in self._pools:
-                self._pools[config] = _PoolOf(policy=policy, pool=self._pool(config, policy))
-            self._pools[config].pool.refill(after_s=HEAD_START_S)
-            yield opened
+            _, (_, pool) = self._pools.popitem()
+            await pool.aclose()
+            self.troubles += pool.troubles
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False
@@ -138,29 +115,24 @@ class WarmCells:
         )
 
     def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
-        from belljar.cell.pool import Pool, Supply
-        from belljar.isolation.hold import refuse_to_give
+        from belljar.cell.pool import make_pool
         from belljar.probe.run import WARM_UP
         from belljar.store.home import belljar_home
 
         run, probe = self._session.ensure_run(), self._session.source.probe
-        supply = Supply(
-            open=partial(self._open, policy),
+        return make_pool(
+            policy,
+            run,
+            self._session.home or belljar_home(),
+            open_one=partial(self._open, policy),
             warm_up=lambda opened: probe(
                 opened.cell, opened.routers.get(opened.cell.id), run=run, phase=WARM_UP
             ),
-            recorder=run.recorder,
             size=self._size,
-            refuse=partial(refuse_to_give, self._session.home or belljar_home(), run.run_id),
             admit=partial(self._admit, config, policy),
             on_breach=self._session.breached,
             turn=self._turn,
         )
-        if policy.policy.decoys:
-            from belljar.cell.decoys import decoys_in
-
-            supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
-        return Pool(supply)
 
     def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
         resources = policy.policy.resources
@@ -194,14 +166,12 @@ def warm_cells(
     if not size:
         yield None
         return
-    from belljar.errors import BelljarError
-
     warm = WarmCells(session, size=size, expected=expected)
-    session.warm_range, session.close_warm = warm.range, warm.close
+    session.warm = warm
     try:
         yield warm
     finally:
-        session.warm_range = session.close_warm = None
+        session.warm = None
         if warm.is_open:  # Inspect ended without its clean-up
             anyio.run(warm.close)
         for trouble in warm.troubles:

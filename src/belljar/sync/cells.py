@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -19,7 +20,6 @@ from belljar.cell import open as cell_open
 from belljar.cell.cell import Cell as AsyncCell
 from belljar.cell.command import RunningCommand as AsyncRunningCommand
 from belljar.cell.connection import CellStream as AsyncCellStream
-from belljar.cell.pool import Counts
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
@@ -270,7 +270,7 @@ class Pool(_Facade[AsyncPool]):
     """Cells made ahead. Made only by `belljar.sync.open_pool`."""
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> Counter[str]:
         """Counts of its cells, by what became of them."""
         return self._inner.counts
 
