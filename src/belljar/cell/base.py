@@ -9,6 +9,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final
 
+import anyio
 import anyio.to_thread
 
 from belljar.capture import body_of
@@ -133,6 +134,30 @@ class CellBase:
 
     def _user(self, user: str | None) -> str:
         return self.plan.user if user is None else user
+
+    @contextmanager
+    def _recorded(
+        self,
+        kinds: tuple[Kind, Kind, Kind],
+        started: Mapping[str, JsonValue],
+        *,
+        sent: Sequence[Body] = (),
+        seen: Callable[[], Sequence[Body]] = tuple,
+        limits: Callable[[record.Operation, BaseException], Iterable[Event]] = lambda *_: (),
+    ) -> Iterator[dict[str, JsonValue]]:
+        """Record an operation's start, and its end with what the block puts into the result.
+
+        Args:
+            kinds: of the events: started, completed, failed.
+            sent, seen: bodies of the first event; of the last, whichever it is.
+        """
+        operation, result = self._operation(), dict[str, JsonValue]()
+        self._recorder.record(operation.event(kinds[0], started, bodies=sent))
+        began, action = anyio.current_time(), str(started.get("action", ""))
+        with self._failure_recorded(operation, kinds[2], action=action, bodies=seen, limits=limits):
+            yield result
+        result["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
+        self._recorder.record(operation.event(kinds[1], result, bodies=seen()))
 
     @contextmanager
     def _failure_recorded(

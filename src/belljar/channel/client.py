@@ -343,6 +343,7 @@ class GuestClient:
         mode: int | None = None,
         owner: str = "",
         append: bool = False,
+        is_directory: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         """Write a file: parents are made, and the target changes only when all is written.
@@ -350,12 +351,20 @@ class GuestClient:
         Args:
             path: relative paths resolve against `cwd`. mode: None keeps an existing file's, else
                 0644 under the umask. owner: "" is `user`.
+            is_directory: make a directory instead, without contents; one that is there gets mode
+                and owner.
 
         Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path;
         `TimeoutError`; `ValueError`; `CellError`.
         """
         body = frames.write_body(
-            user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append
+            user=user,
+            cwd=cwd,
+            path=path,
+            mode=mode,
+            owner=owner,
+            append=append,
+            directory=is_directory,
         )
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
             await feed_file(operation, contents, path, timeout_s)
@@ -393,19 +402,6 @@ class GuestClient:
                 )
             judge(operation, path, timeout_s)
         return bytes(contents)
-
-    async def make_directory(
-        self, path: str, *, mode: int | None, owner: str, timeout_s: float | None = None
-    ) -> None:
-        """Make a directory with its parents, as root; one that is there gets mode and owner.
-
-        Raises as `write_file`.
-        """
-        body = frames.write_body(
-            user="0", cwd="/", path=path, mode=mode, owner=owner, directory=True
-        )
-        async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
-            await feed_file(operation, b"", path, timeout_s)
 
     @asynccontextmanager
     async def operation(
