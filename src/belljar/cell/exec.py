@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
+
+import anyio.to_thread
 
 from belljar.cell.base import CellBase
 from belljar.cell.command import CommandRecord, RunningCommand
@@ -16,7 +18,7 @@ from belljar.channel import ExecOutput, ExecRequest, PtySize, Stream
 from belljar.errors import CellError
 from belljar.events import Kind
 
-Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
+Input: TypeAlias = bytes | str | AsyncIterator[bytes] | Iterable[bytes] | None
 
 
 def check_argv(argv: Sequence[str]) -> None:
@@ -28,6 +30,12 @@ def check_argv(argv: Sequence[str]) -> None:
     for word in argv:
         if not isinstance(word, str | bytes):
             raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")
+
+
+async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
+    pieces, end = iter(source), object()
+    while (piece := await anyio.to_thread.run_sync(next, pieces, end)) is not end:
+        yield cast("bytes", piece)
 
 
 class ExecOperations(CellBase):
@@ -52,7 +60,7 @@ class ExecOperations(CellBase):
 
         Args:
             argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
-            input: its standard input; text is sent as UTF-8.
+            input: its standard input; text is sent as UTF-8. An iterable is read in a thread.
             env: added to `Cell.env`; the values given here win.
             cwd: relative to the work directory of the policy or image, the default.
             user: name, uid or `uid:gid`; default the policy's or image's user.
@@ -68,6 +76,8 @@ class ExecOperations(CellBase):
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
+        elif isinstance(input, Iterable) and not isinstance(input, bytes):
+            input = _read_in_thread(input)  # noqa: A001
         seen = self._begin(
             argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None
         )

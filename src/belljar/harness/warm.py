@@ -36,18 +36,9 @@ RESERVED_BYTES: Final = 1 << 30
 OVERHEAD_BYTES: Final = 192 << 20
 
 
-def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
-    """Twice the processors, if memory holds them; at least 1."""
-    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
-    return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
-
-
-def room_for_one_more(
-    *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
-) -> bool:
-    """Whether another fully used cell fits in memory."""
-    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
-    return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
+def cells_in_memory(*, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
+    """How many cells fit in memory, each fully used."""
+    return (available_bytes - RESERVED_BYTES) // (memory_bytes + disk_bytes + OVERHEAD_BYTES)
 
 
 def host_cpus_and_memory() -> tuple[int, int]:
@@ -136,12 +127,12 @@ class WarmCells:
 
     def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
         resources = policy.policy.resources
-        return self._left[config] > ready and room_for_one_more(
+        fitting = cells_in_memory(
             available_bytes=host_cpus_and_memory()[1],
             memory_bytes=resources.memory_bytes,
             disk_bytes=resources.disk_bytes,
-            in_use=self._in_use + ready,
         )
+        return self._left[config] > ready and fitting > self._in_use + ready
 
 
 def expected_samples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -12,7 +12,7 @@ from contextlib import (
 )
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 
 import anyio
 
@@ -33,7 +33,6 @@ from belljar.plan import Plan
 from belljar.store.home import belljar_home
 from belljar.sync.loop import Loop, own_loop
 
-Input: TypeAlias = bytes | str | Iterable[bytes] | None
 _A = TypeVar("_A")
 _Inner_co = TypeVar("_Inner_co", covariant=True)
 _P = ParamSpec("_P")
@@ -114,13 +113,9 @@ class RunningCommand(_Facade[AsyncRunningCommand]):
         return self
 
     def __next__(self) -> tuple[Stream, bytes]:
-        found = self._loop.call(self._next)
-        if found is None:
+        if (found := self._loop.call(anext, self._inner, None)) is None:
             raise StopIteration
         return found
-
-    async def _next(self) -> tuple[Stream, bytes] | None:
-        return await anext(self._inner, None)
 
     @property
     def id(self) -> int:
@@ -167,7 +162,8 @@ class CellStream(_Facade[AsyncCellStream]):
 
 class Cell(_Facade[AsyncCell]):
     """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
-    several threads at once."""
+    several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
+    """
 
     @property
     def id(self) -> str:
@@ -196,37 +192,7 @@ class Cell(_Facade[AsyncCell]):
     host_pid: Final = _fact(AsyncCell.host_pid)
     console = _at_once(AsyncCell.console)
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        input: Input = None,  # noqa: A002 - the name every caller of a subprocess knows
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        user: str | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int | None = None,
-        keep: Literal["head", "tail"] = "head",
-        on_output: Callable[[Stream, bytes], None] | None = None,
-    ) -> ExecOutput:
-        """See `belljar.Cell.exec`.
-
-        `on_output` is called in the cell's own thread, and can't call the cell.
-        """
-        fed = input if input is None or isinstance(input, bytes | str) else self._loop.pieces(input)
-        return self._loop.call(
-            self._inner.exec,
-            argv,
-            input=fed,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            keep=keep,
-            on_output=on_output,
-        )
-
+    exec = _waiting(AsyncCell.exec)
     open_exec = _mirrored(
         AsyncCell.open_exec, lambda call, loop: _entered(call(), RunningCommand, loop)
     )

@@ -23,8 +23,8 @@ from belljar.harness.warm import (
     OVERHEAD_BYTES,
     RESERVED_BYTES,
     WarmCells,
+    cells_in_memory,
     expected_samples,
-    room_for_one_more,
     warm_cells,
 )
 from belljar.isolation.hold import hold, release
@@ -65,12 +65,11 @@ def test_samples_are_counted_by_what_their_cells_are_made_of() -> None:
     assert expected_samples([ordered], epochs=None, selection=named) == {own: 1, other: 1}
 
 
-def test_there_is_room_only_beside_all_that_the_others_may_still_use() -> None:
-    """As the number of cells at once is reckoned."""
-    each = 2 * GIB + OVERHEAD_BYTES
-    room = {"memory_bytes": GIB, "disk_bytes": GIB}
-    assert room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=2, **room)
-    assert not room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=3, **room)
+def test_cells_are_counted_by_all_that_they_may_use() -> None:
+    """Memory and disk of each, its VMM's, and what the host keeps for itself."""
+    each, bounds = 2 * GIB + OVERHEAD_BYTES, {"memory_bytes": GIB, "disk_bytes": GIB}
+    assert cells_in_memory(available_bytes=RESERVED_BYTES + 3 * each, **bounds) == 3
+    assert cells_in_memory(available_bytes=RESERVED_BYTES + 3 * each - 1, **bounds) == 2
 
 
 @asynccontextmanager
