@@ -1,5 +1,5 @@
-/* `PROGRAM plant TOKEN DIR…` leaves a trace of every kind in the cell until its standard input ends, and then none; `PROGRAM search` looks in another cell for
- * them (parameters on standard input). No probes: a revert of the cell in between is verified by them (design/isolation.md). A line each; `end` is the last. */
+/* `PROGRAM plant TOKEN PORT DIR…` leaves a trace of every kind in the cell until its standard input ends, and then none; `PROGRAM search` looks in another cell
+ * for them (parameters on standard input). No probes: a revert of the cell in between is verified by them (design/isolation.md). A line each; `end` is the last. */
 #include "probe.h"
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -19,17 +19,16 @@ static bool trace(char *path, size_t n, const char *directory, const char *token
     return snprintf(path, n, "%s/%s", directory, token) < (int)n;
 }
 
-static void listen_somewhere(void)
+static void listen_on(const char *port)
 {
-    struct sockaddr_in address = loopback(0);
-    socklen_t n = sizeof address;
+    struct sockaddr_in address = loopback((uint16_t)atoi(port));
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, n) == 0 && listen(fd, 8) == 0 && getsockname(fd, (struct sockaddr *)&address, &n) == 0)
-        printf("port %u\n", ntohs(address.sin_port));
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 8) == 0)
+        printf("port %s\n", port);
 }
 
 /* Arguments and environment are its host's doing. Readable to its own user, as those of a workload's programs are. */
-int plant(const char *token, int count, char **directories)
+int plant(const char *token, const char *port, int count, char **directories)
 {
     static char memory[COPIES][64];
     char path[4096], scratch[256];
@@ -41,7 +40,7 @@ int plant(const char *token, int count, char **directories)
         if (fd >= 0 && write(fd, token, strlen(token)) > 0)
             printf("file %s\n", directories[i]);
     }
-    listen_somewhere();
+    listen_on(port);
     printf("process\nenvironment\nmemory\nend\n");
     fflush(stdout);
     while (read(0, scratch, sizeof scratch) > 0)

@@ -132,8 +132,8 @@ int main(int argc, char **argv)
         return 0;
     }
     setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
-    if (argc > 2 && strcmp(argv[1], "plant") == 0)
-        return plant(argv[2], argc - 3, argv + 3);
+    if (argc > 3 && strcmp(argv[1], "plant") == 0)
+        return plant(argv[2], argv[3], argc - 4, argv + 4);
     if (argc == 2 && strcmp(argv[1], "search") == 0)
         return search();
     if (argc == 2 && strcmp(argv[1], "list") == 0)

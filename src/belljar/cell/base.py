@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final
@@ -54,6 +55,7 @@ class CellBase:
         self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None
+        self._is_ending = False
         self.destruction: Destruction | None = None
 
     def __repr__(self) -> str:
@@ -190,8 +192,9 @@ class CellBase:
         """
         if not isinstance(error, CellError):
             return
-        if self._reverted is not None:  # its end is no death
-            raise self._reverted
+        is_violation = isinstance(error, ProtocolViolation)
+        if self._reverted is not None and self._is_ending and not is_violation:
+            raise self._reverted  # its end is no death
         if self._dead is None:
             cause, console = (
                 str(self._live.killed() or self._live.cause_of_death()),
@@ -206,15 +209,17 @@ class CellBase:
                 hint="its record is complete up to here: `belljar ledger show last`",
             )
             self._record_death_limit()
-            kind = (
-                Kind.PROTOCOL_VIOLATION
-                if isinstance(error, ProtocolViolation)
-                else Kind.CELL_FAILED
-            )
+            kind = Kind.PROTOCOL_VIOLATION if is_violation else Kind.CELL_FAILED
             data = {"error": type(error).__name__, "reason": cause or error.what}
             bodies = (body_of("console", console),) if console else ()
             self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
         raise self._dead from error
+
+    def record_death(self) -> None:
+        """Record that it died, if it has and no operation has met that yet."""
+        if self.destruction is None and self._live.end() is not None:
+            with suppress(CellError):
+                self._end_if_dead(CellError("it had died"))
 
     def _record_death_limit(self) -> None:
         """Once for a cell that died of a limit, with or without an operation."""
@@ -239,7 +244,8 @@ def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        import_module("trio").lowlevel.spawn_system_task(task)
+        trio = import_module("trio")
+        trio.lowlevel.spawn_system_task(task, context=contextvars.copy_context())
         return
     made = loop.create_task(task())
     _tasks.add(made)  # the event loop keeps no reference

@@ -36,36 +36,43 @@ _MAX_MAPPING_BYTES: Final = 64 << 30
 """A larger mapping is an address space that a runtime reserves: its page table is too long to read.
 """
 _PRESENT, _OF_FILE = 1 << 63, 1 << 61  # /proc/PID/pagemap
+_FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have as its own end
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The traces that were left in `cell`: `file DIRECTORY`, `process`, `port NUMBER`, ….
+    """The traces that were to be left in `cell`, and those that it says were.
 
-    Nothing is left in a cell that is dead or doesn't answer in time.
+    Its word decides nothing: each is searched for. Nothing is left in a cell that is dead or
+    doesn't answer in time.
     """
 
     cell: Cell
     token: str
-    traces: tuple[str, ...]
+    directories: tuple[str, ...]
+    port: int
+    said: frozenset[str]
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """All that were to be left."""
+        files = (f"file {directory}" for directory in self.directories)
+        return (*files, f"port {self.port}", "process", "environment", "memory")
 
     async def search(self, new: Cell) -> None:
         """Look for the traces in another machine, on record.
 
         Raises `ContainmentBreach` when one is there, `CellError` when it can't be searched.
         """
-        began, unseen = time.monotonic(), []
-        found: list[str] = []
+        began, found = time.monotonic(), list[str]()
+        unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
         try:
             if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode()):
                 found.append("memory")
         except OSError as error:  # an ordinary user may not read it
             unseen.append(f"memory: {error.strerror}")
-        text = f"token={self.token}\n"
-        for index, trace in enumerate(self.traces):
-            kind, _, value = trace.partition(" ")
-            name = {"port": "port", "file": f"dir{index}"}.get(kind)
-            text += f"{name}={value}\n" if name else ""
+        text = f"token={self.token}\nport={self.port}\n"
+        text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
         outcome = await new._live.client.exec(_request(new, ["search"]), input=text.encode())
         lines = outcome.stdout.decode("utf-8", "replace").splitlines()
         if lines[-1:] != ["end"]:
@@ -74,7 +81,7 @@ class Canary:
         found += [line for line in lines[:-1] if not line.startswith("unseen ")]
         data: dict[str, JsonValue] = {
             "from": self.cell.id,
-            "planted": self.traces,
+            "planted": [trace for trace in self.traces if trace in self.said],
             "found": found,
             "not_checked": unseen,
             "duration_ms": round((time.monotonic() - began) * 1000, 3),
@@ -91,9 +98,10 @@ class Canary:
 @asynccontextmanager
 async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
     """Leave traces in a cell until the block is left."""
-    token, traces = secrets.token_hex(16), tuple[str, ...]()
-    directories = dict.fromkeys(("/tmp", cell.plan.workdir))  # noqa: S108 - the guest's
-    request = _request(cell, ["plant", token, *directories], env={f"_{token}": token})
+    token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
+    directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
+    words = ["plant", token, str(port), *directories]
+    request = _request(cell, words, env={f"_{token}": token})
     stack = AsyncExitStack()
     try:
         # A dead cell, or one that hangs, holds no traces: it is reverted all the same
@@ -101,20 +109,15 @@ async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
             await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
             running = await stack.enter_async_context(cell._live.client.open_exec(request))
             stack.push_async_callback(_take_away, running)
-            traces = await _planted(running)
-        yield Canary(cell, token, traces)
+            while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
+                if (chunk := await running.receive_stdout()) is None:
+                    break
+                said += chunk
+        lines = frozenset(said.decode("utf-8", "replace").split("\n"))
+        yield Canary(cell, token, directories, port, lines)
     finally:
         with anyio.CancelScope(shield=True), suppress(CellError, OSError):
             await stack.aclose()
-
-
-async def _planted(running: Operation) -> tuple[str, ...]:
-    said = b""
-    while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
-        if (chunk := await running.receive_stdout()) is None:
-            break
-        said += chunk
-    return tuple(said.decode("utf-8", "replace").splitlines()[:-1])
 
 
 async def _take_away(running: Operation) -> None:
@@ -168,7 +171,7 @@ def _process_has(process: Path, needle: bytes) -> bool:
 
 def _filled(maps: str, pages: BinaryIO) -> Iterator[tuple[int, int]]:
     """The stretches of memory that are there and are not just a file's content."""
-    for line in maps.splitlines():
+    for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
         fields = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in fields[0].split("-"))
         if "r" not in fields[1] or fields[-1] in {"[vvar]", "[vsyscall]"} or start >= 1 << 63:

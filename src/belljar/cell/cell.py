@@ -107,6 +107,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Leaving `open_cell` does this; calling it twice gives the first answer.
         """
+        self._is_ending = True
         try:
             await self._end_background()
             if self.destruction is None and self._dead is None:

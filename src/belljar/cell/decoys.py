@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, runtime_checkable
 
+from belljar.cell.guarded import MAX_FOREIGN
 from belljar.cell.local_tree import Manifest
 from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
@@ -145,10 +146,6 @@ async def decoys_in(
     async with watch_files(cell, files, on_touch=on_touch):
         with _known(run, cell, own):
             yield minted
-
-
-MAX_FOREIGN: Final = 20_000
-"""Values of the run's other cells that one cell's guard looks for: the newest."""
 
 
 class _RunValues:

@@ -148,7 +148,7 @@ async def _machine(
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
                 made = make(loaded, parts, recorder=recorder)
-                opened = Range(cell=await stack.enter_async_context(made))
+                opened = Range(cell=await stack.enter_async_context(made), rules=rules)
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 

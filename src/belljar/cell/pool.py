@@ -196,7 +196,7 @@ class Pool:
             idle.watching.cancel()
             reason = Discard.UNUSED  # if the taker is cancelled
             try:
-                if await _answers(idle.opened.cell):
+                if await _answers(idle.opened.cell) and not self._is_closed:
                     self._record_taken(idle, asked_s)
                     self._out.append(idle)
                     return idle

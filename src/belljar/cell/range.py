@@ -9,6 +9,8 @@ from belljar.dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
+    from belljar.cell.stop_rules import StopRulesRecorder
+    from belljar.isolation.hold import KillOrder
     from belljar.network.owner.range import Range as Network
     from belljar.probe.judge import Router
 
@@ -57,6 +59,7 @@ class Range:
         routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
         model_requests: what the gateway asks of the evaluated model; None without a network.
         from_pool: it was made ahead of use.
+        rules: what records it under its policy's `on`, of a cell without a network.
     """
 
     cell: Cell
@@ -65,6 +68,7 @@ class Range:
     routers: Mapping[str, Router] = field(default_factory=dict)
     model_requests: ModelRequests | None = None
     from_pool: bool = False
+    rules: StopRulesRecorder | None = None
 
     @property
     def cells(self) -> Mapping[str, Cell]:
@@ -72,6 +76,11 @@ class Range:
         from belljar.policy.guarding import OWN_CELL
 
         return {OWN_CELL: self.cell, **self.targets}
+
+    def killed(self) -> KillOrder | None:
+        """The order that its own cell is killed by, also one that came too late for it."""
+        late = None if self.rules is None else self.rules.stopper.order
+        return self.cell._live.killed() or late
 
     def disconnect(self) -> None:
         """End all operations in its cells, in any event loop. From any thread."""

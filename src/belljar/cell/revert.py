@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -20,9 +21,11 @@ import anyio.to_thread
 
 from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
+from belljar.cell.guarded import MAX_FOREIGN
 from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
+from belljar.host.cgroups import available_memory_bytes
 from belljar.isolation.hold import killed_error
 from belljar.policy import Risk
 
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 MAX_RETIRING: Final = 2
 """Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
 """
-_MAX_PAST: Final = 1000  # Earlier machines whose decoys are known as the cell's own
 MakeMachine: TypeAlias = Callable[[], AbstractAsyncContextManager[Range]]
 OnMachine: TypeAlias = Callable[[Range], Awaitable[object]]
 
@@ -58,9 +60,11 @@ class Machines:
         self._make = make
         self._turn = anyio.Lock()
         self._is_closed = False
-        self._past: deque[str] = deque(maxlen=_MAX_PAST)
+        # Earlier machines, whose decoys are the cell's own: as many as may have a known value
+        self._past: deque[str] = deque(maxlen=MAX_FOREIGN)
         self._retiring: list[anyio.Event] = []
-        self._errors: list[BaseException] = []
+        self._breach: ContainmentBreach | None = None
+        self._error: BaseException | None = None
 
     async def open(self) -> Range:
         """Make the first machine; the range has the handle as its cell.
@@ -92,12 +96,12 @@ class Machines:
         async with self._turn:
             if self._is_closed:
                 raise CellError("the cell's block was left")
-            while len(self._retiring) >= MAX_RETIRING:
-                await self._wait_for_oldest()
             began, old = time.monotonic(), self.current
-            killed = killed_error(old.cell._live.killed(), where=f"cell {old.cell.id}")
-            if killed is not None:
-                raise killed
+            while self._retiring and (
+                len(self._retiring) >= MAX_RETIRING or not _has_room_for_another(old.cell)
+            ):
+                await self._retiring[0].wait()
+            _raise_if_killed(old)
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
             async with AsyncExitStack() as stack:
@@ -108,6 +112,9 @@ class Machines:
                         await canary.search(opened.cell)
                 if on_ready is not None:
                     await on_ready(opened)
+                await _flush(old.cell)  # a finding may have the sample stopped
+                _raise_if_killed(old)
+                old.cell.record_death()
                 data: dict[str, JsonValue] = {
                     "from": old.cell.id,
                     "to": opened.cell.id,
@@ -137,29 +144,34 @@ class Machines:
         cell, done = machine.cell, anyio.Event()
         cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
         self._retiring.append(done)
+        # Flushed, else the end of its block would hold up the event loop
+        steps: list[Callable[[], Awaitable[object]]] = [partial(_flush, cell)]
+        steps += [] if on_end is None else [partial(on_end, machine.opened)]
 
         async def end() -> None:
-            try:
-                with anyio.CancelScope(shield=True):
-                    async with machine.owner:
-                        if cell.guard is not None:
-                            # Else the end of its block would hold up the event loop
-                            await anyio.to_thread.run_sync(cell.guard.flush)
-                        if on_end is not None:
-                            await on_end(machine.opened)
-            except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-                self._errors.append(error)
-            finally:
-                done.set()
+            with anyio.CancelScope(shield=True):
+                for step in (*steps, machine.owner.aclose):
+                    try:
+                        await step()
+                    except BaseException as error:  # noqa: BLE001 - raised at the end of the block
+                        self._note(error)
+                    self._pass_on(machine)
+            self._retiring.remove(done)
+            done.set()
 
         spawn_task(end)
 
-    async def _wait_for_oldest(self) -> None:
-        await self._retiring[0].wait()
-        self._retiring.pop(0)
-        if len(self._errors) > 1:  # the first breach, else the first error
-            self._errors = sorted(self._errors, key=lambda e: not isinstance(e, ContainmentBreach))
-            del self._errors[1:]
+    def _pass_on(self, old: _Machine) -> None:
+        """A kill order for an old machine ends the one in use: both are one cell to its sender."""
+        if (order := old.opened.killed()) is not None and not self._is_closed:
+            self.current.cell._live.kill(order)
+            self.current.cell.mark_failed(CellError(str(order)))
+
+    def _note(self, error: BaseException) -> None:
+        if isinstance(error, ContainmentBreach):
+            self._breach = self._breach or error
+        else:
+            self._error = self._error or error
 
     async def close(
         self,
@@ -168,18 +180,38 @@ class Machines:
         trace: TracebackType | None,
     ) -> None:
         """End the machine in use as its block ends, wait for all others, and raise what the
-        destruction of one found.
+        destruction of one found: a breach whatever else was raised.
         """
+        raised = error
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 self._is_closed = True
                 try:
                     await self.current.owner.__aexit__(kind, error, trace)
-                finally:
-                    while self._retiring:
-                        await self._wait_for_oldest()
-        if self._errors and error is None:
-            raise self._errors[0]
+                except BaseException as own:  # noqa: BLE001 - raised below
+                    raised = own
+                while self._retiring:
+                    await self._retiring[0].wait()
+        if self._breach is not None and not isinstance(raised, ContainmentBreach):
+            raise self._breach from raised
+        if (raised := raised or self._error) is not None and raised is not error:
+            raise raised
+
+
+async def _flush(cell: Cell) -> None:
+    if cell.guard is not None:
+        await anyio.to_thread.run_sync(cell.guard.flush)
+
+
+def _raise_if_killed(machine: _Machine) -> None:
+    error = killed_error(machine.opened.killed(), where=f"cell {machine.cell.id}")
+    if error is not None:
+        raise error
+
+
+def _has_room_for_another(cell: Cell) -> bool:
+    limits = cell.plan.limits
+    return available_memory_bytes() >= limits.memory_bytes + limits.disk_bytes
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import ContainmentBreach
 from belljar.events import Event, Kind, Recorder
-from belljar.isolation.hold import give_order, new_order, run_order_kept
+from belljar.isolation.hold import KillOrder, give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike
 from belljar.policy.guarding import Stop, Trigger
 from belljar.process import urgently
@@ -34,12 +34,16 @@ class Stopper:
     """Halts a sample's cells, those of its run, or all; each once. Thread-safe.
 
     The cells' owners destroy them, with proof, as they do with any dead cell.
+
+    Attributes:
+        order: the widest it gave.
     """
 
     def __init__(self, *, run_id: str, recorder: Recorder, home: Path) -> None:
         self._run_id, self._recorder, self._home = run_id, recorder, home
         self._lock = threading.Lock()
         self._widest: Stop | None = None
+        self.order: KillOrder | None = None
 
     def stop(self, request: StopRequest) -> None:
         """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
@@ -54,7 +58,7 @@ class Stopper:
             ):
                 return
             before, self._widest = self._widest, request.stop
-        order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
+        order = self.order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
         cell_id = request.name if request.name.startswith("c-") else None
         try:
             data = order.triggered(request.evidence)
@@ -94,7 +98,7 @@ class StopRulesRecorder:
     """Records an event, then applies the rules to it."""
 
     def __init__(self, inner: Recorder, stopper: Stopper, stops: Mapping[Trigger, Stop]) -> None:
-        self._inner, self._stopper, self._stops = inner, stopper, stops
+        self._inner, self.stopper, self._stops = inner, stopper, stops
 
     def record(self, event: Event) -> int:
         """Apply the rules also to an unrecorded event; then raise its error."""
@@ -104,7 +108,7 @@ class StopRulesRecorder:
             return number
         finally:
             if (request := stop_of(event, number, self._stops)) is not None:
-                self._stopper.stop(request)
+                self.stopper.stop(request)
 
 
 @contextmanager

@@ -323,7 +323,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 session.breached(error)
             session.note_no_room(error)
             raise
-        session.live[opened.cell.id] = environment
+        session.live.append(environment)
         return environment
 
     @override
@@ -376,18 +376,28 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         from belljar.cell.cell import RevertibleCell
 
-        cell, old = self.cell, self.cell.id
+        cell = self.cell
         if not isinstance(cell, RevertibleCell):
             await cell.revert()  # refuses by name
             return
 
         async def on_ready(opened: Range) -> None:
-            report = await self._probe_noted(opened, "start")
-            await self._stop_if_breached(report, opened.cell)
-            for act, result in self._preparation:
-                again = await act(opened.cell)
-                if getattr(again, "returncode", 0) != getattr(result, "returncode", 0):
-                    raise CellError("the sample's set-up ended differently in the new machine")
+            new, started = (
+                opened.cell,
+                self.identity.started(self.policy, self.containment.differences),
+            )
+            self.containment.machines.append(new.id)
+            self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, new)
+            new.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+            try:
+                await self._stop_if_breached(await self._probe_noted(opened, "start"), new)
+                for act, returncode in self._preparation:
+                    if getattr(await act(new), "returncode", 0) != returncode:
+                        raise CellError("the sample's set-up ended differently in the new machine")
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await on_end(opened)
+                raise
 
         async def on_end(opened: Range) -> None:
             report = await self._probe_noted(opened, "end")
@@ -395,14 +405,15 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 self._session.breached(breach)
 
         async with self._operation():
+            await self.health.look("call")
             try:
                 await cell.machines.revert(verify=verify, on_ready=on_ready, on_end=on_end)
             except ContainmentBreach as breach:
                 if breach not in self._session.breaches:
                     self._session.breached(breach)
                 raise
-        self._session.live[cell.id] = self._session.live.pop(old)
-        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+        if self._closed:
+            return
         self._past_health.append(self.health)
         self.health, self._running = HealthWatch(cell, self._session.record), False
         await self.attach_socket.close()
@@ -453,7 +464,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """Write a file atomically, with its parents."""
         content = contents.encode() if isinstance(contents, str) else contents
         async with self._operation(IsADirectoryError):
-            await self._act(lambda cell: cell.write_file(file, content))
+            kept = await self._kept(content)
+            await self._act(lambda cell: cell.write_file(file, kept()))
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 
 from belljar.cell.health import damage
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, sentences
 from belljar.differences import Kind as DifferenceKind
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
@@ -93,32 +93,43 @@ Not `containment`: with that a *scorer* makes a verdict worse.
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """Containment so far; `clean`: None until checked."""
+    """Containment so far.
+
+    `machines`: the sample's cells, one after another. `starts`, `ends`: the probes of each, and at
+    the end of those beside it. `clean`: None until checked.
+    """
 
     run_id: str = ""
-    start: ProbeReport | None = None
-    end: ProbeReport | None = None
+    machines: list[str] = field(default_factory=list)
+    starts: dict[str, ProbeReport] = field(default_factory=dict)
+    ends: dict[str, ProbeReport] = field(default_factory=dict)
     clean: bool | None = None
     differences: tuple[Difference, ...] = ()
 
     @property
     def cell_verdict(self) -> Verdict:
         """The worst of probes and destruction; missing is void."""
-        ends = [
-            report.verdict if report is not None else Verdict.VOID
-            for report in (self.start, self.end)
-        ]
+        ends = (_verdict(self._worst(reports)) for reports in (self.starts, self.ends))
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
+
+    def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport | None:
+        """The worst of one phase; None: a machine has none, and no other is worse."""
+        found = [None for cell in self.machines if cell not in reports]
+        return max((*found, *reports.values()), key=lambda each: _verdict(each).badness)
 
     def data(self) -> dict[str, JsonValue]:
         """For the ledger and Inspect's log."""
         return {
             "run_id": self.run_id,
             "cell_verdict": self.cell_verdict.value,
-            "start": _brief(self.start),
-            "end": _brief(self.end),
+            "start": _brief(self._worst(self.starts)),
+            "end": _brief(self._worst(self.ends)),
             "destroyed": self.clean is True,
         }
+
+
+def _verdict(report: ProbeReport | None) -> Verdict:
+    return Verdict.VOID if report is None else report.verdict
 
 
 def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:

@@ -7,6 +7,7 @@ directory and the last `task_cleanup` closes it.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -16,13 +17,16 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
 from belljar.descriptors import NO_ROOM, os_error_below
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _STOP_TIMEOUT_S: Final = 10.0
+_MAX_KEPT_BYTES: Final = 1 << 20
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 """The model learns nothing of host or cause."""
 
@@ -76,7 +81,7 @@ class Session:
         home: the store, None for the default.
         own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
-        live: the running cells of samples, by id.
+        live: the running cells of samples.
         warm: cells made ahead, under `--warm`.
         refusal: the first error that refused a task.
         failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
@@ -97,7 +102,7 @@ class Session:
     source: CellSource = field(default_factory=RealCells)
     own: ExitStack | None = None
     users: int = 0
-    live: dict[str, SampleCell] = field(default_factory=dict)
+    live: list[SampleCell] = field(default_factory=list)
     warm: WarmCells | None = None
     refusal: BelljarError | None = None
     failure: str = ""
@@ -300,10 +305,10 @@ class SampleCell:
         self._closed = False
         self._running = False
         self.is_own = True
-        self.containment = Containment()
+        self.containment = Containment(machines=[cell.id])
         self.health = HealthWatch(cell, session.record)
         self._past_health: list[HealthWatch] = []
-        self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], object]] = []
+        self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], int]] = []
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
         self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
@@ -346,24 +351,37 @@ class SampleCell:
         await self._stop_if_breached(report, self.range.cell)
 
     async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
-        """Probe its cells. Every cell is on record; the worst report counts, also of a reverted
-        sample's machines.
-        """
+        """Probe its cells. Every cell is on record; the worst report is returned."""
         cells = [opened.cell] if phase == "start" else opened.cells.values()
-        reports = [await self._probe(opened, cell, phase) for cell in cells]
-        report = max(reports, key=lambda each: each.verdict.badness)
-        before = getattr(self.containment, phase)
-        if before is None or before.verdict.badness < report.verdict.badness:
-            setattr(self.containment, phase, report)
+        reports = {cell.id: await self._probe(opened, cell, phase) for cell in cells}
+        report = max(reports.values(), key=lambda each: each.verdict.badness)
+        (self.containment.starts if phase == "start" else self.containment.ends).update(reports)
         note_probes(phase, report, self._session.ensure_run().run_id)
         return report
 
     async def _act(self, act: Callable[[Cell], Awaitable[_T]]) -> _T:
         """Act in the cell. What prepares the sample is done again after a revert."""
         result = await act(self.cell)
-        if self.is_own and is_preparing():
-            self._preparation.append((act, result))
+        if self._may_repeat():
+            self._preparation.append((act, getattr(result, "returncode", 0)))
         return result
+
+    def _may_repeat(self) -> bool:
+        from belljar.cell.cell import RevertibleCell
+
+        return isinstance(self.cell, RevertibleCell) and is_preparing()
+
+    async def _kept(self, content: bytes) -> Callable[[], bytes]:
+        """The content of a file, as often as a revert repeats it: a large one is not kept in memory
+        if the host's disk takes it.
+        """
+        if len(content) > _MAX_KEPT_BYTES and self._may_repeat():
+            with suppress(OSError):
+                spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
+                size = len(content)
+                if await anyio.to_thread.run_sync(spool.write, content) == size:
+                    return lambda: os.pread(spool.fileno(), size, 0)
+        return lambda: content
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""
@@ -459,7 +477,8 @@ class SampleCell:
             bind_degraded((each for each in found if each is not None), self.identity)
 
     async def _forget(self) -> None:
-        self._session.live.pop(self.cell.id, None)
+        if self in self._session.live:
+            self._session.live.remove(self)
         await self.attach_socket.close()
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from belljar.errors import BelljarError
 from belljar.harness.config import BelljarConfig, as_config
+from belljar.host.cgroups import available_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,11 +43,7 @@ def cells_in_memory(*, available_bytes: int, memory_bytes: int, disk_bytes: int)
 
 def host_cpus_and_memory() -> tuple[int, int]:
     """Usable processors and available memory (0: unknown)."""
-    cpus = len(os.sched_getaffinity(0))
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return cpus, int(line.split()[1]) << 10
-    return cpus, 0
+    return len(os.sched_getaffinity(0)), available_memory_bytes()
 
 
 class WarmCells:
@@ -93,9 +89,10 @@ class WarmCells:
     async def close(self) -> None:
         """Destroy what no sample took. A later sample begins new pools."""
         while self._pools:
-            _, (_, pool) = self._pools.popitem()
-            await pool.aclose()
+            config, (_, pool) = next(iter(self._pools.items()))
+            await pool.aclose()  # once more if it is broken off
             self.troubles += pool.troubles
+            del self._pools[config]
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False

@@ -330,7 +330,7 @@ def _add_revert(cell: CellFindings, replaced: CellFindings | None) -> None:
     """It is of the replaced cell's sample; what ran in it until now prepared it."""
     for operation in cell.operations.values():
         operation.own = True
-    cell.bytes_in = cell.bytes_out = 0
+    cell.bytes_in, cell.bytes_out, cell.preparing = 0, 0, False
     if replaced is not None:
         for name in ("task", "sample", "epoch", "uuid", "eval_id", "host_tools", "differences"):
             setattr(cell, name, getattr(replaced, name))

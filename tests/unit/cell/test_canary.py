@@ -1,0 +1,66 @@
+"""The search of a new machine: what the old one says of itself decides nothing."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.vm import staged
+
+from belljar.cell.canary import canary_in, memory_has
+from belljar.events import Kind
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_old_machine_neither_forges_nor_hides_a_trace() -> None:
+    """A port or directory that it names of itself is not searched for, and what it keeps back is;
+    the record says that this was not left there."""
+    asked: dict[str, str] = {}
+
+    async def forge(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"port 22\nfile /etc\nunseen all\nprocess\nend\n")
+        while await guest.stdin(op):
+            pass
+        await guest.finish(op)
+
+    async def search(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        said = b""
+        while chunk := await guest.stdin(op):
+            said += chunk
+        for line in said.decode().splitlines():
+            name, _, asked[name] = line.partition("=")
+        await guest.output(op, 1, b"end\n")
+        await guest.finish(op)
+
+    async with staged({b"sh": forge}) as old, staged({b"sh": search}) as new:
+        async with canary_in(old.cell) as canary:
+            await canary.search(new.cell)
+        assert set(asked) == {"token", "port", "dir0", "dir1"}
+        assert {asked["dir0"], asked["dir1"]} == {"/tmp", old.cell.plan.workdir}
+        assert asked["port"] != "22"
+        assert new.kinds() == [Kind.CELL_REVERT_VERIFIED]
+        data = new.last(Kind.CELL_REVERT_VERIFIED).data
+    assert (data["planted"], data["found"]) == (["process"], [])
+    missing = {"file", "port", "environment", "memory"}
+    assert {
+        str(each).split(" ")[0].rstrip(":") for each in cast("Any", data["not_checked"])
+    } == missing
+
+
+def test_memory_is_searched_whatever_its_files_are_called(tmp_path: Path) -> None:
+    """A workload maps files of any name: other ends of lines in it break no line."""
+    file, needle = tmp_path / "a\x0bb\x85c\u2028d", secrets.token_hex(16).encode()
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[0] == 0
+        machine = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
+        assert memory_has(machine, needle)
