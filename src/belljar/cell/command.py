@@ -247,7 +247,7 @@ class RunningCommand:
                         (self._stdout if stream is Stream.STDOUT else self._stderr).feed(chunk)
                     await self._finish()
         except BaseException as error:  # noqa: BLE001 - raised by `wait`
-            self._error = error
+            self._error, self.outcome = error, None  # it ended with a machine that was reverted
         finally:
             self._done.set()
 

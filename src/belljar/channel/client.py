@@ -12,7 +12,6 @@ Works under asyncio and trio. It belongs to the event loop that used it first.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -302,23 +301,7 @@ class GuestClient:
         The guest may be at most a window (1 MiB) ahead of the reader. Leaving the block kills
         what still runs.
         """
-        limit_s = request.timeout_s
-        if limit_s is not None and not limit_s > 0:
-            raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
-        body = frames.exec_body(
-            argv=request.argv,
-            env=request.env,
-            cwd=request.cwd,
-            user=request.user,
-            timeout_ms=0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
-            stdout_cap=request.max_stdout_bytes,
-            stderr_cap=request.max_stderr_bytes,
-            stdin_open=request.stdin,
-            pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
-            probe=request.probe,
-            alone=request.alone,
-            service=request.service,
-        )
+        body, limit_s = frames.exec_body(request), request.timeout_s
         async with self.operation(
             OpKind.EXEC,
             body,
@@ -342,7 +325,6 @@ class GuestClient:
         cwd: str = "",
         mode: int | None = None,
         owner: str = "",
-        append: bool = False,
         is_directory: bool = False,
         timeout_s: float | None = None,
     ) -> None:
@@ -363,7 +345,6 @@ class GuestClient:
             path=path,
             mode=mode,
             owner=owner,
-            append=append,
             directory=is_directory,
         )
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
