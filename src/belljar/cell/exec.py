@@ -21,17 +21,6 @@ from belljar.events import Kind
 Input: TypeAlias = bytes | str | AsyncIterator[bytes] | Iterable[bytes] | None
 
 
-def check_argv(argv: Sequence[str]) -> None:
-    """Raises `TypeError` for what is no list of words."""
-    if isinstance(argv, str | bytes):
-        raise TypeError(
-            'argv is a list of strings, one for each word; for a line of shell: ["sh", "-c", line]'
-        )
-    for word in argv:
-        if not isinstance(word, str | bytes):
-            raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")
-
-
 async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
     pieces, end = iter(source), object()
     while (piece := await anyio.to_thread.run_sync(next, pieces, end)) is not end:
@@ -78,9 +67,7 @@ class ExecOperations(CellBase):
             input = input.encode()  # noqa: A001 - as above
         elif isinstance(input, Iterable) and not isinstance(input, bytes):
             input = _read_in_thread(input)  # noqa: A001
-        seen = self._begin(
-            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None
-        )
+        seen = self._begin(argv, env, cwd, user, timeout_s, stdin=input is not None)
 
         def see(stream: Stream, chunk: bytes) -> None:
             seen.output(stream, chunk)
@@ -124,16 +111,8 @@ class ExecOperations(CellBase):
 
         Leaving the block before the command has ended kills its whole tree.
         """
-        seen = self._begin(
-            argv,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout_s=timeout_s or 0,
-            stdin=not service,
-            pty=pty,
-            service=service,
-        )
+        limit_s, stdin = timeout_s or 0, not service
+        seen = self._begin(argv, env, cwd, user, limit_s, stdin=stdin, pty=pty, service=service)
         with self._failure_recorded(seen.operation, Kind.EXEC_FAILED, bodies=seen.bodies):
             async with self._live.client.open_exec(seen.request) as channel:
                 let_out = partial(self._let_out, operation="exec.output")
@@ -242,16 +221,24 @@ class ExecOperations(CellBase):
     def _begin(
         self,
         argv: Sequence[str],
-        *,
         env: Mapping[str, str] | None,
         cwd: str,
         user: str | None,
         timeout_s: float | None,
+        *,
         stdin: bool,
         pty: PtySize | None = None,
         service: bool = False,
     ) -> CommandRecord:
-        check_argv(argv)
+        """Record a command that is about to be sent. Raises `TypeError` for what is no argv."""
+        if isinstance(argv, str | bytes):
+            raise TypeError(
+                "argv is a list of strings, one for each word; for a line of shell: "
+                '["sh", "-c", line]'
+            )
+        for word in argv:
+            if not isinstance(word, str | bytes):
+                raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")
         limits, workdir = self.plan.limits, self.plan.workdir
         request = ExecRequest(
             argv=list(argv),

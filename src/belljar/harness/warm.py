@@ -5,7 +5,6 @@ A pool starts with its plan's first cell; samples left and memory bound it.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from belljar.cell import Pool, Range
     from belljar.harness.options import Selection
     from belljar.harness.session import Session
-    from belljar.policy import LoadedPolicy
+    from belljar.policy import LoadedPolicy, Resources
 
 
 RESERVED_BYTES: Final = 1 << 30
@@ -36,14 +35,10 @@ RESERVED_BYTES: Final = 1 << 30
 OVERHEAD_BYTES: Final = 192 << 20
 
 
-def cells_in_memory(*, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
-    """How many cells fit in memory, each fully used."""
-    return (available_bytes - RESERVED_BYTES) // (memory_bytes + disk_bytes + OVERHEAD_BYTES)
-
-
-def host_cpus_and_memory() -> tuple[int, int]:
-    """Usable processors and available memory (0: unknown)."""
-    return len(os.sched_getaffinity(0)), available_memory_bytes()
+def cells_in_memory(resources: Resources) -> int:
+    """How many cells of these limits fit in the host's memory now, each fully used."""
+    each = resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
+    return (available_memory_bytes() - RESERVED_BYTES) // each
 
 
 class WarmCells:
@@ -123,12 +118,7 @@ class WarmCells:
         )
 
     def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
-        resources = policy.policy.resources
-        fitting = cells_in_memory(
-            available_bytes=host_cpus_and_memory()[1],
-            memory_bytes=resources.memory_bytes,
-            disk_bytes=resources.disk_bytes,
-        )
+        fitting = cells_in_memory(policy.policy.resources)
         return self._left[config] > ready and fitting > self._in_use + ready
 
 
