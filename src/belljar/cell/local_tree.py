@@ -81,19 +81,16 @@ class Manifest:
         self.skipped: list[str] = []
         self.total_bytes = 0
 
-    def begin(self, record: Record) -> None:
-        """A file whose contents are on their way: on the list without a digest if they don't come
-        whole.
-        """
-        self._line(record, "")
-
     def add(self, record: Record, sha256: str = "") -> None:
         """One entry more; `sha256` is of a file's contents."""
         self._counts[record.kind] += 1
         self.total_bytes += record.size_bytes
-        self._line(record, sha256)
+        self.begin(record, sha256)
 
-    def _line(self, record: Record, sha256: str) -> None:
+    def begin(self, record: Record, sha256: str = "") -> None:
+        """A file whose contents are on their way: on the list without a digest if they don't come
+        whole.
+        """
         line: dict[str, object] = {
             "path": record.path,
             "kind": KIND_NAMES[record.kind],

@@ -31,6 +31,7 @@ NOT_OFFERED = {
     # for pools, ranges and the harness
     ("Cell", "disconnect"),
     ("Cell", "mark_failed"),
+    ("Cell", "record_death"),
     ("Cell", "run_probe_program"),
     # of services' programs
     ("Cell", "make_directory"),
