@@ -56,6 +56,8 @@ NOT_OFFERED = {
     ("Range", "raise_if_dead"),
     ("Range", "routers"),
     ("Range", "model_requests"),
+    ("Range", "killed"),
+    ("Range", "rules"),
     # leaving its block closes a pool
     ("Pool", "aclose"),
 }
