@@ -7,17 +7,22 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
 from tests.integration.processes import quick_command
 
 from belljar.cell import Cell, open_cell, open_pool, open_range, start_run
-from belljar.errors import PolicyError
+from belljar.cell.cell import RevertibleCell
+from belljar.cell.range import Range
+from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
+from belljar.isolation.kill import kill
 from belljar.ledger import Line, read_events
 from belljar.report.cells import gather_cells
 from belljar.report.reasons import ReasonCode
@@ -124,16 +129,115 @@ def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
     assert Kind.DECOY_CARRIED not in kinds
 
 
+@pytest.mark.parametrize("when", ["during the exchange", "after it"])
+def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str) -> None:
+    """Whoever kills it by the id that it had means the cell: no other machine goes on in its place,
+    and the record says of each why it ended."""
+
+    async def use() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
+                first = cell.id
+
+                async def order(_: Range) -> None:
+                    report = await kill(first, reason="enough", home=vm_home)
+                    assert report.order.reason == "enough"
+
+                machines = cast("RevertibleCell", cell).machines
+                if when == "after it":
+                    await machines.revert(on_end=order)
+                    assert cell.id != first
+                else:
+                    with pytest.raises(CellError, match="enough"):
+                        await machines.revert(on_ready=order)
+                await _until_killed(cell)
+        return run.path
+
+    reasons = {
+        line.cell: str(line.data["reason"])
+        for line in read_events(anyio.run(use))
+        if line.kind is Kind.CELL_DESTROYING
+    }
+    assert len(reasons) == 2
+    assert sum("enough" in reason for reason in reasons.values()) == 1 + (when == "after it")
+
+
+def test_a_rule_that_is_triggered_by_the_old_machines_end_stops_the_sample(vm_home: Path) -> None:
+    """What a command printed is scanned when it is cut off with its machine: the rule stops what
+    goes on in the new one."""
+    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
+    policy = {**LOW, "decoys": decoys, "on": {"decoy_taken": "stop_sample"}}
+
+    async def use() -> None:
+        async with open_cell(policy, home=vm_home) as cell:
+            await cell.start(["sh", "-c", "cat /root/.aws/credentials; touch /done; sleep 999"])
+            await cell.exec(["sh", "-c", "until test -e /done; do :; done"])
+            await cell.revert()
+            await _until_killed(cell)
+
+    anyio.run(use)
+
+
+async def _until_killed(cell: Cell) -> None:
+    async def use() -> None:
+        while True:
+            await cell.exec(["true"])
+
+    with anyio.fail_after(60), pytest.raises(CellError, match="killed"):
+        await use()
+
+
+FAULTS = {
+    "busy": "yes > /tmp/full & (while :; do :; done) & sleep 999",
+    "full": "cat /dev/zero > /tmp/full; sleep 999",
+    "out of processes": "for _ in $(seq 40); do sleep 999 & done; sleep 999",
+    "out of memory": "exec tail /dev/zero",
+}
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, tier: str, fault: str) -> None:
+    """Busy, full, or with a workload that ate all it may: a clean machine that works, verified, and
+    the old one's end is proven."""
+
+    async def use() -> Path:
+        policy = {**LOW, "tier": tier, "resources": {**SMALL, "memory": "256MiB"}}
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                command = await cell.start(["sh", "-c", FAULTS[fault]])
+                with suppress(TimeoutError, CellError):
+                    await command.wait(timeout_s=2)
+                await cell.revert(verify=True)
+                assert (await cell.exec(["sh", "-c", "ls /tmp"])).stdout == b""
+        return run.path
+
+    lines = list(read_events(anyio.run(use)))
+    (verified,) = [line for line in lines if line.kind is Kind.CELL_REVERT_VERIFIED]
+    assert verified.data["found"] == []
+    ends = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
+    assert ends == [True, True]
+
+
 def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
-    """Its cell says what can't be reset, and goes on."""
+    """Its cell says what can't be reset, and goes on; and when the range's processes are gone, it
+    says so still, and the range ends with that."""
 
     async def ask() -> None:
         async with open_range({**LOW, "network": {"default": "simulate"}}, home=vm_home) as opened:
             with pytest.raises(PolicyError, match="network"):
                 await opened.cell.revert()
             assert (await opened.cell.exec(["true"])).returncode == 0
+            assert opened.network is not None
+            for pid in opened.network.pids:
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(CellError):
+                await opened.cell.exec(["sleep", "999"])
+            with pytest.raises(PolicyError, match="network"):
+                await opened.cell.revert()
 
-    anyio.run(ask)
+    with pytest.raises(CellError):
+        anyio.run(ask)
 
 
 def test_a_cell_that_hangs_is_reverted(vm_home: Path) -> None:

@@ -183,13 +183,12 @@ def _filled(maps: str, pages: BinaryIO) -> Iterator[tuple[int, int]]:
         entries = array("Q")
         count = (end - start) // _PAGE_BYTES
         entries.frombytes(os.pread(pages.fileno(), 8 * count, 8 * (start // _PAGE_BYTES)))
-        wanted, of = (_PRESENT, _PRESENT | _OF_FILE) if is_file else (_PRESENT, _PRESENT)
+        of = _PRESENT | _OF_FILE if is_file else _PRESENT
+        entries.append(0)  # ends the last stretch
         first = None
         for index, entry in enumerate(entries):
-            if entry & of == wanted:
+            if entry & of == _PRESENT:
                 first = index if first is None else first
             elif first is not None:
                 yield start + first * _PAGE_BYTES, start + index * _PAGE_BYTES
                 first = None
-        if first is not None:
-            yield start + first * _PAGE_BYTES, start + len(entries) * _PAGE_BYTES

@@ -26,7 +26,7 @@ from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
 from belljar.host.cgroups import available_memory_bytes
-from belljar.isolation.hold import killed_error
+from belljar.isolation.hold import raise_if_killed
 from belljar.policy import Risk
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ class Machines:
                 len(self._retiring) >= MAX_RETIRING or not _has_room_for_another(old.cell)
             ):
                 await self._retiring[0].wait()
-            _raise_if_killed(old)
+            where = f"cell {old.cell.id}"
+            raise_if_killed(old.opened.killed(), where=where)
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
             async with AsyncExitStack() as stack:
@@ -113,7 +114,7 @@ class Machines:
                 if on_ready is not None:
                     await on_ready(opened)
                 await _flush(old.cell)  # a finding may have the sample stopped
-                _raise_if_killed(old)
+                raise_if_killed(old.opened.killed(), where=where)
                 old.cell.record_death()
                 data: dict[str, JsonValue] = {
                     "from": old.cell.id,
@@ -152,10 +153,14 @@ class Machines:
             with anyio.CancelScope(shield=True):
                 for step in (*steps, machine.owner.aclose):
                     try:
-                        await step()
+                        try:
+                            await step()
+                        finally:
+                            self._pass_on(machine)
+                    except ContainmentBreach as breach:
+                        self._breach = self._breach or breach
                     except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-                        self._note(error)
-                    self._pass_on(machine)
+                        self._error = self._error or error
             self._retiring.remove(done)
             done.set()
 
@@ -166,12 +171,6 @@ class Machines:
         if (order := old.opened.killed()) is not None and not self._is_closed:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
-
-    def _note(self, error: BaseException) -> None:
-        if isinstance(error, ContainmentBreach):
-            self._breach = self._breach or error
-        else:
-            self._error = self._error or error
 
     async def close(
         self,
@@ -201,12 +200,6 @@ class Machines:
 async def _flush(cell: Cell) -> None:
     if cell.guard is not None:
         await anyio.to_thread.run_sync(cell.guard.flush)
-
-
-def _raise_if_killed(machine: _Machine) -> None:
-    error = killed_error(machine.opened.killed(), where=f"cell {machine.cell.id}")
-    if error is not None:
-        raise error
 
 
 def _has_room_for_another(cell: Cell) -> bool:

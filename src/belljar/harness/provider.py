@@ -29,7 +29,6 @@ from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
-from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle
 from belljar.harness.adapt import of_active_sample
@@ -281,11 +280,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         identity: SampleIdentity,
     ) -> Self:
         of_images = session.source.image_differences(sample.policy, home=session.home)
-        differences = (*sample.differences, *of_images)
-        data: dict[str, JsonValue] = {
-            **identity.started(sample.policy, differences),
-            "preparing": True,
-        }
         stack = AsyncExitStack()
         try:
             opened = await stack.enter_async_context(
@@ -299,17 +293,14 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 stack=stack,
                 policy=sample.policy,
             )
-            environment.containment.differences = differences
+            environment.containment.differences = (*sample.differences, *of_images)
+            session.live.append(environment)
             stack.push_async_callback(environment._forget)
             if (requests := opened.model_requests) is not None:
                 bridge = ModelBridge()
                 requests.handler, requests.on_close = bridge, bridge.close
             for each in opened.cells.values():
-                started = Event(
-                    kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS
-                )
-                session.record(started)
-                each.describe(sample=str(identity.sample), epoch=identity.epoch)
+                environment._record_start(each)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -317,7 +308,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 session.breached(error)
             session.note_no_room(error)
             raise
-        session.live.append(environment)
         return environment
 
     @override
@@ -376,13 +366,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             return
 
         async def on_ready(opened: Range) -> None:
-            new, started = (
-                opened.cell,
-                self.identity.started(self.policy, self.containment.differences),
-            )
+            new = opened.cell
             self.containment.machines.append(new.id)
-            self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, new)
-            new.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+            self._record_start(new)
             try:
                 await self._stop_if_breached(await self._probe_noted(opened, "start"), new)
                 for act, returncode in self._preparation:

@@ -80,6 +80,9 @@ def is_preparing() -> bool:
     return active is not None and active.started is None
 
 
+_NOT_PROBED: Final = ProbeReport(
+    verdict=Verdict.VOID, findings=(), which="", duration_ms=0, problem="it was not probed"
+)
 CONTAINMENT_KEY: Final = "containment"
 """Key of the sample's metadata in Inspect's log."""
 SOURCE: Final = "belljar probes"
@@ -109,13 +112,13 @@ class Containment:
     @property
     def cell_verdict(self) -> Verdict:
         """The worst of probes and destruction; missing is void."""
-        ends = (_verdict(self._worst(reports)) for reports in (self.starts, self.ends))
+        ends = (self._worst(reports).verdict for reports in (self.starts, self.ends))
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
 
-    def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport | None:
-        """The worst of one phase; None: a machine has none, and no other is worse."""
-        found = [None for cell in self.machines if cell not in reports]
-        return max((*found, *reports.values()), key=lambda each: _verdict(each).badness)
+    def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport:
+        """The worst of one phase; a machine without one is void."""
+        missing = [_NOT_PROBED for cell in self.machines if cell not in reports]
+        return max((*missing, *reports.values()), key=lambda each: each.verdict.badness)
 
     def data(self) -> dict[str, JsonValue]:
         """For the ledger and Inspect's log."""
@@ -128,13 +131,7 @@ class Containment:
         }
 
 
-def _verdict(report: ProbeReport | None) -> Verdict:
-    return Verdict.VOID if report is None else report.verdict
-
-
-def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
-    if report is None:
-        return {"verdict": Verdict.VOID.value, "problem": "it was not probed"}
+def _brief(report: ProbeReport) -> dict[str, JsonValue]:
     breaches: list[JsonValue] = [
         f"{each.name}: {each.seen}" for each in report.of(Verdict.BREACHED)
     ]

@@ -344,6 +344,12 @@ class SampleCell:
         cell_id = (cell or self.cell).id
         self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
 
+    def _record_start(self, cell: Cell) -> None:
+        """Whose cell it is, for the record and `belljar ps`."""
+        started = self.identity.started(self.policy, self.containment.differences)
+        self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, cell)
+        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+
     async def probe_start(self) -> None:
         """Probe the fresh cell. Raises `ContainmentBreach`."""
         # Other cells of its range already were.
@@ -367,9 +373,8 @@ class SampleCell:
         return result
 
     def _may_repeat(self) -> bool:
-        from belljar.cell.cell import RevertibleCell
-
-        return isinstance(self.cell, RevertibleCell) and is_preparing()
+        # No range with a network, or with other cells, can be reverted
+        return self.range.network is None and not self.range.targets and is_preparing()
 
     async def _kept(self, content: bytes) -> Callable[[], bytes]:
         """The content of a file, as often as a revert repeats it: a large one is not kept in memory
@@ -477,8 +482,7 @@ class SampleCell:
             bind_degraded((each for each in found if each is not None), self.identity)
 
     async def _forget(self) -> None:
-        if self in self._session.live:
-            self._session.live.remove(self)
+        self._session.live.remove(self)
         await self.attach_socket.close()
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:

@@ -87,7 +87,7 @@ class WarmCells:
             config, (_, pool) = next(iter(self._pools.items()))
             await pool.aclose()  # once more if it is broken off
             self.troubles += pool.troubles
-            del self._pools[config]
+            self._pools.pop(config, None)
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False

@@ -66,7 +66,7 @@ def store_unwritable(path: Path, error: OSError) -> HostError:
 
 
 def sync_file(path: Path) -> None:
-    """Flush, so that a rename never exposes an empty file."""
+    """Flush a file, or a directory's entries: a rename never exposes an empty file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
