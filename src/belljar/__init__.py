@@ -14,7 +14,6 @@ from belljar.package import __version__ as __version__
 if TYPE_CHECKING:
     from belljar import sync as sync
     from belljar.cell import (
-        BackgroundCommand,
         Cell,
         CellStream,
         CommandError,
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from belljar.report.reasons import Reason, ReasonCode
 
 __all__ = [
-    "BackgroundCommand",
     "BelljarError",
     "Cell",
     "CellError",

@@ -22,10 +22,9 @@ import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
 
 from belljar.cell.health import Health
-from belljar.cell.output import ExecOutput
 from belljar.cell.range import Range
 from belljar.cell.revert import revertible
-from belljar.channel import FileTooLarge
+from belljar.channel import ExecOutput, FileTooLarge
 from belljar.compose.data import ServiceBuild
 from belljar.differences import Difference
 from belljar.errors import CellError, HostError

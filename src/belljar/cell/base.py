@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -135,6 +138,30 @@ class CellBase:
         return self.plan.user if user is None else user
 
     @contextmanager
+    def _recorded(
+        self,
+        kinds: tuple[Kind, Kind, Kind],
+        started: Mapping[str, JsonValue],
+        *,
+        sent: Sequence[Body] = (),
+        seen: Callable[[], Sequence[Body]] = tuple,
+        limits: Callable[[record.Operation, BaseException], Iterable[Event]] = lambda *_: (),
+    ) -> Iterator[dict[str, JsonValue]]:
+        """Record an operation's start, and its end with what the block puts into the result.
+
+        Args:
+            kinds: of the events: started, completed, failed.
+            sent, seen: bodies of the first event; of the last, whichever it is.
+        """
+        operation, result = self._operation(), dict[str, JsonValue]()
+        self._recorder.record(operation.event(kinds[0], started, bodies=sent))
+        began, action = anyio.current_time(), str(started.get("action", ""))
+        with self._failure_recorded(operation, kinds[2], action=action, bodies=seen, limits=limits):
+            yield result
+        result["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
+        self._recorder.record(operation.event(kinds[1], result, bodies=seen()))
+
+    @contextmanager
     def _failure_recorded(
         self,
         operation: record.Operation,
@@ -204,3 +231,22 @@ class CellBase:
             }
             data = {"limit": limit, "value": values.get(limit)}
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, cell_id=self.id, data=data))
+
+
+_tasks: Final = set[asyncio.Task[None]]()
+
+
+def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a task outside of any block: no task group may span a cell's opening and end.
+
+    The cell ends it; it raises nothing.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        trio = import_module("trio")
+        trio.lowlevel.spawn_system_task(task, context=contextvars.copy_context())
+        return
+    made = loop.create_task(task())
+    _tasks.add(made)  # the event loop keeps no reference
+    made.add_done_callback(_tasks.discard)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel import ExecRequest
-from belljar.channel.operations import RunningExec
+from belljar.channel import ExecRequest, Operation
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
@@ -121,7 +120,7 @@ async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
             await stack.aclose()
 
 
-async def _take_away(running: RunningExec) -> None:
+async def _take_away(running: Operation) -> None:
     with anyio.move_on_after(_TIMEOUT_S):
         await running.close_stdin()
         await running.wait()

@@ -8,25 +8,21 @@ death; nothing is retried behind the caller's back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from belljar.capture import body_of
-from belljar.cell import record
-from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
+from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
 from belljar.errors import BelljarError, CellError, PolicyError
-from belljar.events import Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 
 
-class Cell(BackgroundOperations, ConnectOperations, FileOperations):
+class Cell(ExecOperations, ConnectOperations, FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
     Attributes:
@@ -40,95 +36,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """
-
-    async def write_file(
-        self,
-        path: str,
-        contents: bytes | str,
-        *,
-        user: str | None = None,
-        mode: int | None = None,
-        owner: str = "",
-        timeout_s: float | None = None,
-    ) -> None:
-        """Write a file in the cell: parents are made, an existing file is replaced at once or not
-        at all. Text is written as UTF-8.
-
-        Relative paths resolve against the work directory. Raises `PermissionError`,
-        `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`,
-        `CellError`.
-        """
-        contents = contents.encode() if isinstance(contents, str) else contents
-        operation, user = self._operation(), self._user(user)
-        body = body_of("content", contents)
-        self._recorder.record(
-            record.write_started(operation, path, user=user, mode=mode, body=body)
-        )
-        began = anyio.current_time()
-        with self._failure_recorded(operation, Kind.FILE_WRITE_FAILED, limits=record.write_limits):
-            await self._live.client.write_file(
-                path,
-                contents,
-                user=user,
-                cwd=self.plan.workdir,
-                mode=mode,
-                owner=owner,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
-        took_s = anyio.current_time() - began
-        self._recorder.record(
-            record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s)
-        )
-
-    async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory with its parents, as root; one that is there gets `mode` and `owner`.
-
-        None keeps a mode; a new one has 0755. Raises as `write_file`.
-        """
-        operation = self._operation()
-        self._recorder.record(
-            record.write_started(operation, path, user="0", mode=mode, body=body_of("content", b""))
-        )
-        began = anyio.current_time()
-        with self._failure_recorded(operation, Kind.FILE_WRITE_FAILED, limits=record.write_limits):
-            await self._live.client.make_directory(
-                path, mode=mode, owner=owner, timeout_s=self.plan.limits.exec_timeout_s
-            )
-        took_s = anyio.current_time() - began
-        self._recorder.record(
-            record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s)
-        )
-
-    async def read_file(
-        self,
-        path: str,
-        *,
-        max_bytes: int = 16 << 20,
-        user: str | None = None,
-        timeout_s: float | None = None,
-    ) -> bytes:
-        """Read a regular file of the cell, of at most `max_bytes`.
-
-        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond
-        `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
-        """
-        operation, user = self._operation(), self._user(user)
-        self._recorder.record(record.read_started(operation, path, user=user, max_bytes=max_bytes))
-        began = anyio.current_time()
-        too_large = partial(record.too_large, limit="read_file", value=max_bytes)
-        with self._failure_recorded(operation, Kind.FILE_READ_FAILED, limits=too_large):
-            contents = await self._live.client.read_file(
-                path,
-                user=user,
-                cwd=self.plan.workdir,
-                max_bytes=max_bytes,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
-        took_s, body = anyio.current_time() - began, body_of("content", contents)
-        self._recorder.record(
-            record.finished(operation, Kind.FILE_READ_COMPLETED, duration_s=took_s, body=body)
-        )
-        return await self._redacted(contents, "file.read")
 
     @property
     def host_pid(self) -> int | None:

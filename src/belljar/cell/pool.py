@@ -8,17 +8,18 @@ end, so a task that ends when the cell is made can open it, and its taker can en
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
-from belljar.cell.background import spawn_task
+from belljar.cell.base import spawn_task
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
@@ -29,6 +30,7 @@ from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_to_give
 from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
@@ -69,47 +71,6 @@ def is_worth_replacing(lifetime_s: float) -> bool:
     return STALE_SHARE * lifetime_s >= _MIN_USEFUL_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
-    """What one pool is to hold.
-
-    Attributes:
-        open: one cell of the pool's plan: `open_range` with `ahead` alone.
-        warm_up: the quick probes in it, recorded.
-        recorder: of taken cells.
-        size: of idle cells, at most.
-        refuse: raises to the taker, before it takes a cell and before it gets it (the store is
-            held, the run was killed).
-        admit: whether one more is wanted and has room, given the idle ones.
-        on_breach: called when a warm-up found a way out.
-        taken: entered before the taker gets a cell, left after it.
-        turn: held while a cell is made, by all pools that share it.
-    """
-
-    open: Callable[..., AbstractAsyncContextManager[Range]]
-    warm_up: Callable[[Range], Awaitable[ProbeReport]]
-    recorder: Recorder
-    size: int = DEFAULT_SIZE
-    refuse: Callable[[], None] = lambda: None
-    admit: Callable[[int], bool] = lambda _ready: True
-    on_breach: Callable[[ContainmentBreach], object] = lambda _breach: None
-    taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
-
-
-@dataclass(slots=True, kw_only=True)
-class Counts:
-    """What became of a pool's cells."""
-
-    made: int = 0
-    taken: int = 0
-    failed: int = 0
-    void: int = 0
-    dead: int = 0
-    stale: int = 0
-    unused: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class _Idle:
     """A cell that nobody has taken; closing `owner` destroys it."""
@@ -125,13 +86,43 @@ class _Idle:
 
 
 class Pool:
-    """Warmed cells of one plan, in one event loop."""
+    """Warmed cells of one plan, in one event loop. Made by `open_pool`.
 
-    def __init__(self, supply: Supply) -> None:
-        self.counts = Counts()
+    Args:
+        recorder: of taken cells.
+        open_one: a cell of the pool's plan: `open_range` with `ahead` alone.
+        warm_up: the quick probes in it, recorded.
+        size: of idle cells, at most.
+        refuse: raises to the taker, before it takes a cell and before it gets it.
+        admit: whether one more is wanted and has room, given the number of idle ones.
+        on_breach: called when a warm-up found a way out.
+        taken: entered before the taker gets a cell, left after it.
+        turn: held while a cell is made, by all pools that share it.
+
+    Attributes:
+        counts: of cells `made`, `taken`, `failed`, and discarded, by reason (`dead`, `stale`, …).
+        troubles: errors of what nobody waits for. breach: what ended the pool.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        open_one: Callable[..., AbstractAsyncContextManager[Range]],
+        warm_up: Callable[[Range], Awaitable[ProbeReport]],
+        size: int = DEFAULT_SIZE,
+        refuse: Callable[[], None] = lambda: None,
+        admit: Callable[[int], bool] = lambda _ready: True,
+        on_breach: Callable[[ContainmentBreach], object] = lambda _breach: None,
+        taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext,
+        turn: anyio.Lock | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
         self.troubles: list[Exception] = []
         self.breach: ContainmentBreach | None = None
-        self._supply = supply
+        self._recorder, self._open_one, self._warm_up = recorder, open_one, warm_up
+        self._size, self._refuse, self._admit = size, refuse, admit
+        self._on_breach, self._taken, self._turn = on_breach, taken, turn or anyio.Lock()
         self._idle: list[_Idle] = []
         self._out: list[_Idle] = []
         self._discarding = 0
@@ -156,25 +147,25 @@ class Pool:
 
     @asynccontextmanager
     async def _machine(self) -> AsyncIterator[Range]:
-        self._supply.refuse()
+        self._refuse()
         idle = await self._take()
         if idle is None:
-            async with self._supply.open(ahead=False) as opened:
+            async with self._open_one(ahead=False) as opened:
                 self.refill(after_s=HEAD_START_S)
                 yield opened
             return
         async with AsyncExitStack() as stack:
             stack.push_async_exit(partial(self._give_back, idle))
-            self._supply.refuse()  # the hold may have come while a cell was waited for
+            self._refuse()  # the hold may have come while a cell was waited for
             self.refill(after_s=HEAD_START_S)
-            await stack.enter_async_context(self._supply.taken(idle.opened.cell))
+            await stack.enter_async_context(self._taken(idle.opened.cell))
             yield replace(idle.opened, from_pool=True)
 
-    async def _give_back(self, idle: _Idle, *error: object) -> None:
+    async def _give_back(self, idle: _Idle, *error: Any) -> None:  # noqa: ANN401 - as `__aexit__`
         """Destroy it. Raises what leaving `open_cell` raises."""
         with anyio.CancelScope(shield=True):
             try:
-                await idle.owner.__aexit__(*error)  # type: ignore[arg-type]
+                await idle.owner.__aexit__(*error)
             finally:
                 self._out.remove(idle)
                 self._change()
@@ -183,7 +174,7 @@ class Pool:
         """Have idle cells made, after a delay. Never waits."""
         if self._filling is None and not self._is_ended():
             self._filling = anyio.CancelScope()
-            self._is_making = not after_s and not self._supply.turn.locked()
+            self._is_making = not after_s and not self._turn.locked()
             spawn_task(partial(self._fill, self._filling, after_s))
 
     async def filled(self) -> int:
@@ -195,12 +186,7 @@ class Pool:
     async def _take(self) -> _Idle | None:
         """A cell that answers, on record as taken; None: the taker opens one."""
         asked_s = time.monotonic()
-        while True:
-            if self.breach is not None:
-                # An error of its own for each, since it comes to hold the taker's traceback
-                raise ContainmentBreach(
-                    self.breach.what, where=self.breach.where, hint=self.breach.hint
-                )
+        while self.breach is None:
             if not (fresh := self._fresh()):
                 if not await self._wait_for_making():
                     return None
@@ -208,14 +194,28 @@ class Pool:
             idle = min(fresh, key=_Idle.left_s)
             self._idle.remove(idle)
             idle.watching.cancel()
-            if await self._hand_over(idle, asked_s):
-                return idle
+            reason = Discard.UNUSED  # if the taker is cancelled
+            try:
+                if await _answers(idle.opened.cell) and not self._is_closed:
+                    self._record_taken(idle, asked_s)
+                    self._out.append(idle)
+                    return idle
+                reason = Discard.DEAD
+            finally:
+                if idle not in self._out:
+                    await self._discard(idle, reason)
+        # An error of its own for each, since it comes to hold the taker's traceback
+        raise ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
+
+    def _record_taken(self, idle: _Idle, asked_s: float) -> None:
+        now_s = time.monotonic()
+        data = {"waited_ms": _ms(now_s - asked_s), "age_ms": _ms(now_s - idle.made_s)}
+        cell_id = idle.opened.cell.id
+        self._recorder.record(Event(kind=Kind.CELL_TAKEN, cell_id=cell_id, data=data))
+        self.counts["taken"] += 1
 
     def _fresh(self) -> list[_Idle]:
         return [each for each in self._idle if each.left_s() > 0 and not self._is_closed]
-
-    def _may_come(self) -> bool:
-        return self._is_making and not self._is_ended()
 
     async def _wait_for_making(self) -> bool:
         """Wait for the cell in the making, which is quicker than making another. False: there is
@@ -226,31 +226,11 @@ class Pool:
         self._waiting += 1
         try:
             with anyio.move_on_after(_CLAIM_TIMEOUT_S):
-                while self._may_come() and not self._fresh():
+                while self._is_making and not self._is_ended() and not self._fresh():
                     await self._changed.wait()
         finally:
             self._waiting -= 1
         return bool(self._fresh()) or self.breach is not None
-
-    async def _hand_over(self, idle: _Idle, asked_s: float) -> bool:
-        """Record that it is taken. False: it is dead, and discarded."""
-        reason = Discard.UNUSED
-        try:
-            if await _answers(idle.opened.cell) and not self._is_closed:
-                now_s = time.monotonic()
-                data = {"waited_ms": _ms(now_s - asked_s), "age_ms": _ms(now_s - idle.made_s)}
-                cell_id = idle.opened.cell.id
-                self._supply.recorder.record(
-                    Event(kind=Kind.CELL_TAKEN, cell_id=cell_id, data=data)
-                )
-                self.counts.taken += 1
-                self._out.append(idle)
-                return True
-            reason = Discard.DEAD
-        finally:
-            if idle not in self._out:
-                await self._discard(idle, reason)
-        return False
 
     def _is_ended(self) -> bool:
         return self._is_closed or self.breach is not None
@@ -266,7 +246,7 @@ class Pool:
         try:
             with scope:
                 await anyio.sleep(after_s)
-                async with self._supply.turn:
+                async with self._turn:
                     self._is_making = True
                     while self._wants_one() and await self._make_one():
                         self._change()
@@ -279,28 +259,24 @@ class Pool:
 
     def _wants_one(self) -> bool:
         ready = len(self._idle)
-        is_wanted = ready < max(self._supply.size, self._waiting)
-        return is_wanted and not self._is_ended() and self._supply.admit(ready)
+        is_wanted = ready < max(self._size, self._waiting)
+        return is_wanted and not self._is_ended() and self._admit(ready)
 
     async def _make_one(self) -> bool:
         """Whether there is one more idle cell."""
         made_s, owner = time.monotonic(), AsyncExitStack()
         try:
-            opened = await owner.enter_async_context(self._supply.open(ahead=True))
+            opened = await owner.enter_async_context(self._open_one(ahead=True))
         except Exception:  # noqa: BLE001 - on record; the taker meets it when it opens its own
-            self.counts.failed += 1
+            self.counts["failed"] += 1
             return False
-        self.counts.made += 1
+        self.counts["made"] += 1
         idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
         try:
             # A taker that waits probes it itself: warmed first, it would come later.
-            fault = (
-                None
-                if self._waiting
-                else self._fault(opened.cell, await self._supply.warm_up(opened))
-            )
-            reason = fault or reason
-            if fault is None and not self._is_ended():
+            if not self._waiting:
+                reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
+            if reason is Discard.UNUSED and not self._is_ended():
                 self._idle.append(idle)
                 spawn_task(partial(self._watch, idle))
         finally:
@@ -308,7 +284,7 @@ class Pool:
                 await self._discard(idle, reason)
         return idle in self._idle
 
-    def _fault(self, cell: Cell, report: ProbeReport) -> Discard | None:
+    def _judge(self, cell: Cell, report: ProbeReport) -> Discard | None:
         """Why a cell is not given out after its warm-up; None: it is."""
         if report.verdict is Verdict.CONTAINED:
             return None
@@ -316,7 +292,7 @@ class Pool:
         if breach is None:
             return Discard.VOID
         self.breach = self.breach or breach
-        self._supply.on_breach(breach)
+        self._on_breach(breach)
         return Discard.BREACHED
 
     async def _watch(self, idle: _Idle) -> None:
@@ -335,7 +311,7 @@ class Pool:
                 self.refill()
 
     async def _discard(self, idle: _Idle, reason: Discard) -> None:
-        """Destroy it untaken. Its owner is told what that found."""
+        """Destroy it untaken. What that found is in `troubles`."""
         idle.watching.cancel()
         self._discarding += 1
         with anyio.CancelScope(shield=True):
@@ -347,10 +323,7 @@ class Pool:
             except Exception as error:  # noqa: BLE001
                 self.troubles.append(error)
         self._discarding -= 1
-        self.counts.void += reason in {Discard.VOID, Discard.BREACHED}
-        self.counts.dead += reason is Discard.DEAD
-        self.counts.stale += reason is Discard.STALE
-        self.counts.unused += reason is Discard.UNUSED
+        self.counts[reason.name.lower()] += 1
         self._change()
 
     async def aclose(self) -> None:
@@ -411,29 +384,14 @@ async def open_pool(
             async with open_pool(loaded, size=size, run=own, home=home, actor=actor) as pool:
                 yield pool
         return
-    recorder = run.recorder
-
-    async def warm_up(opened: Range) -> ProbeReport:
-        return await probe_cell(
-            opened.cell,
-            recorder=recorder,
-            router=opened.routers.get(opened.cell.id),
-            phase=WARM_UP,
-            actor=Actor.BELLJAR,
-        )
-
-    supply = Supply(
-        open=partial(open_range, loaded, run=run, home=home, actor=actor),
-        warm_up=warm_up,
-        recorder=recorder,
+    pool = make_pool(
+        loaded,
+        run,
+        home,
+        open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
+        warm_up=partial(_probe, run.recorder),
         size=size,
-        refuse=partial(refuse_to_give, home, run.run_id),
     )
-    if loaded.policy.decoys:
-        from belljar.cell.decoys import decoys_in
-
-        supply = replace(supply, taken=partial(decoys_in, loaded=loaded, run=run))
-    pool = Pool(supply)
     pool.refill()
     try:
         yield pool
@@ -442,6 +400,29 @@ async def open_pool(
     for trouble in (pool.breach, *pool.troubles):
         if trouble is not None:
             raise trouble
+
+
+def make_pool(
+    loaded: LoadedPolicy,
+    run: RunDirectory,
+    home: Path,
+    **options: Any,  # noqa: ANN401 - as `Pool`
+) -> Pool:
+    """A pool of one policy's cells, which refuses when the store is held or the run was killed, and
+    gives each taken cell its decoys. `options`: as `Pool`.
+    """
+    if loaded.policy.decoys:
+        from belljar.cell.decoys import decoys_in
+
+        options["taken"] = partial(decoys_in, loaded=loaded, run=run)
+    return Pool(run.recorder, refuse=partial(refuse_to_give, home, run.run_id), **options)
+
+
+async def _probe(recorder: Recorder, opened: Range) -> ProbeReport:
+    router = opened.routers.get(opened.cell.id)
+    return await probe_cell(
+        opened.cell, recorder=recorder, router=router, phase=WARM_UP, actor=Actor.BELLJAR
+    )
 
 
 async def _answers(cell: Cell) -> bool:

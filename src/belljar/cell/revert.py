@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 import anyio.to_thread
 
-from belljar.cell.background import spawn_task
+from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
 from belljar.cell.guarded import MAX_FOREIGN
 from belljar.cell.range import Range

@@ -12,7 +12,6 @@ Works under asyncio and trio. It belongs to the event loop that used it first.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,13 +38,12 @@ from belljar.channel.operations import (
     Contents,
     Operation,
     OwnReads,
-    RunningExec,
     Timeout,
     _feeding,
     feed_file,
     judge,
 )
-from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
+from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLarge
 from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
@@ -255,7 +253,7 @@ class GuestClient:
         keep: Keep = "head",
         keep_bytes: int | None = None,
         on_output: OnOutput | None = None,
-    ) -> ExecOutcome:
+    ) -> ExecOutput:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
         Args:
@@ -282,7 +280,7 @@ class GuestClient:
             )
             for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
         }
-        async with self._exec_operation(
+        async with self.open_exec(
             replace(request, stdin=request.stdin or input is not None)
         ) as operation:
             async with _feeding(operation, input if input is not None else b""):
@@ -291,40 +289,19 @@ class GuestClient:
                         on_output(*chunk)
                     kept[chunk[0]].feed(chunk[1])
             stdout, stderr = kept[Stream.STDOUT], kept[Stream.STDERR]
-            return RunningExec(operation).outcome(
+            return operation.output(
                 kept=(stdout.kept, stderr.kept),
                 dropped=(stdout.dropped_bytes, stderr.dropped_bytes),
             )
 
     @asynccontextmanager
-    async def open_exec(self, request: ExecRequest) -> AsyncIterator[RunningExec]:
+    async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
         """Run a command and talk to it.
 
         The guest may be at most a window (1 MiB) ahead of the reader. Leaving the block kills
         what still runs.
         """
-        async with self._exec_operation(request) as operation:
-            yield RunningExec(operation)
-
-    @asynccontextmanager
-    async def _exec_operation(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        limit_s = request.timeout_s
-        if limit_s is not None and not limit_s > 0:
-            raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
-        body = frames.exec_body(
-            argv=request.argv,
-            env=request.env,
-            cwd=request.cwd,
-            user=request.user,
-            timeout_ms=0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
-            stdout_cap=request.max_stdout_bytes,
-            stderr_cap=request.max_stderr_bytes,
-            stdin_open=request.stdin,
-            pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
-            probe=request.probe,
-            alone=request.alone,
-            service=request.service,
-        )
+        body, limit_s = frames.exec_body(request), request.timeout_s
         async with self.operation(
             OpKind.EXEC,
             body,
@@ -333,6 +310,7 @@ class GuestClient:
             # a terminal has no standard error of its own
             stderr=request.max_stderr_bytes if request.pty is None else None,
             stdin_open=request.stdin,
+            user=request.user,
         ) as operation:
             yield operation
 
@@ -347,7 +325,7 @@ class GuestClient:
         cwd: str = "",
         mode: int | None = None,
         owner: str = "",
-        append: bool = False,
+        is_directory: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         """Write a file: parents are made, and the target changes only when all is written.
@@ -355,12 +333,19 @@ class GuestClient:
         Args:
             path: relative paths resolve against `cwd`. mode: None keeps an existing file's, else
                 0644 under the umask. owner: "" is `user`.
+            is_directory: make a directory instead, without contents; one that is there gets mode
+                and owner.
 
         Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path;
         `TimeoutError`; `ValueError`; `CellError`.
         """
         body = frames.write_body(
-            user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append
+            user=user,
+            cwd=cwd,
+            path=path,
+            mode=mode,
+            owner=owner,
+            directory=is_directory,
         )
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
             await feed_file(operation, contents, path, timeout_s)
@@ -399,19 +384,6 @@ class GuestClient:
             judge(operation, path, timeout_s)
         return bytes(contents)
 
-    async def make_directory(
-        self, path: str, *, mode: int | None, owner: str, timeout_s: float | None = None
-    ) -> None:
-        """Make a directory with its parents, as root; one that is there gets mode and owner.
-
-        Raises as `write_file`.
-        """
-        body = frames.write_body(
-            user="0", cwd="/", path=path, mode=mode, owner=owner, directory=True
-        )
-        async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
-            await feed_file(operation, b"", path, timeout_s)
-
     @asynccontextmanager
     async def operation(
         self,
@@ -422,6 +394,7 @@ class GuestClient:
         stdout: int | None = None,
         stderr: int | None = None,
         stdin_open: bool = False,
+        user: str = "",
     ) -> AsyncIterator[Operation]:
         """Start an operation once a slot is free; it is ended when the block is left.
 
@@ -431,7 +404,7 @@ class GuestClient:
         if self._slots is None:
             raise RuntimeError("hello() comes first")
         async with self._slots:
-            operation = Operation(self._pump, self._timeout)
+            operation = Operation(self._pump, self._timeout, user=user)
 
             def begin() -> bytes:
                 operation.op, message = self._pump.wire.start(

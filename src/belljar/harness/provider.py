@@ -37,7 +37,7 @@ from belljar.harness.bridge import ModelBridge
 from belljar.harness.operator import read_operator
 from belljar.harness.sample_record import HealthWatch, SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
-from belljar.harness.warm import cells_at_once, host_cpus_and_memory
+from belljar.harness.warm import cells_in_memory
 from belljar.plan.explain_network import announcements
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
 from belljar.policy.guarding import OWN_CELL
@@ -170,18 +170,12 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """As many cells as fit with full use."""
-        cpus, available_bytes = host_cpus_and_memory()
+        """Twice the processors, if memory holds so many cells with full use; at least 1."""
         try:
             resources = configs.load(None, **current_session().operator_options).policy.resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
             return None
-        return cells_at_once(
-            cpus=cpus,
-            available_bytes=available_bytes,
-            memory_bytes=resources.memory_bytes,
-            disk_bytes=resources.disk_bytes,
-        )
+        return max(1, min(2 * len(os.sched_getaffinity(0)), cells_in_memory(resources)))
 
     @override
     @classmethod

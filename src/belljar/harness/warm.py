@@ -5,16 +5,15 @@ A pool starts with its plan's first cell; samples left and memory bound it.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from belljar.errors import BelljarError
 from belljar.harness.config import BelljarConfig, as_config
 from belljar.host.cgroups import available_memory_bytes
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from belljar.cell import Pool, Range
     from belljar.harness.options import Selection
     from belljar.harness.session import Session
-    from belljar.policy import LoadedPolicy
+    from belljar.policy import LoadedPolicy, Resources
 
 
 RESERVED_BYTES: Final = 1 << 30
@@ -36,29 +35,10 @@ RESERVED_BYTES: Final = 1 << 30
 OVERHEAD_BYTES: Final = 192 << 20
 
 
-def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
-    """Twice the processors, if memory holds them; at least 1."""
-    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
-    return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
-
-
-def room_for_one_more(
-    *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
-) -> bool:
-    """Whether another fully used cell fits in memory."""
-    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
-    return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
-
-
-def host_cpus_and_memory() -> tuple[int, int]:
-    """Usable processors and available memory (0: unknown)."""
-    return len(os.sched_getaffinity(0)), available_memory_bytes()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PoolOf:
-    policy: LoadedPolicy
-    pool: Pool
+def cells_in_memory(resources: Resources) -> int:
+    """How many cells of these limits fit in the host's memory now, each fully used."""
+    each = resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
+    return (available_memory_bytes() - RESERVED_BYTES) // each
 
 
 class WarmCells:
@@ -77,19 +57,24 @@ class WarmCells:
         self._left = Counter(expected)
         self._in_use = 0
         self._turn = anyio.Lock()
-        self._pools: dict[BelljarConfig, _PoolOf] = {}
+        self._pools: dict[BelljarConfig, tuple[LoadedPolicy, Pool]] = {}
 
-    def range(
+    @asynccontextmanager
+    async def range(
         self, config: BaseModel | str | None, policy: LoadedPolicy
-    ) -> AbstractAsyncContextManager[Range]:
+    ) -> AsyncIterator[Range]:
         """A sample's cells, pooled if its policy is unchanged."""
         ours = as_config(config)
-        entry = self._pools.get(ours)
-        if entry is None:
-            entry = self._pools[ours] = _PoolOf(policy=policy, pool=self._pool(ours, policy))
-        if entry.policy != policy:
-            return self._counted(ours, self._open(policy))
-        return self._counted(ours, entry.pool.range())
+        if ours not in self._pools:
+            self._pools[ours] = (policy, self._pool(ours, policy))
+        pooled, pool = self._pools[ours]
+        self._left[ours] -= 1
+        self._in_use += 1
+        try:
+            async with pool.range() if pooled == policy else self._open(policy) as opened:
+                yield opened
+        finally:
+            self._in_use -= 1
 
     @property
     def is_open(self) -> bool:
@@ -99,22 +84,10 @@ class WarmCells:
     async def close(self) -> None:
         """Destroy what no sample took. A later sample begins new pools."""
         while self._pools:
-            config, entry = next(iter(self._pools.items()))
-            await entry.pool.aclose()  # once more if it is broken off
-            self.troubles += entry.pool.troubles
+            config, (_, pool) = next(iter(self._pools.items()))
+            await pool.aclose()  # once more if it is broken off
+            self.troubles += pool.troubles
             self._pools.pop(config, None)
-
-    @asynccontextmanager
-    async def _counted(
-        self, config: BelljarConfig, opened: AbstractAsyncContextManager[Range]
-    ) -> AsyncIterator[Range]:
-        self._left[config] -= 1
-        self._in_use += 1
-        try:
-            async with opened as ready:
-                yield ready
-        finally:
-            self._in_use -= 1
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False
@@ -125,38 +98,28 @@ class WarmCells:
         )
 
     def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
-        from belljar.cell.pool import Pool, Supply
-        from belljar.isolation.hold import refuse_to_give
+        from belljar.cell.pool import make_pool
         from belljar.probe.run import WARM_UP
         from belljar.store.home import belljar_home
 
         run, probe = self._session.ensure_run(), self._session.source.probe
-        supply = Supply(
-            open=partial(self._open, policy),
+        return make_pool(
+            policy,
+            run,
+            self._session.home or belljar_home(),
+            open_one=partial(self._open, policy),
             warm_up=lambda opened: probe(
                 opened.cell, opened.routers.get(opened.cell.id), run=run, phase=WARM_UP
             ),
-            recorder=run.recorder,
             size=self._size,
-            refuse=partial(refuse_to_give, self._session.home or belljar_home(), run.run_id),
             admit=partial(self._admit, config, policy),
             on_breach=self._session.breached,
             turn=self._turn,
         )
-        if policy.policy.decoys:
-            from belljar.cell.decoys import decoys_in
-
-            supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
-        return Pool(supply)
 
     def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
-        resources = policy.policy.resources
-        return self._left[config] > ready and room_for_one_more(
-            available_bytes=host_cpus_and_memory()[1],
-            memory_bytes=resources.memory_bytes,
-            disk_bytes=resources.disk_bytes,
-            in_use=self._in_use + ready,
-        )
+        fitting = cells_in_memory(policy.policy.resources)
+        return self._left[config] > ready and fitting > self._in_use + ready
 
 
 def expected_samples(
@@ -181,14 +144,12 @@ def warm_cells(
     if not size:
         yield None
         return
-    from belljar.errors import BelljarError
-
     warm = WarmCells(session, size=size, expected=expected)
-    session.warm_range, session.close_warm = warm.range, warm.close
+    session.warm = warm
     try:
         yield warm
     finally:
-        session.warm_range = session.close_warm = None
+        session.warm = None
         if warm.is_open:  # Inspect ended without its clean-up
             anyio.run(warm.close)
         for trouble in warm.troubles:

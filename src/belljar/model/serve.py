@@ -41,7 +41,7 @@ from belljar.store.home import belljar_home
 from belljar.units import format_duration, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import BackgroundCommand, Cell
+    from belljar.cell import Cell, RunningCommand
     from belljar.ledger import RunDirectory
     from belljar.policy.serving import ModelBlock
 
@@ -128,7 +128,7 @@ class ModelCell:
         cell: Cell,
         policy: LoadedPolicy,
         model: ModelBlock,
-        command: BackgroundCommand,
+        command: RunningCommand,
         recorder: Recorder,
     ) -> None:
         self.cell, self.policy, self.model, self.command = cell, policy, model, command

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -11,21 +12,18 @@ from contextlib import (
 )
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 
 import anyio
 
 from belljar.cell import open as cell_open
-from belljar.cell.background import BackgroundCommand as AsyncBackgroundCommand
 from belljar.cell.cell import Cell as AsyncCell
+from belljar.cell.command import RunningCommand as AsyncRunningCommand
 from belljar.cell.connection import CellStream as AsyncCellStream
-from belljar.cell.exec import RunningCommand as AsyncRunningCommand
-from belljar.cell.output import ExecOutput
-from belljar.cell.pool import Counts
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
-from belljar.channel import Stream
+from belljar.channel import ExecOutput, Stream
 from belljar.events import Actor
 from belljar.host.settings import PolicyLike
 from belljar.isolation.kill import KillReport, kill_now
@@ -35,7 +33,6 @@ from belljar.plan import Plan
 from belljar.store.home import belljar_home
 from belljar.sync.loop import Loop, own_loop
 
-Input: TypeAlias = bytes | str | Iterable[bytes] | None
 _A = TypeVar("_A")
 _Inner_co = TypeVar("_Inner_co", covariant=True)
 _P = ParamSpec("_P")
@@ -110,45 +107,40 @@ def _opening(
 
 
 class RunningCommand(_Facade[AsyncRunningCommand]):
-    """A command of `Cell.open_exec`.
-
-    Iterate it for `(stream, bytes)`, then `wait` for its outcome.
-    """
+    """A command of `Cell.open_exec` or `Cell.start`; of the first, iterate it, then `wait`."""
 
     def __iter__(self) -> Iterator[tuple[Stream, bytes]]:
         return self
 
     def __next__(self) -> tuple[Stream, bytes]:
-        found = self._loop.call(self._next)
-        if found is None:
+        if (found := self._loop.call(anext, self._inner, None)) is None:
             raise StopIteration
         return found
 
-    async def _next(self) -> tuple[Stream, bytes] | None:
-        return await anext(self._inner, None)
+    @property
+    def id(self) -> int:
+        """The operation's number, which the record has too; unique in its cell."""
+        return self._inner.id
 
     @property
-    def output(self) -> ExecOutput | None:
-        """Its outcome, once it was waited for."""
-        return self._inner.output
+    def argv(self) -> tuple[str | bytes, ...]:
+        """What runs."""
+        return self._inner.argv
 
-    id: Final = _fact(AsyncRunningCommand.id)
+    @property
+    def outcome(self) -> ExecOutput | None:
+        """How it ended, without what was kept; None while it runs."""
+        return self._inner.outcome
+
+    running: Final = _fact(AsyncRunningCommand.running)
+    returncode: Final = _fact(AsyncRunningCommand.returncode)
+    output = _at_once(AsyncRunningCommand.output)
     send_stdin = _waiting(AsyncRunningCommand.send_stdin)
     close_stdin = _waiting(AsyncRunningCommand.close_stdin)
     signal = _waiting(AsyncRunningCommand.signal)
     resize = _waiting(AsyncRunningCommand.resize)
     wait = _waiting(AsyncRunningCommand.wait)
-
-
-class BackgroundCommand(_Facade[AsyncBackgroundCommand]):
-    """A command of `Cell.start`."""
-
-    running: Final = _fact(AsyncBackgroundCommand.running)
-    returncode: Final = _fact(AsyncBackgroundCommand.returncode)
-    output = _at_once(AsyncBackgroundCommand.output)
-    wait = _waiting(AsyncBackgroundCommand.wait)
-    signal = _waiting(AsyncBackgroundCommand.signal)
-    kill = _waiting(AsyncBackgroundCommand.kill)
+    kill = _waiting(AsyncRunningCommand.kill)
 
 
 class CellStream(_Facade[AsyncCellStream]):
@@ -170,7 +162,8 @@ class CellStream(_Facade[AsyncCellStream]):
 
 class Cell(_Facade[AsyncCell]):
     """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
-    several threads at once."""
+    several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
+    """
 
     @property
     def id(self) -> str:
@@ -199,41 +192,11 @@ class Cell(_Facade[AsyncCell]):
     host_pid: Final = _fact(AsyncCell.host_pid)
     console = _at_once(AsyncCell.console)
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        input: Input = None,  # noqa: A002 - the name every caller of a subprocess knows
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        user: str | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int | None = None,
-        keep: Literal["head", "tail"] = "head",
-        on_output: Callable[[Stream, bytes], None] | None = None,
-    ) -> ExecOutput:
-        """See `belljar.Cell.exec`.
-
-        `on_output` is called in the cell's own thread, and can't call the cell.
-        """
-        fed = input if input is None or isinstance(input, bytes | str) else self._loop.pieces(input)
-        return self._loop.call(
-            self._inner.exec,
-            argv,
-            input=fed,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            keep=keep,
-            on_output=on_output,
-        )
-
+    exec = _waiting(AsyncCell.exec)
     open_exec = _mirrored(
         AsyncCell.open_exec, lambda call, loop: _entered(call(), RunningCommand, loop)
     )
-    start = _mirrored(AsyncCell.start, lambda call, loop: BackgroundCommand(loop.call(call), loop))
+    start = _mirrored(AsyncCell.start, lambda call, loop: RunningCommand(loop.call(call), loop))
     connect = _mirrored(AsyncCell.connect, lambda call, loop: _entered(call(), CellStream, loop))
     write_file = _waiting(AsyncCell.write_file)
     read_file = _waiting(AsyncCell.read_file)
@@ -273,7 +236,7 @@ class Pool(_Facade[AsyncPool]):
     """Cells made ahead. Made only by `belljar.sync.open_pool`."""
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> Counter[str]:
         """Counts of its cells, by what became of them."""
         return self._inner.counts
 

@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.cell import FakeCell, FakeCells, FakeRun
 
 from belljar.cell import pool as pools
-from belljar.cell.pool import Pool, Supply
+from belljar.cell.pool import Pool
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.policy import LoadedPolicy, resolve_policy
@@ -32,16 +32,15 @@ class Stand:
         self.policy: LoadedPolicy = resolve_policy("high")
         self.breaches: list[ContainmentBreach] = []
         self.ahead: list[FakeCell] = []
-        supply = Supply(
-            open=lambda *, ahead: self.open(ahead=ahead),
+        self.pool = Pool(
+            self.run.recorder,
+            open_one=lambda *, ahead: self.open(ahead=ahead),
             warm_up=lambda opened: cells.probe(opened.cell, run=self.run, phase="warm-up"),
-            recorder=self.run.recorder,
             size=size,
             refuse=lambda: self.refuse(),
             admit=admit,
             on_breach=self.breaches.append,
         )
-        self.pool = Pool(supply)
         # As `open_range`, and the owner's refusal; a test may replace them
         self.open: Callable[..., AbstractAsyncContextManager[Any]] = self.open_fake
         self.refuse: Callable[[], None] = lambda: None
@@ -281,7 +280,7 @@ async def test_a_cell_that_died_is_not_given_out() -> None:
         await it.filled()
         it.ahead[-1].die()
         with anyio.fail_after(30):
-            while it.pool.counts.dead < 2:
+            while it.pool.counts["dead"] < 2:
                 await it.heard()
         assert it.ahead[0].destroyed
         assert it.taken() == []
@@ -298,7 +297,7 @@ async def test_a_void_warm_up_is_not_given_out() -> None:
             assert cell.id not in it.ids
         assert it.ahead[0].destroyed
         assert it.ahead[0].reason == pools.Discard.VOID
-        assert it.pool.counts.void >= 1
+        assert it.pool.counts["void"] >= 1
     assert it.breaches == it.pool.troubles == []
 
 
@@ -325,11 +324,11 @@ async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pools, "fresh_for_s", lambda **_: left.pop() if left else 3600.0)
     async with stand() as it:
         it.pool.refill()
-        while it.pool.counts.made < 2:
+        while it.pool.counts["made"] < 2:
             await it.filled()
         async with it.cell() as cell:
             assert cell.id == it.ahead[1].id
-        assert it.pool.counts.stale == 1
+        assert it.pool.counts["stale"] == 1
     assert it.ahead[0].destroyed
     assert it.ahead[0].reason == pools.Discard.STALE
 
@@ -365,7 +364,7 @@ async def test_a_cell_that_can_not_be_made_ahead_fails_nothing() -> None:
         await it.filled()
         async with it.cell() as cell:
             assert cell.id in it.ids
-    assert it.pool.counts.failed >= 1
+    assert it.pool.counts["failed"] >= 1
     assert it.pool.troubles == []
 
 

@@ -12,7 +12,7 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, endless, talking
 
-from belljar.channel import ExecRequest, ExecStatus, FileTooLarge, PtySize, Stream
+from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
 from belljar.errors import CellError
 
 pytestmark = pytest.mark.anyio
@@ -25,14 +25,10 @@ async def test_exec() -> None:
     """Input goes in, output and outcome come back; what can't start is a result."""
     async with talking() as (_, client):
         outcome = await client.exec(CAT, input=b"hello")
-        assert (outcome.status, outcome.returncode, outcome.stdout) == (
-            ExecStatus.EXITED,
-            0,
-            b"hello",
-        )
+        assert (outcome.returncode, outcome.stdout) == (0, b"hello")
         missing = await client.exec(ExecRequest(argv=["missing"]))
-        assert (missing.status, missing.returncode, missing.stage_name) == (
-            ExecStatus.NOT_STARTED,
+        assert (missing.not_started_errno, missing.returncode, missing.stage) == (
+            errno.ENOENT,
             127,
             "exec",
         )

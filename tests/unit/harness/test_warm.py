@@ -23,8 +23,8 @@ from belljar.harness.warm import (
     OVERHEAD_BYTES,
     RESERVED_BYTES,
     WarmCells,
+    cells_in_memory,
     expected_samples,
-    room_for_one_more,
     warm_cells,
 )
 from belljar.isolation.hold import hold, release
@@ -65,12 +65,14 @@ def test_samples_are_counted_by_what_their_cells_are_made_of() -> None:
     assert expected_samples([ordered], epochs=None, selection=named) == {own: 1, other: 1}
 
 
-def test_there_is_room_only_beside_all_that_the_others_may_still_use() -> None:
-    """As the number of cells at once is reckoned."""
-    each = 2 * GIB + OVERHEAD_BYTES
-    room = {"memory_bytes": GIB, "disk_bytes": GIB}
-    assert room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=2, **room)
-    assert not room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=3, **room)
+def test_cells_are_counted_by_all_that_they_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory and disk of each, its VMM's, and what the host keeps for itself."""
+    resources = load(None).policy.resources
+    each = resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
+    for room_bytes, fitting in ((3 * each, 3), (3 * each - 1, 2)):
+        available_bytes = RESERVED_BYTES + room_bytes
+        monkeypatch.setattr(warm, "available_memory_bytes", lambda: available_bytes)  # noqa: B023
+        assert cells_in_memory(resources) == fitting
 
 
 @asynccontextmanager
@@ -104,7 +106,7 @@ async def test_without_room_nothing_is_made_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is full of running cells gets no more."""
-    monkeypatch.setattr(warm, "host_cpus_and_memory", lambda: (2, 2 * GIB))
+    monkeypatch.setattr(warm, "available_memory_bytes", lambda: 2 * GIB)
     assert await cells_for_one_sample(tmp_path, expected=9) == 1
 
 
