@@ -237,12 +237,12 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
 
 
 def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
-    from belljar.cli.findings import findings_json
     from belljar.cli.ledger import expected_key, expected_run
     from belljar.export.statement import envelope, statement
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import digest_file
     from belljar.ledger.keys import load_or_make_key
+    from belljar.report.samples import as_json
     from belljar.report.verdict import LedgerState, judge
     from belljar.store.home import belljar_home
 
@@ -260,7 +260,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
             where=str(path),
             hint="export it on the host that made the run",
         )
-    found = findings_json(judge(evidence), path)
+    found = as_json(judge(evidence))
     logs = {}
     for log in sorted(
         path.glob("inspect/*")
