@@ -12,6 +12,7 @@ import click
 
 from belljar.cli.console import complete_runs, key_option, log_option, notice, reading
 from belljar.units import printable
+from belljar.waiting import reported_if_slow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +99,7 @@ def make_page(
     from belljar.report.verdict import LedgerState, judge
 
     timelines = Timelines()
-    with reading(path, "RUN"):
+    with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
         is_running = is_being_written(path)
         evidence = stored_evidence(
             path, logs=logs, expected_key=key, expected_run=run, timelines=timelines

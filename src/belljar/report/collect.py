@@ -127,8 +127,9 @@ def _missing(
     findings: RunFindings, units: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int | None]]:
     """Problems of the run, then each reason and blind spot with the count of its samples."""
+    samples = (unit for unit in units if unit["kind"] == "sample")
     each = Counter(
-        text for unit in units for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
+        text for unit in samples for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
     )
     problems = texts_of(dict.fromkeys(map(str, findings.problems)))
     known = [(text, None) for text in problems if text not in each]

@@ -272,11 +272,14 @@ def test_a_model_cell_has_its_requests_and_its_end() -> None:
     for phases, verdict in ((("start", "end"), "contained"), (("start",), "void")):
         lines = model_cell(*phases)
         transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
-        _, unit = collect(findings_of([transcript], lines), source_of(lines))["units"]
+        report = collect(findings_of([transcript], lines), source_of(lines))
+        _, unit = report["units"]
         assert (unit["kind"], unit["verdict"], unit["requests"]) == ("model cell", verdict, 1)
         (request,) = [entry for entry in unit["entries"] if entry[2] == "model"]
         assert request[4] == "200, 3 → 2 tokens"
         assert "sha256:ababab" in unit["remarks"][0]
+        assert len(report["missing"]) == (phases != ("start", "end"))
+        assert all(count is None for _, count in report["missing"])  # it is no sample's
 
 
 def test_a_transcript_stands_beside_the_timeline() -> None:
