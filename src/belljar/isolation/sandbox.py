@@ -321,10 +321,7 @@ class Sandbox:
     # ---- its end
 
     def kill(self, order: KillOrder | None = None) -> None:
-        """SIGKILL its pid 1, from any thread; the owner still destroys it.
-
-        `order`: why, if that named another machine of the same cell.
-        """
+        """SIGKILL its pid 1, from any thread. `order`: why, if given for one that it replaced."""
         self._order = self._order or order
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -185,10 +186,14 @@ async def test_an_order_for_the_old_machine_ends_the_new_one(when: str) -> None:
 
 
 async def test_the_old_machine_is_whole_until_its_last_look() -> None:
-    """What looks at it before its destruction finds it alive, and does not hold up its caller."""
+    """What looks at it before its destruction finds it alive, in its caller's context, and does not
+    hold up its caller."""
     machines, seen = Machines(), list[tuple[str, bool]]()
+    context = ContextVar("context", default="none")
+    context.set("the caller's")
 
     async def look(old: Range) -> None:
+        assert context.get() == "the caller's"
         seen.append((old.cell.id, old.cell.id in machines.alive))
 
     async with revertible(machines.make) as opened:
