@@ -189,9 +189,9 @@ class ExecOperations(CellBase):
         )
         return await self._exec_unrecorded(request, input)
 
-    async def _exec_unrecorded(self, request: ExecRequest, input: bytes | None) -> ExecOutput:  # noqa: A002 - as in `exec`
+    async def _exec_unrecorded(self, request: ExecRequest, stdin: bytes | None) -> ExecOutput:
         try:
-            return await self._live.client.exec(request, input=input)
+            return await self._live.client.exec(request, input=stdin)
         except BaseException as error:
             self._end_if_dead(error)
             raise
