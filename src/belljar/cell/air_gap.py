@@ -1,4 +1,4 @@
-"""`host: {air_gap: required}`: held from a run's first cell to its end, all of it on record."""
+"""`host: {air_gap: required}`: held from before a run's first cell to its end, all of it on record."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final, Literal
 
-import anyio.to_thread
-
-from belljar.airgap.check import check_air_gap, evidence_of, state_of
+from belljar.airgap.check import check_air_gap, seen
 from belljar.airgap.looks import Finding, State, is_air_gapped
 from belljar.cell.parts import refused
 from belljar.errors import BelljarError, HostError
@@ -27,20 +25,16 @@ _BUFFER_BYTES: Final = 1 << 20  # what doesn't fit is a change, too
 _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fills no ledger
 
 
-async def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check the air gap before the run's first cell of a policy that requires one, and watch it.
+def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
+    """Check the air gap at a run's first policy that requires one, and watch it. Blocking.
 
     Raises `HostError`, on record: a way beyond this host is there, can't be told, or appeared.
     """
-
-    def hold() -> None:
+    try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
         if changed():
             what = "an interface came up while the run must be air-gapped"
             raise HostError(what, where="host.air_gap", hint=_HINT)
-
-    try:
-        await anyio.to_thread.run_sync(hold)
     except BelljarError as error:
         run.recorder.record(refused(loaded, error))
         raise
@@ -111,6 +105,6 @@ def changes_in(reply: bytes) -> Iterator[str]:
     """The interfaces that are up, in the kernel's messages. Pure."""
     for kind, payload in netlink.messages(reply):
         if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
-            link = netlink.parse_link(payload)
-            if state_of(link) is not State.ABSENT:
-                yield evidence_of(link)
+            state, evidence = seen(netlink.parse_link(payload))
+            if state is not State.ABSENT:
+                yield evidence

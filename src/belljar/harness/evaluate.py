@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
+    from belljar.policy import LoadedPolicy
 
 
 # In a run directory: each task's tools when it was loaded, and where they act.
@@ -134,10 +135,11 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if all(each.error is None for each in previews):
             _check_model(options, tasks)
         _show_preview(previews, session)
-        for policy in (each.policy.policy for each in previews if each.policy is not None):
-            session.models.need(demanded_tier(policy.risk, policy.tier))
+        policies = dict.fromkeys(each.policy for each in previews if each.policy is not None)
+        for policy in policies:
+            session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
-        return _run_tasks(request, options, tasks, session)
+        return _run_tasks(request, options, tasks, session, policies)
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
@@ -194,6 +196,7 @@ def _run_tasks(
     options: InspectOptions,
     tasks: list[Task],
     session: Session,
+    policies: Iterable[LoadedPolicy],
 ) -> RunOutcome:
     from belljar.harness.host_tools import known_tools
     from belljar.harness.provider import BelljarSandboxEnvironment
@@ -207,6 +210,11 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
+        # Before anything runs: what a sample does outside of its cell needs the gap, too
+        if required := next((policy for policy in policies if policy.policy.host), None):
+            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+
+            hold_air_gap(run, required)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
         if samples and cells and samples > cells:

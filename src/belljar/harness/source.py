@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+import anyio.to_thread
+
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.events import Actor
@@ -123,7 +125,7 @@ class RealCells:
         if policy.policy.host:
             from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
-            await hold_air_gap(run, policy)
+            await anyio.to_thread.run_sync(hold_air_gap, run, policy)
         self.check_unchanged(policy, home=home)
         with reported_if_slow(FIRST_CELL):
             parts = await prepare(policy, recorder=run.recorder, home=home)
