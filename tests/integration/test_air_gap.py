@@ -241,20 +241,26 @@ def test_the_check_sends_nothing_unless_an_address_is_named(
     assert tried["TCP to 192.0.2.1 port 443"]["state"] == "present"
 
 
+@pytest.mark.parametrize("kind", ["exec", "run"])
 def test_a_run_that_requires_an_air_gap_is_refused_with_an_interface(
-    home: Path, tmp_path: Path
+    kind: str, home: Path, tmp_path: Path
 ) -> None:
-    """Nothing runs, the exit code is the host's, and the record has the facts and verifies."""
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
+    """Nothing runs, neither in a cell nor beside it, the exit code is the host's, and the record
+    has the facts and verifies."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "task.py").write_text(TASK.replace("left", f"{tmp_path}/left"))
+    commands = {
+        "exec": ("exec", f"{tmp_path}/policy.yaml", "--", "true"),
+        "run": ("run", f"{tmp_path}/task.py@leaves", "--model", "mockllm/model"),
+    }
     up = 'ip link add x0 type veth peer name x1; ip link set x0 up; exec "$@"'
-    command = whole_machine("exec", str(policy), "--", "true")
-    done = run(*gapped("sh", "-c", up, "sh", *command), home=home)
+    done = run(*gapped("sh", "-c", up, "sh", *whole_machine(*commands[kind])), home=home)
     assert done.returncode == 3
+    assert not (tmp_path / "left").exists()
     lines = newest(home)
     kinds = [line.kind for line in lines]
     assert Kind.POLICY_REFUSED in kinds
-    assert Kind.EXEC_STARTED not in kinds
+    assert not {Kind.EXEC_STARTED, Kind.CELL_PLANNED, Kind.RUN_EVALUATED} & {*kinds}
     (checked,) = [line.data for line in lines if line.kind is Kind.AIR_GAP_CHECKED]
     assert checked["air_gapped"] is False
     present = {each["name"] for each in checked["findings"] if each["state"] != "absent"}

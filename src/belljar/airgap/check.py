@@ -250,7 +250,12 @@ def _sent(address: str) -> Iterator[Finding]:
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     query = secrets.token_bytes(2) + bytes.fromhex("01000001000000000000") + b"\0\0\2\0\1"
     udp = {("DNS", 53): query, ("NTP", 123): b"\x23" + bytes(47)}
-    for (what, port), payload in {("TCP", 53): b"", ("TCP", 80): b"", ("TCP", 443): b"", **udp}.items():
+    for (what, port), payload in {
+        ("TCP", 53): b"",
+        ("TCP", 80): b"",
+        ("TCP", 443): b"",
+        **udp,
+    }.items():
         with socket.socket(family, _KINDS.get(what, socket.SOCK_DGRAM)) as sock:
             sock.settimeout(_ANSWER_TIMEOUT_S)
             result: Seen = (State.PRESENT, "answered")

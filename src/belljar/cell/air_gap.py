@@ -1,4 +1,4 @@
-"""`host: {air_gap: required}`: held from before a run's first cell to its end, all of it on record."""
+"""`host: {air_gap: required}`: held from a run's start to its end, all of it on record."""
 
 from __future__ import annotations
 
