@@ -105,7 +105,9 @@ _PLACES: Final = (
 def look(root: Path = Path("/")) -> Iterator[Finding]:
     """One finding for each kind of thing below `root`."""
     finders: dict[str, Callable[[Path], Iterator[Seen]]] = {
-        "radios": _radios, "sockets": _sockets, "network file systems": _file_systems,
+        "radios": _radios,
+        "sockets": _sockets,
+        "network file systems": _file_systems,
         **{place.finding: partial(_listed, place.finding) for place in _PLACES},
     }
     for name, find in finders.items():

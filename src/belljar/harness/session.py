@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
-    from belljar.harness.host_processes import HostActivity
+    from belljar.harness.host_processes import HostActivity, proxies_here
     from belljar.ledger import RunDirectory
     from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
@@ -173,6 +173,7 @@ class Session:
         if self.host is not None:
             data["host_processes"] = dict(self.host.programs)
             data["connections"] = dict(self.host.connections)
+            data["proxies"] = list(proxies_here())
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
         if self.failure:
