@@ -13,9 +13,9 @@ import re
 import secrets
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -63,7 +63,7 @@ def check_air_gap(address: str = "") -> tuple[Finding, ...]:
     Sends nothing beyond it, except to `address`, an IP address that the operator named.
     Raises `OSError` when this namespace's interfaces can't be listed, `ValueError` for no address.
     """
-    links = _own_links()
+    links = _links()
     outer = [link.name for link in links if not link.is_loopback and link.kind not in _SINKS]
     return (
         *(judged(f"interface {link.name}", "looked", [seen(link)]) for link in links),
@@ -73,8 +73,8 @@ def check_air_gap(address: str = "") -> tuple[Finding, ...]:
             for name, kind in _KINDS.items()
         ),
         judged("namespaces", "looked", _namespaces()),
-        judged("DNS", "tried", _resolvers()),
-        judged("proxies", "tried", _proxies()),
+        judged("DNS", "tried", _servers(_resolvers())),
+        judged("proxies", "tried", _servers(proxies().values())),
         judged("vsock", "tried", _vsock()),
         *look(),
         *(_sent(address) if address else ()),
@@ -95,7 +95,10 @@ def seen(link: Link) -> Seen:
     return State.ABSENT if is_inside else open_state, f"{link.name} ({kind}) is up, {carrier}"
 
 
-def _own_links() -> list[Link]:
+def _links(namespace: int | None = None) -> list[Link]:
+    """Those of this namespace, or of another, in which the calling thread ends."""
+    if namespace is not None:
+        enter(namespace, CLONE_NEWNET)
     with netlink.open_socket() as kernel:
         return netlink.list_links(kernel)
 
@@ -113,19 +116,13 @@ def _namespaces() -> Iterator[Seen]:
             if number in known:
                 continue
             known.add(number)
-            # A thread of its own, which ends in that namespace.
             with ThreadPoolExecutor(1) as thread:
-                links = thread.submit(_links_in, place.fileno()).result()
+                links = thread.submit(_links, place.fileno()).result()
             for link in links:
                 if link.is_up and not link.is_loopback and link.kind not in _INNER:
                     yield State.PRESENT, f"{seen(link)[1]}, in namespace {number}"
     yield from ((State.UNKNOWN, each) for each in dict.fromkeys(hidden))
     yield State.ABSENT, f"{len(known) - 1} other namespaces, none with a device that is up"
-
-
-def _links_in(namespace: int) -> list[Link]:
-    enter(namespace, CLONE_NEWNET)
-    return _own_links()
 
 
 def _namespace_files(hidden: list[str]) -> Iterator[Path]:
@@ -190,41 +187,32 @@ def _way(
     return State.PRESENT, f"{place}: a way from {source}"
 
 
-def _servers(named: Mapping[str, str]) -> Iterator[Seen]:
+def _servers(hosts: Iterable[str]) -> Iterator[Seen]:
     """Judges servers by the route alone: none is asked, no name is looked up."""
-    for called, host in named.items():
+    for host in hosts:
         try:
             here = (State.UNKNOWN, "it is on this host, and may forward")
-            state, evidence = _way(str(ip_address(host)), if_here=here)
+            yield _way(str(ip_address(host)), if_here=here)
         except ValueError:
-            state, evidence = State.UNKNOWN, f"{host} is no address: its way is not known"
-        yield state, evidence if called == host else f"{called}: {evidence}"
+            yield State.UNKNOWN, f"{host} is no address: its way is not known"
 
 
-def _resolvers() -> Iterator[Seen]:
-    """The configured resolvers."""
-    for file in map(Path, _RESOLVERS):
-        if file.exists():
-            servers = re.findall(r"^\s*nameserver\s+(\S+)", file.read_text(errors="replace"), re.M)
-            yield from _servers({server: server for server in servers})
+def _resolvers() -> Iterator[str]:
+    for file in filter(Path.exists, map(Path, _RESOLVERS)):
+        text = file.read_text(errors="replace")
+        yield from re.findall(r"^\s*nameserver\s+(\S+)", text, re.MULTILINE)
 
 
-def _proxies() -> Iterator[Seen]:
-    """Those that the environment names; never their passwords."""
-    named = dict[str, str]()
+def proxies() -> dict[str, str]:
+    """The hosts of the environment's proxies, by their variables; "" for none. No passwords."""
+    hosts = dict[str, str]()
     for scheme, value in getproxies_environment().items():
         if scheme != "no":
-            host = proxy_host(value)
-            named[f"{scheme}_proxy ({host})"] = host
-    yield from _servers(named)
-
-
-def proxy_host(value: str) -> str:
-    """The host of a proxy as the environment names it; "" for none. Pure."""
-    try:
-        return urlsplit(value if "://" in value else f"//{value}").hostname or ""
-    except ValueError:
-        return ""
+            hosts[f"{scheme}_proxy"] = ""
+            with suppress(ValueError):
+                url = urlsplit(value if "://" in value else f"//{value}")
+                hosts[f"{scheme}_proxy"] = url.hostname or ""
+    return hosts
 
 
 def _vsock() -> Iterator[Seen]:
@@ -249,25 +237,19 @@ def _sent(address: str) -> Iterator[Finding]:
     """Send TCP, a DNS query, an NTP request. Silence proves nothing: the packet may have left."""
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     query = secrets.token_bytes(2) + bytes.fromhex("01000001000000000000") + b"\0\0\2\0\1"
-    udp = {("DNS", 53): query, ("NTP", 123): b"\x23" + bytes(47)}
-    for (what, port), payload in {
-        ("TCP", 53): b"",
-        ("TCP", 80): b"",
-        ("TCP", 443): b"",
-        **udp,
-    }.items():
-        with socket.socket(family, _KINDS.get(what, socket.SOCK_DGRAM)) as sock:
-            sock.settimeout(_ANSWER_TIMEOUT_S)
-            result: Seen = (State.PRESENT, "answered")
-            try:
+    asks = {("DNS", 53): query, ("NTP", 123): b"\x23" + bytes(47)}
+    for what, port in (("TCP", 53), ("TCP", 80), ("TCP", 443), *asks):
+        result: Seen = (State.PRESENT, "answered")
+        try:
+            with socket.socket(family, _KINDS.get(what, socket.SOCK_DGRAM)) as sock:
+                sock.settimeout(_ANSWER_TIMEOUT_S)
                 sock.connect((address, port))
-                if payload:
-                    sock.send(payload)
+                if ask := asks.get((what, port)):
+                    sock.send(ask)
                     sock.recv(512)
-            except ConnectionRefusedError:
-                result = (State.PRESENT, "refused there")
-            except OSError as error:
-                is_none = error.errno in _NO_WAY
-                silence = (State.UNKNOWN, "sent, and no answer came")
-                result = (State.ABSENT, f"not sent: {error.strerror}") if is_none else silence
+        except OSError as error:
+            if error.errno in _NO_WAY:
+                result = (State.ABSENT, f"not sent: {error.strerror}")
+            elif error.errno != errno.ECONNREFUSED:  # a refusal is an answer
+                result = (State.UNKNOWN, "sent, and no answer came")
         yield judged(f"{what} to {address} port {port}", "tried", [result])

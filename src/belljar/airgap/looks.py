@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from sys import byteorder
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from belljar.dataclass import dataclass
@@ -184,12 +184,9 @@ def _sockets(root: Path) -> Iterator[Seen]:
 def address_of(text: str) -> tuple[IPv4Address | IPv6Address, int]:
     """An address as /proc/net has it: words of the host's byte order in hex. Pure."""
     digits, _, port = text.partition(":")
-    raw, step = bytes.fromhex(digits), -1 if byteorder == "little" else 1
-    order = b"".join(raw[at : at + 4][::step] for at in range(0, len(raw), 4))
-    if len(order) == 4:
-        return IPv4Address(order), int(port, 16)
-    six = IPv6Address(order)
-    return six.ipv4_mapped or six, int(port, 16)
+    words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+    address = ip_address(struct.pack(f"={len(words)}I", *words))
+    return getattr(address, "ipv4_mapped", None) or address, int(port, 16)
 
 
 def _file_systems(root: Path) -> Iterator[Seen]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -29,12 +29,13 @@ from belljar.bundle.install import (
     Report,
     check_weights,
     hashed_copy,
+    host_kind,
     open_bundle,
     write_manifest,
 )
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
-from belljar.image.apt import AptSource, PrivateApt, debian_sources, host_sources
+from belljar.image.apt import PrivateApt, debian_sources, host_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch
 from belljar.image.store import Store, file_sha256
 from belljar.image.tools import run_tool, tool
@@ -82,49 +83,34 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         hint = "give another name; a newer bundle installs over an older one"
         raise PolicyError("something is there already", where=printable(str(out)), hint=hint)
     files, about = store_files(home, wanted)
-    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    if not (codename and Path(_PYTHON).exists()):
+    if not (Path(_PYTHON).exists() and host_kind("")["system"]):
         raise HostError("a bundle is made on Debian with its python3, and this host lacks it")
     key = load_or_make_key(home)
     with _part(home, out) as part, scratch_dir(home) as scratch:
-        apt, groups = _apt(scratch, codename, wanted)
-        debs = dict[str, tuple[int, str]]()
-        for suite, packages in groups:
-            debs |= apt.closure(packages, suite=suite)
+        debian = _Debian(scratch / "apt", wanted)
         own_bytes = sum(file.stat().st_size for file in files.values())
-        deb_bytes = sum(size for size, _ in debs.values())
+        deb_bytes = sum(size for size, _ in debian.files.values())
         report(
             f"{format_size(own_bytes)} of this store, {format_size(deb_bytes)} in "
-            f"{len(debs)} Debian packages, and the Python packages"
+            f"{len(debian.files)} Debian packages, and the Python packages"
         )
         has = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
         need_space(part, own_bytes + deb_bytes + _REST_BYTES - has, "the bundle")
         digests = {name: _copy(file, part / name, report) for name, file in files.items()}
         wheels = _wheels(scratch / "wheels", wanted, report)
         digests |= {name: _copy(file, part / name, report) for name, file in wheels.items()}
-        for suite, packages in groups:
-            report(f"Debian packages: {', '.join(packages)}")
-            apt.download_closure(packages, part / "debian", suite=suite)
-        digests |= {f"debian/{name}": digest for name, (_, digest) in debs.items()}
-        digests |= _write(
-            part,
-            {
-                "debian/Packages": _index(part / "debian", debs),
-                "debian/install.txt": "".join(f"{each}\n" for _, some in groups for each in some),
-                "key.txt": f"{key.fingerprint}\n",
-            },
-        )
-        check_weights(digests, about)
+        report("Debian packages")
+        digests |= debian.fetch(part / "debian")
         about |= {
             "v": 1,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "belljar": __version__,
-            "arch": debian_arch(),
-            "system": codename,
-            "python": run_tool([_PYTHON, "-c", _VERSION], timeout_s=60).decode().strip(),
+            **host_kind(run_tool([_PYTHON, "-c", _VERSION], timeout_s=60).decode().strip()),
             "size_bytes": sum((part / name).stat().st_size for name in digests),
         }
-        digests |= _write(part, {ABOUT: json.dumps(about, indent=1) + "\n"})
+        texts = {"key.txt": f"{key.fingerprint}\n", ABOUT: json.dumps(about, indent=1) + "\n"}
+        digests |= _write(part, texts)
+        check_weights(digests, about)
         _keep_only(part, digests)
         write_manifest(part, digests, key)
         os.sync()
@@ -248,36 +234,42 @@ def _keep_only(part: Path, names: Mapping[str, str]) -> None:
             file.unlink()
 
 
-def _apt(
-    scratch: Path, codename: str, wanted: Contents
-) -> tuple[PrivateApt, list[tuple[str, tuple[str, ...]]]]:
-    """apt with this host's sources; the packages of each suite."""
-    sources = debian_sources(host_sources(), codename)
-    groups = [("", (*wanted.packages, *wanted.newer))]
-    if codename == "bookworm":
-        main = sources[0]
-        sources.append(AptSource(uri=main.uri, suites=(_BACKPORTS,), signed_by=main.signed_by))
-        groups = [(_BACKPORTS, wanted.newer), ("", wanted.packages)]
-    apt = PrivateApt(scratch / "apt", sources)
-    apt.update()
-    return apt, groups
+class _Debian:
+    """Debian's packages from this host's sources; `files`: their sizes and SHA-256 by name."""
 
+    def __init__(self, folder: Path, wanted: Contents) -> None:
+        codename = host_kind("")["system"]
+        sources = debian_sources(host_sources(), codename)
+        self._groups = {"": (*wanted.packages, *wanted.newer)}
+        if codename == "bookworm":
+            sources.append(replace(sources[0], suites=(_BACKPORTS,)))
+            self._groups = {_BACKPORTS: wanted.newer, "": wanted.packages}
+        self._apt = PrivateApt(folder, sources)
+        self._apt.update()
+        self.files = dict[str, tuple[int, str]]()
+        for suite, packages in self._groups.items():
+            self.files |= self._apt.closure(packages, suite=suite)
 
-def _index(folder: Path, debs: Mapping[str, tuple[int, str]]) -> str:
-    """The packages' index, by which apt reads the directory as a repository.
+    def fetch(self, folder: Path) -> dict[str, str]:
+        """Fetch them and make an index, by which apt reads the directory; the digests.
 
-    Raises `HostError` for a package that is not the one of Debian's signed list, and removes it.
-    """
-    stanzas = list[str]()
-    for name, (size, digest) in sorted(debs.items()):
-        if file_sha256(folder / name) != digest:
-            (folder / name).unlink()
-            what = "the file is not what Debian's signed list says, and was removed"
-            raise HostError(what, where=name, hint="run it again")
-        argv = [tool("dpkg-deb"), "--field", str(folder / name)]
-        control = run_tool(argv, timeout_s=60).decode().rstrip()
-        stanzas.append(f"{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {digest}\n")
-    return "\n".join(stanzas)
+        Raises `HostError` for one that isn't what Debian's signed list says, and removes it.
+        """
+        for suite, packages in self._groups.items():
+            self._apt.download_closure(packages, folder, suite=suite)
+        index = ""
+        for name, (size, digest) in sorted(self.files.items()):
+            if file_sha256(folder / name) != digest:
+                (folder / name).unlink()
+                what = "the file is not what Debian's signed list says, and was removed"
+                raise HostError(what, where=name, hint="run it again")
+            argv = [tool("dpkg-deb"), "--field", str(folder / name)]
+            control = run_tool(argv, timeout_s=60).decode().rstrip()
+            index += f"{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {digest}\n\n"
+        names = "".join(f"{name}\n" for packages in self._groups.values() for name in packages)
+        digests = _write(folder, {"Packages": index, "install.txt": names})
+        digests |= {name: digest for name, (_, digest) in self.files.items()}
+        return {f"{folder.name}/{name}": digest for name, digest in digests.items()}
 
 
 def _wheels(made: Path, wanted: Contents, report: Report) -> Sources:

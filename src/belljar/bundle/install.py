@@ -42,6 +42,7 @@ SHARE: Final = "share"
 _PART: Final = "[A-Za-z0-9_][A-Za-z0-9._+~%=@,-]*"
 PATH: Final = re.compile(f"{_PART}(?:/{_PART})*")
 _LINE: Final = re.compile(f"([0-9a-f]{{64}})  ({PATH.pattern})")
+_SIGNATURE: Final = re.compile("([0-9a-f]{64}) ([0-9a-f]{128})\n")  # public key, Ed25519
 _SIGNED: Final = b"belljar bundle 1\n"  # so that no other signature of the key fits
 _MAX_READ_BYTES: Final = 64 << 20
 _CHUNK_BYTES: Final = 1 << 20
@@ -49,10 +50,7 @@ _WORD: Final = matching(r"[A-Za-z0-9._+-]{1,64}")
 _ABOUT: Final = {
     "v": exactly(1),
     "created": matching(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"),
-    "belljar": _WORD,
-    "arch": _WORD,
-    "system": _WORD,
-    "python": _WORD,
+    **dict.fromkeys(("belljar", "arch", "system", "python"), _WORD),
     "size_bytes": count,
     "kernel": HEX64,
     "images": objects({"digest": HEX64, "names": texts, "origins": texts}),
@@ -149,9 +147,8 @@ def _read(path: Path, name: str) -> bytes:
 def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> None:
     """Write and sign the manifest of a bundle."""
     listed = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
-    signature = {"public_key": key.public_key, "signature": key.sign(_SIGNED + listed)}
     (path / SUMS).write_bytes(listed)
-    (path / SIGNATURE).write_text(json.dumps(signature) + "\n")
+    (path / SIGNATURE).write_text(f"{key.public_key} {key.sign(_SIGNED + listed)}\n")
 
 
 def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
@@ -159,15 +156,11 @@ def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
 
     Raises `BundleError`.
     """
-    listed, signature = _read(path, SUMS), _read(path, SIGNATURE)
-    try:
-        signed = json.loads(signature)
-        check_shape(signed, {"public_key": HEX64, "signature": matching("[0-9a-f]{128}")})
-    except (ValueError, RecursionError) as error:
-        raise _bad("the signature can't be read", SIGNATURE) from error
-    if not signature_is_good(signed["public_key"], signed["signature"], _SIGNED + listed):
+    listed = _read(path, SUMS)
+    signed = _SIGNATURE.fullmatch(_read(path, SIGNATURE).decode("ascii", "replace"))
+    if not (signed and signature_is_good(signed[1], signed[2], _SIGNED + listed)):
         raise _bad("it is not what was signed", SUMS)
-    signer = fingerprint_of(signed["public_key"])
+    signer = fingerprint_of(signed[1])
     if expected_key is not None and signer != expected_key:
         what = f"another key has signed it: {signer}"
         hint = "ask who made it; if that is right, give this key by --key"
@@ -200,15 +193,17 @@ def installed(home: Path) -> dict[str, str]:
         raise HostError("it can't be read", where=str(home / INSTALLED)) from error
 
 
+def host_kind(python: str) -> dict[str, str]:
+    """What the wheels, packages and kernel of a bundle must fit."""
+    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    return {"arch": debian_arch(), "system": codename, "python": python}
+
+
 def check_host(about: Mapping[str, Any]) -> None:
     """Raise `HostError` if the bundle is for another kind of host."""
-    for name, word, here in (
-        ("arch", "the architecture", debian_arch()),
-        ("system", "Debian", platform.freedesktop_os_release().get("VERSION_CODENAME", "")),
-        ("python", "Python", f"{sys.version_info.major}.{sys.version_info.minor}"),
-    ):
+    for name, here in host_kind("{}.{}".format(*sys.version_info)).items():
         if about[name] != here:
-            what = f"the bundle is for {word} {about[name]}, and this host has {here or 'another'}"
+            what = f"the bundle is for {name} {about[name]}, and this host has {here or 'another'}"
             raise HostError(what, hint="create it on a host like this one")
 
 

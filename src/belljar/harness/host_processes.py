@@ -19,9 +19,8 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.request import getproxies_environment
 
-from belljar.airgap.check import proxy_host
+from belljar.airgap.check import proxies
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -114,8 +113,7 @@ def _is_here(name: str) -> bool:
 
 def proxies_here() -> list[str]:
     """The variables that name a proxy on this host: where it leads is not seen."""
-    proxies = getproxies_environment().items()
-    return [f"{name}_proxy" for name, at in proxies if name != "no" and _is_here(proxy_host(at))]
+    return [name for name, host in proxies().items() if _is_here(host)]
 
 
 def _is_ours(frame: FrameType | None) -> bool:

@@ -154,8 +154,8 @@ def change_about(bundle: Path) -> None:
 
 
 def garble_signature(bundle: Path) -> None:
-    """The signature is no JSON."""
-    (bundle / SIGNATURE).write_text('{"public_key": [')
+    """The signature can't be read."""
+    (bundle / SIGNATURE).write_text(f"{'0' * 64} ")
 
 
 FAULTS = (truncate, lengthen, alter, remove, add, link, link_folder, pipe)
@@ -215,10 +215,9 @@ def test_a_path_that_is_named_twice_is_refused(bundle: Path, key: SigningKey) ->
     """Which of the two is meant can't be told."""
     listed = (bundle / SUMS).read_bytes()
     first = listed.splitlines(keepends=True)[0]
-    signature = {"public_key": key.public_key}
-    signature["signature"] = key.sign(b"belljar bundle 1\n" + listed + first)
+    signature = key.sign(b"belljar bundle 1\n" + listed + first)
     (bundle / SUMS).write_bytes(listed + first)
-    (bundle / SIGNATURE).write_text(json.dumps(signature))
+    (bundle / SIGNATURE).write_text(f"{key.public_key} {signature}\n")
     with pytest.raises(BundleError):
         open_bundle(bundle, expected_key=key.fingerprint)
 
@@ -226,8 +225,7 @@ def test_a_path_that_is_named_twice_is_refused(bundle: Path, key: SigningKey) ->
 def test_a_signature_of_another_kind_does_not_sign_a_bundle(bundle: Path, key: SigningKey) -> None:
     """The key also signs checkpoints of ledgers: those bytes alone are no signature here."""
     signature = key.sign((bundle / SUMS).read_bytes())
-    bare = {"public_key": key.public_key, "signature": signature}
-    (bundle / SIGNATURE).write_text(json.dumps(bare))
+    (bundle / SIGNATURE).write_text(f"{key.public_key} {signature}\n")
     with pytest.raises(BundleError):
         open_bundle(bundle, expected_key=None)
 
