@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final, Literal
 
 from belljar.airgap.check import check_air_gap, seen
-from belljar.airgap.looks import Finding, State, is_air_gapped
+from belljar.airgap.looks import State, is_air_gapped
 from belljar.cell.parts import refused
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, Kind, Recorder
@@ -49,19 +50,25 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
     """
     changes = list[str]()
 
-    def has_changed(more: Iterable[str] = ()) -> bool:
-        for change in (*more, *_arrived(kernel)):
-            changes.append(change)
-            if len(changes) <= _MAX_CHANGES:
-                recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": change}))
+    def has_changed(*problems: str) -> bool:
+        arrived = [*problems]
+        try:
+            while True:
+                arrived += changes_in(kernel.recv(1 << 16))
+        except OSError as error:
+            if error.errno != errno.EAGAIN:  # ENOBUFS; or the air gap is no longer held
+                arrived.append(f"changes of the interfaces were lost: {error.strerror}")
+        for change in arrived[: max(0, _MAX_CHANGES - len(changes))]:
+            recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": change}))
+        changes.extend(arrived)
         return bool(changes)
 
-    def check(phase: Literal["start", "end"]) -> tuple[Finding, ...]:
+    def check(phase: Literal["start", "end"]) -> list[str]:
         findings = check_air_gap()
         listed = [asdict(each) for each in findings]
         data = {"phase": phase, "air_gapped": is_air_gapped(findings), "findings": listed}
         recorder.record(Event(kind=Kind.AIR_GAP_CHECKED, data=data))
-        return findings
+        return [f"{each.name} {each.state}" for each in findings if each.state != State.ABSENT]
 
     try:
         # It listens before the check, so that nothing comes up in between.
@@ -70,10 +77,9 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
             kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             kernel.bind((0, _GROUP_LINK))
             kernel.settimeout(0)
-            findings = check("start")
-            if not is_air_gapped(findings):
-                ways = ", ".join(f"{e.name} {e.state}" for e in findings if e.state != State.ABSENT)
-                what = f"the policy requires an air gap, and this host has none: {printable(ways)}"
+            if ways := check("start"):
+                what = "the policy requires an air gap, and this host has none: "
+                what += printable(", ".join(ways))
                 raise HostError(what, where="host.air_gap", hint=_HINT)
             try:
                 yield has_changed
@@ -82,23 +88,10 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
                     check("end")
                     has_changed()
                 except (OSError, ValueError) as error:  # the run is judged all the same, and void
-                    has_changed([f"the last check failed: {error}"])
+                    has_changed(f"the last check failed: {error}")
     except OSError as error:
         what = f"the air gap can't be checked: {error.strerror}"
         raise HostError(what, where="host.air_gap", hint=_HINT) from error
-
-
-def _arrived(kernel: socket.socket) -> Iterator[str]:
-    """The interfaces that came up since the last call; what the kernel lost is one, too."""
-    while True:
-        try:
-            reply = kernel.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError as error:  # ENOBUFS; or the air gap is no longer held
-            yield f"changes of the interfaces were lost: {error.strerror}"
-            return
-        yield from changes_in(reply)
 
 
 def changes_in(reply: bytes) -> Iterator[str]:
