@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
@@ -38,12 +38,12 @@ FIRST_PID_NAMESPACE: Final = 0xEFFF_FFFC  # linux/proc_ns.h
 _ENDED: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 # Of each kind that a network may have a route for: global, documentation, private, link-local,
 # multicast.
-_ADDRESSES: Final[Mapping[socket.AddressFamily, tuple[str, ...]]] = {
-    socket.AF_INET: (
+_ADDRESSES: Final = {
+    "IPv4": (
         *("1.0.0.1", "198.51.100.1", "203.0.113.1", "10.0.0.1", "172.16.0.1"),
         *("192.168.0.1", "100.64.0.1", "169.254.0.1", "224.0.0.251"),
     ),
-    socket.AF_INET6: ("2600::1", "2001:db8::1", "fd00::1", "fe80::1", "ff02::1"),
+    "IPv6": ("2600::1", "2001:db8::1", "fd00::1", "fe80::1", "ff02::1"),
 }
 _KINDS: Final = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}
 _TCP_REPAIR: Final = 19  # linux/tcp.h
@@ -68,8 +68,12 @@ def check_air_gap(address: str = "") -> tuple[Finding, ...]:
     return (
         *(judged(f"interface {link.name}", "looked", [seen(link)]) for link in links),
         *(
-            judged(f"IPv{number} {name}", "tried", _ways(family, kind, ["", *outer]))
-            for number, family in ((4, socket.AF_INET), (6, socket.AF_INET6))
+            judged(
+                f"{family} {name}",
+                "tried",
+                (_way(each, kind, device) for device in ("", *outer) for each in addresses),
+            )
+            for family, addresses in _ADDRESSES.items()
             for name, kind in _KINDS.items()
         ),
         judged("namespaces", "looked", _namespaces()),
@@ -154,13 +158,6 @@ def _noted(hidden: list[str], place: Path) -> Iterator[None]:
 # --- tries
 
 
-def _ways(family: int, kind: int, devices: Sequence[str]) -> Iterator[Seen]:
-    """Ways to addresses of every kind: by the routes (""), and bound to each device without any."""
-    for device in devices:
-        for address in _ADDRESSES[socket.AddressFamily(family)]:
-            yield _way(address, kind, device)
-
-
 def _way(
     address: str,
     kind: int = socket.SOCK_DGRAM,
@@ -168,7 +165,10 @@ def _way(
     *,
     if_here: Seen = (State.ABSENT, "this host"),
 ) -> Seen:
-    """Ask the kernel for the way to an address. Sends nothing. `if_here`: what loopback shows."""
+    """Ask the kernel for the way to an address, by the routes or bound to a device without any.
+
+    Sends nothing. `if_here`: what it shows if that is loopback.
+    """
     place = f"{address} by {device}" if device else address
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind) as sock:
