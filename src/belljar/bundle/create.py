@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from belljar.bundle.install import (
     ABOUT,
@@ -52,9 +52,6 @@ _PYTHON: Final = "/usr/bin/python3"  # Debian's: the wheels must fit it, not thi
 _VERSION: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
 _REST_BYTES: Final = 1 << 30  # of Python packages, whose size no index says beforehand
 _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
-
-Sources: TypeAlias = dict[str, Path]
-"""Each file to be copied, by its path in the bundle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +92,8 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
             f"{len(debian.files)} Debian packages, and the Python packages"
         )
         has = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
-        need_space(part, own_bytes + deb_bytes + _REST_BYTES - has, "the bundle")
+        needs = own_bytes + deb_bytes + _REST_BYTES - has
+        need_space(part, needs, "the bundle", hint="give a place on a larger disk")
         digests = {name: _copy(file, part / name, report) for name, file in files.items()}
         wheels = _wheels(scratch / "wheels", wanted, report)
         digests |= {name: _copy(file, part / name, report) for name, file in wheels.items()}
@@ -121,12 +119,12 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
 # --- the store and the checkout
 
 
-def store_files(home: Path, wanted: Contents) -> tuple[Sources, dict[str, Any]]:
-    """The files of the store and the checkout; their names.
+def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str, Any]]:
+    """The files of the store and the checkout, by their paths in the bundle; their names.
 
     Raises `HostError` for all that is missing together.
     """
-    missing, files = list[str](), Sources()
+    missing, files = list[str](), dict[str, Path]()
     about: dict[str, Any] = {"images": [], "weights": []}
 
     @contextmanager
@@ -172,7 +170,7 @@ def store_files(home: Path, wanted: Contents) -> tuple[Sources, dict[str, Any]]:
     return files, about
 
 
-def _tree(top: Path, path: str) -> Sources:
+def _tree(top: Path, path: str) -> dict[str, Path]:
     """The files below a directory."""
     names = (file.relative_to(top) for file in sorted(top.rglob("*")))
     files = [name for name in names if (top / name).is_symlink() or not (top / name).is_dir()]
@@ -272,7 +270,7 @@ class _Debian:
         return {f"{folder.name}/{name}": digest for name, digest in digests.items()}
 
 
-def _wheels(made: Path, wanted: Contents, report: Report) -> Sources:
+def _wheels(made: Path, wanted: Contents, report: Report) -> dict[str, Path]:
     """Wheels of the lock file and Belljar's own. pip keeps what it has fetched."""
     report("Python packages")
     _pip(["--python", _PYTHON], made, ["--require-hashes", "--requirement", str(wanted.lock)])
