@@ -122,10 +122,7 @@ class RealCells:
         """Plan here and make the template. Prints skipped tiers."""
         from belljar.cell import prepare
 
-        if policy.policy.host:
-            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
-
-            await anyio.to_thread.run_sync(hold_air_gap, run, policy)
+        await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
         self.check_unchanged(policy, home=home)
         with reported_if_slow(FIRST_CELL):
             parts = await prepare(policy, recorder=run.recorder, home=home)
@@ -181,6 +178,17 @@ class RealCells:
         from belljar.probe.run import probe_cell
 
         return await probe_cell(cell, recorder=run.recorder, router=router, phase=phase)
+
+
+def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> None:
+    """Check and hold the air gap if a policy requires one: what a sample does beside its cell needs
+    it, too. Raises `HostError`.
+    """
+    for policy in policies:
+        if policy.policy.host:
+            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+
+            hold_air_gap(run, policy)
 
 
 def build_missing(
