@@ -18,8 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-import anyio.to_thread
-
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.events import Actor
@@ -120,6 +118,8 @@ class RealCells:
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan here and make the template. Prints skipped tiers."""
+        import anyio.to_thread
+
         from belljar.cell import prepare
 
         await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
