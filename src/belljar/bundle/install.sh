@@ -3,7 +3,8 @@
 #     echo "DIGEST  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS
 # DIGEST is what `belljar bundle create` printed: bring it here by another way than the bundle.
 #
-#   sh install.sh [PREFIX]             Debian's packages, a virtual environment, the store
+#   sh install.sh [PREFIX]             Debian's packages, a virtual environment, the store;
+#                                      over an installation, as `belljar bundle install`
 #   sh install.sh --packages PREFIX    only the packages, into the environment that is there
 set -eu
 only_packages=
@@ -16,6 +17,12 @@ bundle=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd -P)
 if [ "$(id -u)" != 0 ]; then
   echo 'install.sh: run it as root' >&2
   exit 3
+fi
+known=${BELLJAR_HOME:-/var/lib/belljar}/bundle.json
+if [ -z "$only_packages" ] && [ -e "$known" ]; then
+  # It knows whose bundles it takes, and how old one may be.
+  echo "install.sh: $prefix/bin/belljar installs this bundle over the one that is installed"
+  exec "$prefix/bin/belljar" bundle install "$bundle"
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio.to_thread
+
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
 from belljar.cell.range import Range
@@ -134,7 +136,7 @@ async def _machine(
             if loaded.policy.host:
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
-                await hold_air_gap(run, loaded)
+                await anyio.to_thread.run_sync(hold_air_gap, run, loaded)
             make = partial(ready_cell, run_id=run.run_id, home=home, actor=actor, ahead=ahead)
             if has_network:
                 from belljar.cell.ranges import open_with_network

@@ -33,6 +33,7 @@ from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import AttachSocket
+from belljar.harness.host_processes import HostActivity, proxies_here
 from belljar.harness.models import ModelCells
 from belljar.harness.operator import OperatorOptions
 from belljar.harness.sample_record import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
-    from belljar.harness.host_processes import HostActivity
     from belljar.harness.warm import WarmCells
     from belljar.ledger import RunDirectory
     from belljar.model.serve import ModelCell
@@ -178,6 +178,7 @@ class Session:
         if self.host is not None:
             data["host_processes"] = dict(self.host.programs)
             data["connections"] = dict(self.host.connections)
+            data["proxies"] = [*proxies_here()]
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
         if self.failure:

@@ -397,7 +397,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "host": text,
         "port": maybe(count),
         "address": text,
-        "verdict": one_of("dialled", "refused", "failed", "cut"),
+        "verdict": one_of("looked_up", "dialled", "refused", "failed", "cut"),
         "reason": text,
         "problem": text,
     },
