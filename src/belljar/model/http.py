@@ -95,11 +95,10 @@ class _Link:
         self._give_up, self.is_silent = give_up, True
         self._allowed_bytes = self._received_bytes + 2 * MAX_HEAD_BYTES
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
-        if question.body:
-            headers.append(("Content-Type", "application/json"))
+        headers.append(("Content-Type", "application/json"))
         request = h11.Request(method=question.method, target=question.path, headers=headers)
-        events = (request, *([h11.Data(data=question.body)] if question.body else []))
-        data = b"".join(self._http.send(each) or b"" for each in (*events, h11.EndOfMessage()))
+        events = (request, h11.Data(data=question.body), h11.EndOfMessage())
+        data = b"".join(self._http.send(each) or b"" for each in events)
         with anyio.fail_after(max(0.0, give_up - anyio.current_time())):
             try:
                 await self._stream.send(data)
