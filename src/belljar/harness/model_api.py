@@ -15,7 +15,7 @@ from typing_extensions import override
 from belljar.errors import BelljarError
 from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session
-from belljar.model.http import Answer, Question
+from belljar.model.http import Answer, BrokenOffError, Question
 from belljar.model.serve import load_model
 from belljar.policy import LoadedPolicy
 
@@ -68,6 +68,11 @@ class BelljarModelAPI(OpenAICompatibleAPI):
     @override
     def connection_key(self) -> str:
         return self.policy.source  # a model cell has slots of its own
+
+    @override
+    def should_retry(self, ex: BaseException) -> Any:
+        # An answer that broke off in its body, which the SDK has no error of its own for
+        return isinstance(ex, BrokenOffError) or super().should_retry(ex)
 
     @override
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
