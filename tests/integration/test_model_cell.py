@@ -223,9 +223,9 @@ def test_an_answer_that_broke_off_is_asked_for_again(
     assert ran.returncode == 0, ran.stdout.decode()
     found = json.loads(ran.stdout)
     assert list(found["samples"][0]["scores"].values()) == ["C"]
-    assert (found["model_cells"][0]["requests"], found["model_cells"][0]["failed"]) == (3, 1)
-    (failed,) = events(belljar, clean_after(), "model.request.failed")
-    assert "BrokenOffError" in failed["reason"]
+    failed = events(belljar, clean_after(), "model.request.failed")
+    assert found["model_cells"][0]["failed"] == len(failed)
+    assert "BrokenOffError" in failed[0]["reason"]
 
 
 def test_a_model_cell_ends_with_its_lifetime(
