@@ -238,11 +238,12 @@ STARTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", STARTS)
 async def test_a_server_that_does_not_come_up_says_why(name: str, world: World) -> None:
-    """With what it wrote, and nothing is asked of it."""
+    """With what it wrote, and nothing is asked of it; a violation is on record as one."""
     fields, words = STARTS[name]
     with pytest.raises(CellError, match=words):
         async with world.model(**fields):
             pass
+    assert bool(world.events(Kind.PROTOCOL_VIOLATION)) == (name == "speaks no http")
 
 
 async def test_requests_beyond_parallel_wait(world: World) -> None:

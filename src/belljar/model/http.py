@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
 import h11
 from anyio.abc import ByteStream
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from belljar.capture import Capture
 from belljar.dataclass import dataclass
@@ -21,14 +22,13 @@ from belljar.network.stand_ins.web import parse_json
 from belljar.units import printable
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
-MAX_HEAD_BYTES: Final = 64 << 10
+# h11 takes time that grows with the square of a header's blanks: 0.3 s for this many
+MAX_HEAD_BYTES: Final = 8 << 10
 MAX_LINE_BYTES: Final = 4 << 20
 """Of one server-sent event: a tool call comes whole in one."""
 MAX_DEPTH: Final = 64
 KEEP_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
-# The record keeps the first `KEEP_BYTES` of a stream: one that carried more is not used again
-_MAX_REUSED_BYTES: Final = KEEP_BYTES // 4
 _PATH: Final = re.compile(r"/v1(/[A-Za-z0-9_-]+)+", re.ASCII)
 _JSON: Final = b"application/json"
 _EVENT_STREAM: Final = b"text/event-stream"
@@ -66,6 +66,19 @@ def is_api(method: str, path: str) -> bool:
     return method in ("GET", "POST") and _PATH.fullmatch(path) is not None
 
 
+_Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=1 << 40)]
+
+
+class _Usage(BaseModel):
+    """Counts of tokens, by which a sample is limited; details are counts, too."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, _Count | dict[str, _Count | None] | None]
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    total_tokens: _Count | None = None
+
+
 class _Link:
     """A stream to the server, which carries one request at a time."""
 
@@ -74,7 +87,7 @@ class _Link:
         self.is_silent = True  # nothing of the answer has come
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._sent_bytes = self._received_bytes = self._allowed_bytes = 0
+        self._received_bytes = self._allowed_bytes = 0
         self._give_up = 0.0
 
     async def send(self, question: Question, give_up: float) -> h11.Response:
@@ -82,12 +95,10 @@ class _Link:
         self._give_up, self.is_silent = give_up, True
         self._allowed_bytes = self._received_bytes + 2 * MAX_HEAD_BYTES
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
-        if question.body:
-            headers.append(("Content-Type", "application/json"))
+        headers.append(("Content-Type", "application/json"))
         request = h11.Request(method=question.method, target=question.path, headers=headers)
-        events = (request, *([h11.Data(data=question.body)] if question.body else []))
-        data = b"".join(self._http.send(each) or b"" for each in (*events, h11.EndOfMessage()))
-        self._sent_bytes += len(data)
+        events = (request, h11.Data(data=question.body), h11.EndOfMessage())
+        data = b"".join(self._http.send(each) or b"" for each in events)
         with anyio.fail_after(max(0.0, give_up - anyio.current_time())):
             try:
                 await self._stream.send(data)
@@ -108,7 +119,7 @@ class _Link:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 with anyio.fail_after(max(0.0, self._give_up - anyio.current_time())):
                     try:
-                        data = await self._stream.receive()
+                        data = await self._stream.receive(MAX_HEAD_BYTES)
                     except anyio.EndOfStream:
                         data, has_ended = b"", True
                 self.is_silent = self.is_silent and has_ended
@@ -127,8 +138,7 @@ class _Link:
 
     def may_go_on(self) -> bool:
         """Make it ready for another request. False: it must be closed."""
-        is_spent = max(self._sent_bytes, self._received_bytes) > _MAX_REUSED_BYTES
-        if is_spent or self._http.their_state is not h11.DONE or self._http.trailing_data[0]:
+        if self._http.their_state is not h11.DONE or self._http.trailing_data[0]:
             return False
         self._http.start_next_cycle()
         return True
@@ -207,11 +217,13 @@ class Answer:
             raise ServerViolationError(what) from None
         if not isinstance(document, dict):
             raise ServerViolationError("the server's answer is no JSON object")
-        usage = document.get("usage")
-        for name in self.tokens:
-            count = usage.get(name) if isinstance(usage, dict) else None
-            if type(count) is int and 0 <= count < 1 << 40:
-                self.tokens[name] = count
+        if document.get("usage") is not None:
+            try:
+                usage = _Usage.model_validate(document["usage"])
+            except ValidationError as error:
+                name = printable(".".join(map(str, error.errors()[0]["loc"])), max_chars=100)
+                raise ServerViolationError(f"usage.{name} is no count of tokens") from None
+            self.tokens |= usage.model_dump(include=set(self.tokens), exclude_unset=True)
 
 
 class Client:
