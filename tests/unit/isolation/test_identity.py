@@ -44,6 +44,16 @@ def test_ranges_do_not_overlap(tmp_path: Path) -> None:
 
 
 @root
+def test_two_hosts_of_locks_begin_at_other_ids(tmp_path: Path) -> None:
+    """Two lock directories, as two mount namespaces have them, give their first cells other ids: none
+    is taken for a survivor of the other's cell."""
+    firsts = set()
+    for number in range(16):
+        with hold_range(tmp_path / str(number)) as held:
+            firsts.add(held.own_uid)
+    assert len(firsts) >= 14  # 16 of 4,096 places, drawn by inode
+
+
 def test_a_slot_is_free_when_its_lock_is(tmp_path: Path) -> None:
     """While a cell lives its ids are nobody else's to hold; afterwards they are."""
     with hold_range(tmp_path) as held, hold_uids(tmp_path, held.own_uid, locks=tmp_path) as free:
