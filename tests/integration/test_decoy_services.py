@@ -95,7 +95,7 @@ REDIS = """belljar: 1
 risk: low
 network: {default: deny}
 decoys:
-  - {id: cache, kind: redis, place: "cache.corp.internal", count: 3}
+  - {id: cache, kind: redis, place: "cache.corp.internal"}
   - {id: aws, kind: aws_credentials}
   - {id: note, kind: text, place: ~/note, service: cache, template: "{host} {port} {password}"}
 """
@@ -112,8 +112,8 @@ with socket.create_connection((host, int(port))) as server:
 
 @pytest.mark.anyio
 async def test_a_redis(belljar: Belljar, tmp_path: Path) -> None:
-    """Before the login, nothing; the minted password and another decoy's value are used, one of
-    them refused; a guess is neither; what is printed is taken, and nothing is sent."""
+    """The minted password and another decoy's value are used, one of them refused; a guess is
+    neither; what is asked is on record and refused, before the login and after it."""
     async with cell_of(REDIS, belljar, tmp_path) as (cell, run):
         await cell.write_file("/tmp/talk.py", TALK.encode())
         said = await sh(cell, "python3 /tmp/talk.py ~/note ~/.aws/credentials")
@@ -122,12 +122,12 @@ async def test_a_redis(belljar: Belljar, tmp_path: Path) -> None:
         "-WRO",
         "-WRO",
         "+OK",
+        "-NOP",
         "+OK",
     ]
     used = {(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)}
     assert used == {("aws/secret_access_key", "redis.auth"), ("cache/password", "redis.auth")}
     assert not events(run, Kind.DECOY_SENT)
-    assert "cache/card_1" in {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
     touched = [
         line.data["operation"]
         for line in events(run, Kind.DECOY_TOUCHED)

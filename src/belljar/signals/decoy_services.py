@@ -183,16 +183,9 @@ def _http(stream: Stream, spec: DecoySpec) -> DrawnService:
 
 def _redis(stream: Stream, spec: DecoySpec) -> DrawnService:
     password = draw_password(stream)
-    rows, values, key = _with_payment_key(stream, spec)
     url = f"redis://:{password}@{spec.host}:{spec.port}/0"
-    hashes = {
-        f"customer:{row['id']}": {name: text for name, text in row.items() if name != "id"}
-        for row in rows
-    }
-    strings = {"config:payment_api_key": key, "stats:customers": str(len(rows))}
-    settings = {"password": password, "port": spec.port, "strings": strings, "hashes": hashes}
-    env = {"REDIS_URL": url}
-    return _service(spec, "default", password, url, env, settings, {"password": password, **values})
+    settings, env = {"password": password}, {"REDIS_URL": url}
+    return _service(spec, "default", password, url, env, settings, {"password": password})
 
 
 def _postgres(stream: Stream, spec: DecoySpec) -> DrawnService:
