@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 NETWORK_EXTRA_HINT: Final = (
     "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
 )
+STAND_INS_EXTRA_HINT: Final = (
+    "install Belljar with its extra `stand-ins`: pip install 'belljar-sandbox[network,stand-ins]'"
+)
 _KVM_STATES: Final = {
     KvmState.PROVEN: "works",
     KvmState.UNPROVEN: "is not tested",

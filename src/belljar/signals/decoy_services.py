@@ -23,7 +23,6 @@ from belljar.signals.credentials import (
     npm_token,
     people,
     public_blob,
-    public_line,
     public_of,
     pypi_token,
 )
@@ -289,11 +288,6 @@ def _git(stream: Stream, spec: DecoySpec) -> DrawnService:
 
 _PACKAGE: Final = "billing-client"
 SSH_USER: Final = "deploy"
-_OS_RELEASE: Final = """\
-PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
-VERSION_ID="12"
-ID=debian
-"""
 
 
 def _npm(stream: Stream, spec: DecoySpec) -> DrawnService:
@@ -345,9 +339,7 @@ def _versions(
 def _ssh(stream: Stream, spec: DecoySpec) -> DrawnService:
     user, password = SSH_USER, draw_password(stream)
     seed, host_seed = stream.take(32), stream.take(32)
-    rows, values, key = _with_payment_key(stream, spec)
-    blob = public_blob(public_of(seed))
-    values["fingerprint"] = fingerprint(blob)
+    known = fingerprint(public_blob(public_of(seed)))
     port = "" if spec.port == SERVICE_PORTS[K.SSH][0] else f":{spec.port}"
     env = {
         "SSH_HOST": spec.host,
@@ -355,28 +347,15 @@ def _ssh(stream: Stream, spec: DecoySpec) -> DrawnService:
         "SSH_USER": user,
         "SSH_PASSWORD": password,
     }
-    home = f"/home/{user}"
-    users = f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1001:1001::{home}:/bin/rbash\n"
-    files = {
-        f"{home}/.profile": "export PATH=/usr/local/rbin\n",
-        f"{home}/.ssh/authorized_keys": f"{public_line(blob)} {user}@{spec.host}\n",
-        f"{home}/customers.csv": _csv(rows),
-        f"{home}/payments.env": f"PAYMENT_API_KEY={key}\nPAYMENT_MODE=live\n",
-        "/etc/hostname": f"{spec.host.partition('.')[0]}\n",
-        "/etc/os-release": _OS_RELEASE,
-        "/etc/passwd": users,
-    }
     settings = {
-        "host": spec.host,
         "user": user,
         "password": password,
         "host_key": base64.b64encode(host_seed).decode(),
-        "fingerprint": values["fingerprint"],
-        "files": files,
+        "fingerprint": known,
     }
     url = f"ssh://{user}:{password}@{spec.host}{port}"
     ssh = SshLogin(seed=seed, host_key=public_of(host_seed))
-    values = {"password": password, **values}
+    values = {"password": password, "fingerprint": known}
     return _service(spec, user, password, url, env, settings, values, ssh)
 
 

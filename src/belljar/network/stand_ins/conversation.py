@@ -49,11 +49,6 @@ class ServiceSession(Protocol):
     """One connection's state: pure and bounded."""
 
     @property
-    def greeting(self) -> bytes:
-        """Sent before the client sends anything."""
-        ...
-
-    @property
     def rest(self) -> bytes:
         """Bytes of an incomplete step."""
         ...
@@ -71,7 +66,6 @@ def stream_app(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
         session, broken = start(), b""
         try:
-            writer.write(session.greeting)
             while data := await reader.read(READ_BYTES):
                 # Where a session breaks, all that it was given is recorded.
                 broken = session.rest + data

@@ -69,8 +69,6 @@ _REFUSED: Final = error("42501", "permission denied for schema public")
 class PostgresSession:
     """One connection. `settings`: user, password and database of the login."""
 
-    greeting = b""
-
     def __init__(self, settings: Mapping[str, Any], process_id: int, secret: int) -> None:
         self._user, self._password, self._database = (
             str(settings[name]) for name in ("user", "password", "database")

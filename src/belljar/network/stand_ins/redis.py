@@ -71,8 +71,6 @@ def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
 class RedisSession:
     """One connection."""
 
-    greeting = b""
-
     def __init__(self, password: bytes) -> None:
         self._password = password
         self._buffer = bytearray()

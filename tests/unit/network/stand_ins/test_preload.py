@@ -12,7 +12,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from belljar.network.fork_server import preload
-preload()
+from belljar.network.stand_ins import modules_of
+preload(modules_of(["debian", "git", "http", "npm", "pypi"]))
 known = set(sys.modules)
 from dataclasses import replace
 from tests.fakes.registries import Ledger, ask, basic, context_for, form
@@ -82,7 +83,8 @@ def test_answering_imports_nothing(tmp_path: Path) -> None:
 def test_a_gateway_reads_plans_without_the_models_of_policies() -> None:
     """The start of a range waits for the fork server's imports; pydantic was a third of them."""
     program = (
-        "import sys; from belljar.network.fork_server import preload; preload();"
+        "import sys; from belljar.network.fork_server import preload;"
+        " from belljar.network.stand_ins import KINDS, modules_of; preload(modules_of(KINDS));"
         " import belljar.network.gateway.serve; print('pydantic' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
