@@ -128,7 +128,7 @@ _FORM: Final = (
 
 
 def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[str, Any]]:
-    signed_in = {"session.user": {"exists": True}}
+    signed_in = "session.user"
     html_page = {"type": "text/html; charset=utf-8"}
     links = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
     head = "".join(f"<th>{name}</th>" for name in rows[0])
@@ -145,7 +145,7 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
         {
             "path": "/login",
             "method": "POST",
-            "when": {"form.username": user, "form.password": password},
+            "when": f"form.username == '{user}' and form.password == '{password}'",
             "do": {"set": {"session.user": user}},
             "redirect": "/customers",
         },

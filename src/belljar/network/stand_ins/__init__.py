@@ -31,7 +31,7 @@ KINDS: Final[Mapping[str, str]] = {
 }
 # Imported only while a kind answers. A confined gateway has no files to import them from.
 _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
-    "http": ("anyio._backends._asyncio", "ruamel.yaml"),
+    "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug", "ruamel.yaml"),
     "har": ("anyio._backends._asyncio",),
     "pypi": ("email.message", "encodings.cp437", "encodings.utf_8_sig"),
     "npm": ("encodings.utf_8_sig",),
@@ -41,6 +41,7 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
 # Of the extra `stand-ins`.
 _LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "git": ("dulwich",),
+    "http": ("jinja2",),
     "pypi": ("packaging", "python_multipart"),
     "ssh": ("asyncssh",),
 }
