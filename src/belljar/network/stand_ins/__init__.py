@@ -42,7 +42,7 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
 _LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "git": ("dulwich",),
     "http": ("jinja2",),
-    "pypi": ("packaging", "python_multipart"),
+    "pypi": ("packaging",),
     "ssh": ("asyncssh",),
 }
 
