@@ -141,7 +141,7 @@ def faults(settings: dict[str, Any], directory: Path) -> list[str]:
 
 
 BAD: list[tuple[object, str]] = [
-    ({}, "a.har:5:4: log.entries[0].request: a mapping is needed"),
+    ({}, "a.har: log.entries[0].request: a mapping is needed"),
     (entry("GET", "/relative"), "log.entries[0].request.url: `/relative` is no whole URL"),
     (entry("GET", "http://["), "is no whole URL"),
     (entry("", "http://a/"), "log.entries[0].request.method: `` is no method"),
