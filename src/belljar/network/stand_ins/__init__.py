@@ -5,8 +5,8 @@ gives an ASGI 3 app (scopes `http` and `websocket`), or for a stream kind a coro
 reader, writer and cell. All state hangs on it, so it ends with the range. Kinds with fields or
 files of an author have a `check(settings, directory)`: it finds faults before anything is made.
 
-Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as
-code, or hold anything without a bound.
+Must not: open a socket, follow a link out of its files, run a guest's text, run an author's but in
+Jinja2's sandbox within the gateway, or hold anything without a bound.
 """
 
 from __future__ import annotations

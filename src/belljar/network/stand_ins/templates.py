@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
 
-from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined, meta
+from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup, escape
 
@@ -119,20 +119,29 @@ def sole_expression(text: str) -> str | None:
 
 
 def problem_of(text: str, *, is_expression: bool = False) -> str:
-    """Return what is wrong with a template or an expression, or "". Nothing is run."""
+    """Return what is wrong with a template or an expression, or "".
+
+    It is parsed alone: Jinja's compiler works constants out, and a policy is checked outside of the
+    gateway's jail.
+    """
     if len(text) > MAX_TEMPLATE_CHARS:
         return f"longer than {MAX_TEMPLATE_CHARS} characters"
     source = f"{{{{ ({text}) }}}}" if is_expression else text
     environment = _ENVIRONMENTS["none"]
     try:
         tree = environment.parse(source)
-        environment.compile(source, raw=True)  # Names filters and tests that are unknown.
     except TemplateSyntaxError as error:
         where = f"line {error.lineno}: " if "\n" in text else ""
         return f"{where}{error.message}"
-    unknown = meta.find_undeclared_variables(tree) - ROOTS
-    if unknown:
+    names = list(tree.find_all(nodes.Name))
+    own = {each.name for each in names if each.ctx != "load"}
+    own |= {each.name for each in tree.find_all(nodes.Macro)} | {"loop", "caller"}
+    if unknown := {each.name for each in names} - own - ROOTS:
         return f"there is no `{min(unknown)}`; the names are {', '.join(sorted(ROOTS))}"
+    for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
+        for each in tree.find_all(kind):
+            if each.name not in known:
+                return f"there is no {kind.__name__.lower()} `{each.name}`"
     if any(True for _ in meta.find_referenced_templates(tree)):
         return "a template can't include another one"
     return ""
