@@ -21,6 +21,8 @@ from belljar.signals.credentials import fingerprint, openssh_private, public_lin
 
 VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"
 MAX_ATTEMPTS: Final = 6  # As the real server's.
+# At one time, as the real server's `MaxStartups`: asyncssh holds a packet of 256 KiB for each.
+MAX_CONNECTIONS: Final = 100
 MAX_SESSIONS: Final = 10  # Of one connection.
 # For the input of a session that is refused: what comes after the refusal can't be read.
 INPUT_WAIT_S: Final = 1.0
@@ -227,7 +229,7 @@ def _step(name: str, text: str) -> Step:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. A connection holds one packet of 36 KB and one read of 32 KiB."""
+    """A stream stand-in. A connection holds one packet of 256 KiB and one read of 32 KiB."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))
@@ -247,8 +249,13 @@ def make(context: StandInContext) -> StreamApp:
         **_ALGORITHMS,
     )
 
+    slots = asyncio.Semaphore(MAX_CONNECTIONS)
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        if slots.locked():
+            writer.write(b"Exceeded MaxStartups\r\n")
+            return
+        async with slots, asyncio.TaskGroup() as tasks:
             connection = _Connection(options, context, cell, tasks)
             connection.connection_made(writer.transport)
             try:

@@ -210,3 +210,16 @@ def test_any_bytes_end_within_bounds(head: bytes, data: bytes) -> None:
         with contextlib.suppress(ConnectionError):
             received = b"".join(iter(lambda: connection.recv(65536), b""))
             assert received.startswith(b"SSH-2.0-OpenSSH_")
+
+
+def test_connections_are_bounded(service: MintedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the real server, further ones are turned away until another one ends."""
+    monkeypatch.setattr("belljar.network.stand_ins.ssh.MAX_CONNECTIONS", 2)
+    with served_service(make, service.settings, Ledger()) as port, contextlib.ExitStack() as stack:
+
+        def greeting() -> bytes:
+            address = ("127.0.0.1", port)
+            one = stack.enter_context(socket.create_connection(address, timeout=30))
+            return one.recv(8)
+
+        assert [greeting() for _ in range(4)] == [b"SSH-2.0-"] * 2 + [b"Exceeded"] * 2
