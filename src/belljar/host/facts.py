@@ -28,14 +28,7 @@ _UNKNOWN_HINT: Final = (
     "namespaces), or as root"
 )
 _USUAL_OPEN_FILES: Final = 1 << 20
-NETWORK_MODULES: Final = (
-    "dulwich",
-    "h11",
-    "h2",
-    "hypercorn",
-    "python_multipart",
-    "wsproto",
-)
+NETWORK_MODULES: Final = ("h11", "h2", "hypercorn", "wsproto")
 """Import names of the extra `network`."""
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 

@@ -26,6 +26,7 @@ from belljar.package import __version__
 
 _T = TypeVar("_T")
 LIBRARIES: Final = (
+    "asyncssh",
     "cryptography",
     "dulwich",
     "h11",
@@ -35,9 +36,9 @@ LIBRARIES: Final = (
     "hyperframe",
     "idna",
     "inspect-ai",
+    "jinja2",
     "pydantic",
     "pydantic-core",
-    "python-multipart",
     "ruamel-yaml",
     "wsproto",
     "zstandard",

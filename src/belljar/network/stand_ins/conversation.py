@@ -35,7 +35,7 @@ class Presented:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ServiceStep:
     """One request, `raw`, and its reply."""
 
     name: str
@@ -53,7 +53,7 @@ class ServiceSession(Protocol):
         """Bytes of an incomplete step."""
         ...
 
-    def feed(self, data: bytes) -> Iterable[Step]:
+    def feed(self, data: bytes) -> Iterable[ServiceStep]:
         """Return the steps that these bytes complete; no bytes raise."""
         ...
 
@@ -83,7 +83,7 @@ def stream_app(
             return
         finally:
             if rest := (broken or session.rest) + await unread(reader):
-                await record(context, service, [Step("unfinished", rest)], cell)
+                await record(context, service, [ServiceStep("unfinished", rest)], cell)
 
     return serve
 
@@ -96,9 +96,9 @@ async def unread(reader: asyncio.StreamReader) -> bytes:
     return b""
 
 
-def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
+def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
     """Yield each login alone, and the other steps together."""
-    group: list[Step] = []
+    group: list[ServiceStep] = []
     for step in steps:
         if group and (step.presented or group[-1].presented):
             yield group
@@ -108,7 +108,9 @@ def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
         yield group
 
 
-async def record(context: StandInContext, service: str, steps: list[Step], cell: str) -> None:
+async def record(
+    context: StandInContext, service: str, steps: list[ServiceStep], cell: str
+) -> None:
     """Record one login, or commands together."""
     data: dict[str, JsonValue] = {"cell": cell}
     if presented := steps[0].presented:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import Presented, Step, stream_app
+from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
 
 MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
 # A real server takes more. A longer message is refused as one that a real server finds too long.
@@ -84,7 +84,7 @@ class PostgresSession:
         """Bytes of an incomplete message."""
         return bytes(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[Step]:
+    def feed(self, data: bytes) -> Iterator[ServiceStep]:
         """Yield the steps that these bytes complete."""
         self._buffer += data
         while True:
@@ -119,15 +119,15 @@ class PostgresSession:
     @staticmethod
     def _fatal(
         name: str, raw: bytes, code: str, what: str, presented: Presented | None = None
-    ) -> Step:
-        return Step(name, raw, error(code, what, "FATAL"), presented, close=True)
+    ) -> ServiceStep:
+        return ServiceStep(name, raw, error(code, what, "FATAL"), presented, close=True)
 
-    def _begin(self, raw: bytes) -> Step:
+    def _begin(self, raw: bytes) -> ServiceStep:
         (code,) = struct.unpack_from("!I", raw, 4)
         if code in ENCRYPTION_REQUESTS:
-            return Step("encryption", raw, b"N")
+            return ServiceStep("encryption", raw, b"N")
         if code == CANCEL_REQUEST:
-            return Step("cancel", raw, close=True)
+            return ServiceStep("cancel", raw, close=True)
         if code >> 16 != PROTOCOL >> 16:
             what = f"unsupported frontend protocol {code >> 16}.{code & 0xFFFF}"
             return self._fatal("startup", raw, "0A000", what)
@@ -140,9 +140,9 @@ class PostgresSession:
         self._presented_database = parameters.get(b"database", user).decode("utf-8", "replace")
         # A newer minor version is negotiated down to 3.0; then the password is asked for.
         negotiated = message("v", struct.pack("!ii", 0, 0)) if code != PROTOCOL else b""
-        return Step("startup", raw, negotiated + message("R", struct.pack("!i", 3)))
+        return ServiceStep("startup", raw, negotiated + message("R", struct.pack("!i", 3)))
 
-    def _log_in(self, raw: bytes) -> Step:
+    def _log_in(self, raw: bytes) -> ServiceStep:
         if raw[:1] != b"p":
             return self._fatal("", raw, "08P01", "expected password response")
         user, credential = self._presented_user or "", raw[5:]
@@ -159,9 +159,9 @@ class PostgresSession:
         parameters = (*_PARAMETERS.items(), ("session_authorization", user))
         reply = message("R", struct.pack("!i", 0))
         reply += b"".join(message("S", text(name) + text(value)) for name, value in parameters)
-        return Step("password", raw, reply + message("K", self._key) + _READY, presented)
+        return ServiceStep("password", raw, reply + message("K", self._key) + _READY, presented)
 
-    def _refuse(self, kind: str, raw: bytes) -> Step:
+    def _refuse(self, kind: str, raw: bytes) -> ServiceStep:
         name, reply = _NAMES.get(kind, ""), b""
         if kind == "Q":
             reply = _REFUSED + _READY
@@ -173,7 +173,7 @@ class PostgresSession:
         elif kind not in "PBDECHXdcf":
             what = f"invalid frontend message type {ord(kind)}"
             return self._fatal(name, raw, "08P01", what)
-        return Step(name, raw, reply, close=kind == "X")
+        return ServiceStep(name, raw, reply, close=kind == "X")
 
 
 def make(context: StandInContext) -> StreamApp:

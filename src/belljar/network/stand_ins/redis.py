@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import Presented, Step, stream_app
+from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
 
 # A real server takes more. A longer command is refused as one that a real server finds too long.
 MAX_COMMAND_BYTES: Final = 64 << 10
@@ -82,7 +82,7 @@ class RedisSession:
         """Bytes of an incomplete command."""
         return bytes(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[Step]:
+    def feed(self, data: bytes) -> Iterator[ServiceStep]:
         """Yield the steps that these bytes complete."""
         self._buffer += data
         while len(self._buffer) >= self._needed:
@@ -92,7 +92,7 @@ class RedisSession:
                 reply = f"-ERR Protocol error: {problem}\r\n".encode("ascii", "replace")
                 raw = bytes(self._buffer)
                 self._buffer.clear()
-                yield Step("", raw, reply, close=True)
+                yield ServiceStep("", raw, reply, close=True)
                 return
             if isinstance(found, int):
                 self._needed = found
@@ -102,29 +102,31 @@ class RedisSession:
             del self._buffer[:length]
             self._needed = 1
             # Real servers pass over an empty command; here it is a step, so that it is on record.
-            step = self._answer(words, raw) if words else Step("", raw)
+            step = self._answer(words, raw) if words else ServiceStep("", raw)
             yield step
             if step.close:
                 return
 
-    def _answer(self, words: list[bytes], raw: bytes) -> Step:
+    def _answer(self, words: list[bytes], raw: bytes) -> ServiceStep:
         name, arguments = words[0].lower(), words[1:]
         shown = name.decode("utf-8", "replace")
         if name == b"quit":
-            return Step(shown, raw, b"+OK\r\n", close=True)
+            return ServiceStep(shown, raw, b"+OK\r\n", close=True)
         if name == b"auth":
             if not 1 <= len(arguments) <= 2:
-                return Step(shown, raw, b"-ERR wrong number of arguments for 'auth' command\r\n")
+                return ServiceStep(
+                    shown, raw, b"-ERR wrong number of arguments for 'auth' command\r\n"
+                )
             return self._log_in(shown, raw, arguments, b"+OK\r\n")
         if name == b"hello":
             return self._greet(shown, raw, arguments)
         if not self._is_inside:
-            return Step(shown, raw, b"-NOAUTH Authentication required.\r\n")
+            return ServiceStep(shown, raw, b"-NOAUTH Authentication required.\r\n")
         known = re.sub(rb"[^a-z0-9._-]", b"?", name[:128])
         refused = b"-NOPERM User default has no permissions to run the '%s' command\r\n" % known
-        return Step(shown, raw, _REPLIES.get(name, refused))
+        return ServiceStep(shown, raw, _REPLIES.get(name, refused))
 
-    def _log_in(self, shown: str, raw: bytes, credential: list[bytes], reply: bytes) -> Step:
+    def _log_in(self, shown: str, raw: bytes, credential: list[bytes], reply: bytes) -> ServiceStep:
         user, password = credential if len(credential) == 2 else (b"default", credential[0])
         ok = hmac.compare_digest(password, self._password) and user == b"default"
         self._is_inside = self._is_inside or ok
@@ -134,12 +136,12 @@ class RedisSession:
             ok=ok,
             mechanism="auth",
         )
-        return Step(shown, raw, reply if ok else _WRONG_PASSWORD, presented)
+        return ServiceStep(shown, raw, reply if ok else _WRONG_PASSWORD, presented)
 
-    def _greet(self, shown: str, raw: bytes, arguments: list[bytes]) -> Step:
+    def _greet(self, shown: str, raw: bytes, arguments: list[bytes]) -> ServiceStep:
         version = arguments[0] if arguments else b"2"
         if version not in (b"2", b"3"):
-            return Step(shown, raw, b"-NOPROTO unsupported protocol version\r\n")
+            return ServiceStep(shown, raw, b"-NOPROTO unsupported protocol version\r\n")
         count = len(_ABOUT) + 2
         about = b"%%%d\r\n" % (count // 2) if version == b"3" else b"*%d\r\n" % count
         about += b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in _ABOUT)
@@ -148,8 +150,8 @@ class RedisSession:
             return self._log_in(shown, raw, arguments[2:4], about)
         if not self._is_inside:
             what = b"-NOAUTH HELLO must be called with the client already authenticated\r\n"
-            return Step(shown, raw, what)
-        return Step(shown, raw, about)
+            return ServiceStep(shown, raw, what)
+        return ServiceStep(shown, raw, about)
 
 
 def make(context: StandInContext) -> StreamApp:

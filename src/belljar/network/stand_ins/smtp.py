@@ -46,7 +46,7 @@ class _Mail:
     )
 
 
-class _Connection:
+class _MailConnection:
     """One connection. It holds one line, an envelope, and 64 KiB of a message."""
 
     def __init__(
@@ -243,7 +243,7 @@ class _Connection:
         }
         await self._context.record("network.attempt", data, [message])
 
-    _COMMANDS: Final[Mapping[bytes, Callable[[_Connection, bytes], Awaitable[bytes]]]] = {
+    _COMMANDS: Final[Mapping[bytes, Callable[[_MailConnection, bytes], Awaitable[bytes]]]] = {
         b"HELO": _helo,
         b"EHLO": _ehlo,
         b"MAIL": _begin,
@@ -269,6 +269,6 @@ def make(context: StandInContext) -> StreamApp:
     """A stream stand-in."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        await _Connection(context, reader, writer, cell).serve()
+        await _MailConnection(context, reader, writer, cell).serve()
 
     return serve

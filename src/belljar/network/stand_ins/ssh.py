@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import asyncssh
 
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import READ_BYTES, Presented, Step, record
+from belljar.network.stand_ins.conversation import READ_BYTES, Presented, ServiceStep, record
 from belljar.signals.credentials import fingerprint, openssh_private, public_line
 
 VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"
@@ -47,7 +47,7 @@ _ALGORITHMS: Final = {
 asyncssh.set_log_level(logging.CRITICAL)
 
 
-class _Connection(asyncssh.SSHServerConnection):
+class _SshConnection(asyncssh.SSHServerConnection):
     """One connection. Its logins are recorded before asyncssh answers them."""
 
     def __init__(
@@ -64,10 +64,16 @@ class _Connection(asyncssh.SSHServerConnection):
         self._is_idle = asyncio.Event()  # Nothing waits for the record.
         self._is_idle.set()
 
-    async def record(self, step: Step) -> None:
-        """Record a step; meanwhile nothing more is read."""
+    async def record(self, step: ServiceStep) -> None:
+        """Record a step; meanwhile nothing more is read.
+
+        The next message of a client cancels a login that is not answered; its record goes on.
+        """
         self._pending += 1
         self._is_idle.clear()
+        await asyncio.shield(self.tasks.create_task(self._record(step)))
+
+    async def _record(self, step: ServiceStep) -> None:
         try:
             await record(self._context, "ssh", [step], self._cell)
         finally:
@@ -90,6 +96,11 @@ class _Connection(asyncssh.SSHServerConnection):
         ok = hmac.compare_digest(secret, wanted.encode()) and self._is_user(username)
         return await self._judged(username, secret, "password", ok=ok)
 
+    async def change_password(self, username: str, old_password: str, new_password: str) -> bool:
+        """Record both passwords, and refuse."""
+        secret = f"{old_password}\n{new_password}".encode()
+        return await self._judged(username, secret, "password", ok=False)
+
     async def validate_public_key(
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
@@ -100,7 +111,7 @@ class _Connection(asyncssh.SSHServerConnection):
             return await self._judged(username, named, "publickey", ok=False)
         if not msg:
             # Without the fingerprint: an offer is no use of the key.
-            await self.record(Step("key offered", key_data))
+            await self.record(ServiceStep("key offered", key_data))
             return True
         ok = await super().validate_public_key(username, key_data, msg, signature)
         return await self._judged(username, named if ok else b"", "publickey", ok=ok)
@@ -110,8 +121,8 @@ class _Connection(asyncssh.SSHServerConnection):
 
     async def _judged(self, user: str, credential: bytes, mechanism: str, *, ok: bool) -> bool:
         presented = Presented(user=user, credential=credential, ok=ok, mechanism=mechanism)
-        await self.record(Step("login", b"", presented=presented))
         self._attempts += not ok
+        await self.record(ServiceStep("login", b"", presented=presented))
         if self._attempts >= MAX_ATTEMPTS:
             why = "Too many authentication failures"
             self.disconnect(asyncssh.DISC_PROTOCOL_ERROR, why)
@@ -122,7 +133,7 @@ class _Server(asyncssh.SSHServer):
     """What a connection that has logged in may open: sessions, which are refused."""
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
-        """Called by asyncssh."""
+        """Keep the connection."""
         self._connection: Any = conn
 
     def password_auth_supported(self) -> bool:
@@ -168,15 +179,14 @@ class _Server(asyncssh.SSHServer):
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):
-    """A shell, command or subsystem: recorded, then refused."""
+    """A shell, command or subsystem: recorded, then refused. asyncssh calls its methods."""
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: _SshConnection) -> None:
         self._connection = connection
-        self._step = Step("shell", b"")
         self._input_ended = asyncio.Event()
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
-        """Called by asyncssh."""
+        """Keep the channel."""
         self._channel = chan
 
     def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
@@ -184,38 +194,36 @@ class _Session(asyncssh.SSHServerSession[bytes]):
         return True
 
     def shell_requested(self) -> bool:
-        """Called by asyncssh."""
-        return True
+        """Grant a shell, to refuse it."""
+        return self._requested("shell", "")
 
     def exec_requested(self, command: str) -> bool:
-        """Called by asyncssh."""
-        self._step = _step("exec", command)
-        return True
+        """Grant a command, to refuse it."""
+        return self._requested("exec", command)
 
     def subsystem_requested(self, subsystem: str) -> bool:
-        """Called by asyncssh."""
-        self._step = _step("subsystem", subsystem)
+        """Grant a subsystem, to refuse it."""
+        return self._requested("subsystem", subsystem)
+
+    def _requested(self, name: str, text: str) -> bool:
+        self._connection.tasks.create_task(self._refuse(_step(name, text)))
         return True
 
-    def session_started(self) -> None:
-        """Called by asyncssh when a request was granted."""
-        self._connection.tasks.create_task(self._refuse())
-
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        """Called by asyncssh."""
-        self._connection.tasks.create_task(self._connection.record(Step("input", data)))
+        """Record input."""
+        self._connection.tasks.create_task(self._connection.record(ServiceStep("input", data)))
 
     def eof_received(self) -> bool:
-        """Called by asyncssh. True keeps the other direction open."""
+        """Keep the other direction open."""
         self._input_ended.set()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncssh."""
+        """The client has closed it."""
         self._input_ended.set()
 
-    async def _refuse(self) -> None:
-        await self._connection.record(self._step)
+    async def _refuse(self, step: ServiceStep) -> None:
+        await self._connection.record(step)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(INPUT_WAIT_S):
                 await self._input_ended.wait()
@@ -224,8 +232,8 @@ class _Session(asyncssh.SSHServerSession[bytes]):
             self._channel.exit(1)
 
 
-def _step(name: str, text: str) -> Step:
-    return Step(name, text.encode("utf-8", "replace"))
+def _step(name: str, text: str) -> ServiceStep:
+    return ServiceStep(name, text.encode("utf-8", "replace"))
 
 
 def make(context: StandInContext) -> StreamApp:
@@ -256,7 +264,7 @@ def make(context: StandInContext) -> StreamApp:
             writer.write(b"Exceeded MaxStartups\r\n")
             return
         async with slots, asyncio.TaskGroup() as tasks:
-            connection = _Connection(options, context, cell, tasks)
+            connection = _SshConnection(options, context, cell, tasks)
             connection.connection_made(writer.transport)
             try:
                 with contextlib.suppress(ConnectionError):

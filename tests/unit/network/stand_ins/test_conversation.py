@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from tests.fakes.registries import Ledger, context_for
 
-from belljar.network.stand_ins.conversation import Presented, Step, stream_app
+from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
 
 
 class Gone:
@@ -33,15 +33,15 @@ class Script:
 
     greeting = rest = b""
 
-    def __init__(self, steps: Iterator[Step]) -> None:
+    def __init__(self, steps: Iterator[ServiceStep]) -> None:
         self._steps = steps
 
-    def feed(self, _data: bytes) -> Iterator[Step]:
+    def feed(self, _data: bytes) -> Iterator[ServiceStep]:
         """All of them."""
         return self._steps
 
 
-async def _converse(steps: Iterator[Step], sent: bytes, ledger: Ledger) -> None:
+async def _converse(steps: Iterator[ServiceStep], sent: bytes, ledger: Ledger) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(sent)
     reader.feed_eof()
@@ -54,7 +54,10 @@ def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
     """A login behind a command whose reply nobody takes is recorded as a login, once."""
     ledger = Ledger()
     login = Presented(user="u", credential=b"decoy", ok=False, mechanism="auth")
-    steps = [Step(name="echo", raw=b"echo"), Step(name="auth", raw=b"auth", presented=login)]
+    steps = [
+        ServiceStep(name="echo", raw=b"echo"),
+        ServiceStep(name="auth", raw=b"auth", presented=login),
+    ]
     asyncio.run(_converse(iter(steps), b"echoauth", ledger))
     assert [event["what"] for event in ledger.attempts] == ["command", "login"]
     assert [body.content for [body] in ledger.bodies] == [b"echo", b"decoy"]
@@ -63,8 +66,8 @@ def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
 def test_what_interrupts_a_session_loses_nothing_that_was_sent() -> None:
     """All bytes that the session was given are on record."""
 
-    def steps() -> Iterator[Step]:
-        yield Step(name="one", raw=b"one")
+    def steps() -> Iterator[ServiceStep]:
+        yield ServiceStep(name="one", raw=b"one")
         raise RuntimeError("took too long")
 
     ledger = Ledger()

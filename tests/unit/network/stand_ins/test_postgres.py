@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, served_service
 
 from belljar.network.stand_ins import postgres as wire
-from belljar.network.stand_ins.conversation import Step
+from belljar.network.stand_ins.conversation import ServiceStep
 from belljar.network.stand_ins.postgres import PostgresSession, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
@@ -34,7 +34,7 @@ def startup(user: str = "app", database: str = "crm", code: int = 3 << 16) -> by
     return struct.pack("!i", len(body) + 4) + body
 
 
-def messages(steps: list[Step]) -> list[tuple[str, bytes]]:
+def messages(steps: list[ServiceStep]) -> list[tuple[str, bytes]]:
     """The server's messages: letters and bodies."""
     return list(_read(b"".join(step.reply for step in steps)))
 
@@ -46,7 +46,7 @@ def _read(data: bytes) -> Iterator[tuple[str, bytes]]:
         data = data[1 + length :]
 
 
-def codes(steps: list[Step]) -> list[str]:
+def codes(steps: list[ServiceStep]) -> list[str]:
     """SQLSTATE of each error."""
     return [
         next(field[1:].decode() for field in body.split(b"\0") if field.startswith(b"C"))
@@ -55,7 +55,7 @@ def codes(steps: list[Step]) -> list[str]:
     ]
 
 
-def feed(session: PostgresSession, *messages: bytes) -> list[Step]:
+def feed(session: PostgresSession, *messages: bytes) -> list[ServiceStep]:
     """Its steps."""
     return list(session.feed(b"".join(messages)))
 
@@ -142,7 +142,7 @@ def test_any_messages_are_answered(sent: list[tuple[str, bytes]]) -> None:
 @given(st.binary(max_size=300), st.booleans(), st.integers(1, 50))
 def test_any_bytes_end_in_messages_or_a_problem(data: bytes, begun: bool, size: int) -> None:
     """Nothing raises, no byte is lost, and a problem ends the connection."""
-    session, steps = inside() if begun else PostgresSession(DATABASE, 7, 9), list[Step]()
+    session, steps = inside() if begun else PostgresSession(DATABASE, 7, 9), list[ServiceStep]()
     for at in range(0, len(data), size):
         steps += session.feed(data[at : at + size])
         if steps and steps[-1].close:

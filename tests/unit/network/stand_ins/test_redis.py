@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, served_service
 
-from belljar.network.stand_ins.conversation import Step
+from belljar.network.stand_ins.conversation import ServiceStep
 from belljar.network.stand_ins.redis import MAX_COMMAND_BYTES, RedisSession, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
@@ -36,7 +36,7 @@ def resp(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
 
 
-def say(session: RedisSession, *words: bytes) -> Step:
+def say(session: RedisSession, *words: bytes) -> ServiceStep:
     """One command's step."""
     (step,) = session.feed(resp(*words))
     assert step.raw == resp(*words)
@@ -90,7 +90,7 @@ def test_commands_are_read_in_any_pieces(commands: list[list[bytes]], size: int)
 )
 def test_any_bytes_end_in_commands_or_a_problem(parts: list[bytes], size: int) -> None:
     """Nothing raises, no byte is lost, and a problem ends the connection."""
-    data, session, steps = b"".join(parts), RedisSession(PASSWORD), list[Step]()
+    data, session, steps = b"".join(parts), RedisSession(PASSWORD), list[ServiceStep]()
     for at in range(0, len(data), size):
         steps += session.feed(data[at : at + size])
         if steps and steps[-1].close:

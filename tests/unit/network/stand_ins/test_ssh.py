@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import socket
@@ -11,7 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import asyncssh
 import pytest
+from asyncssh.packet import Boolean, String
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, served_service
@@ -223,3 +226,44 @@ def test_connections_are_bounded(service: MintedService, monkeypatch: pytest.Mon
             return one.recv(8)
 
         assert [greeting() for _ in range(4)] == [b"SSH-2.0-"] * 2 + [b"Exceeded"] * 2
+
+
+class Hasty(asyncssh.SSHClient):
+    """A client that does not wait for the answer to a login before it sends the next one."""
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        """Keep it."""
+        self._connection = conn
+
+    async def password_auth_requested(self) -> str:
+        """Two passwords, one of them in a change, and then the usual one."""
+        send = self._connection.send_userauth_request
+        await send(b"password", Boolean(False), String(b"first"))
+        await send(b"password", Boolean(True), String(b"second"), String(b"new"))
+        return "third"
+
+
+def test_logins_without_a_wait_between_are_all_on_record(service: MintedService) -> None:
+    """One that is overtaken is not answered, but recorded."""
+    ledger = Ledger()
+
+    async def attack(port: int) -> None:
+        with contextlib.suppress(asyncssh.Error):
+            await asyncssh.connect(
+                "127.0.0.1",
+                port,
+                client_factory=Hasty,
+                username="deploy",
+                known_hosts=None,
+                client_keys=[],
+                preferred_auth="password",
+                config=[],
+            )
+
+    with served_service(make, service.settings, ledger) as port:
+        asyncio.run(attack(port))
+    assert {credential for _, _, credential in logins(ledger)} >= {
+        b"first",
+        b"second\nnew",
+        b"third",
+    }
