@@ -197,8 +197,14 @@ decoys: [{id: jump, kind: ssh, place: jump.example}]
 """
 
 
-@pytest.mark.parametrize("policy", [_RANGE, _DECOY])
-@pytest.mark.parametrize("command", ["plan policy.yaml", "policy check policy.yaml"])
+@pytest.mark.parametrize(
+    ("command", "policy"),
+    [
+        ("plan policy.yaml", _RANGE),
+        ("policy check policy.yaml", _RANGE),
+        ("plan policy.yaml", _DECOY),
+    ],
+)
 def test_a_range_without_the_extra_names_what_installs_it(
     tmp_path: Path, command: str, policy: str
 ) -> None:

@@ -21,7 +21,8 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import Faults
-from belljar.plan.explain import STAND_INS_EXTRA_HINT
+from belljar.plan.explain import NETWORK_EXTRA_HINT
+from belljar.plan.obstacles import MODULE_OF
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
 _WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")
@@ -38,13 +39,6 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
     "debian": ("cryptography.hazmat.primitives.asymmetric.ed25519", "zstandard"),
     "git": ("dulwich.index", "dulwich.midx", "dulwich.object_store", "dulwich.refs", "mmap"),
 }
-# Of the extra `stand-ins`.
-_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "git": ("dulwich",),
-    "http": ("jinja2",),
-    "pypi": ("packaging",),
-    "ssh": ("asyncssh",),
-}
 
 
 def modules_of(kinds: Iterable[str]) -> list[str]:
@@ -55,13 +49,13 @@ def modules_of(kinds: Iterable[str]) -> list[str]:
 
 def check_installed(kind: str, where: str) -> None:
     """Raise `HostError` if this kind needs a library that is not installed."""
-    for name in _LIBRARIES.get(kind, ()):
-        if find_spec(name) is None:
+    for name, needing in MODULE_OF.items():
+        if needing == kind and find_spec(name) is None:
             raise HostError(
                 f"a stand-in of kind `{kind}` needs the Python package {name}, which is not "
                 "installed",
                 where=where,
-                hint=STAND_INS_EXTRA_HINT,
+                hint=NETWORK_EXTRA_HINT,
             )
 
 

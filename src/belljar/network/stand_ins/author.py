@@ -24,8 +24,6 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
     network = loaded.policy.network
     if network is None:
         return ()
-    for index, decoy in enumerate(loaded.policy.decoys):
-        check_installed(decoy.kind.value, f"decoys[{index}]")
     tree = read_tree(loaded.text)
     plans = {plan.id: plan for plan in plan_network(network, loaded.base).stand_ins}
     found = [
