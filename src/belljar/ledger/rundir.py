@@ -27,6 +27,7 @@ from belljar.store.home import sync_file
 
 _T = TypeVar("_T")
 LIBRARIES: Final = (
+    "asyncssh",
     "cryptography",
     "dulwich",
     "h11",
@@ -36,9 +37,9 @@ LIBRARIES: Final = (
     "hyperframe",
     "idna",
     "inspect-ai",
+    "jinja2",
     "pydantic",
     "pydantic-core",
-    "python-multipart",
     "ruamel-yaml",
     "wsproto",
     "zstandard",

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # ---- obstacles
 
 NETWORK_EXTRA_HINT: Final = (
-    "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
+    "install Belljar with its extras `network` and `stand-ins`: pip install "
+    "'belljar-sandbox[network,stand-ins]'"
 )
 _KVM_STATES: Final = {
     KvmState.PROVEN: "works",

@@ -1,4 +1,10 @@
-"""A repository made in memory from `.deb` files.
+"""A Debian package repository.
+
+Of a directory of `.deb` files, or of an existing repository tree (`dists/`, `pool/`) as it is.
+
+Whatever suite and component apt asks for, the packages are in its `main`, signed by a key of the
+range's own (`/key.asc`). Uploads by PUT or POST are put on record and never served. Not: source
+packages, Contents and Translation indexes, diffs.
 
 Source: DebianRepository/Format in the Debian wiki.
 """
@@ -7,37 +13,53 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import lzma
 import os
 import re
+import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from belljar.image.layers import LayerError
-from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.network.stand_ins.debian.openpgp import SigningKey
-from belljar.network.stand_ins.files import StoredFile, open_file
-from belljar.network.stand_ins.registry import PackageFiles
-from belljar.units import printable
-
-MAX_CONTROL_BYTES: Final = 8 << 20  # The control archive, packed and unpacked
-MAX_STANZA_BYTES: Final = 256 << 10
-_XZ_MEMORY_BYTES: Final = 128 << 20
-_MAGIC: Final = b"!<arch>\n"
-_HEADER: Final = re.compile(
-    rb"(.{16})([0-9 ]{12})([0-9 ]{6})([0-9 ]{6})([0-7 ]{8})([0-9 ]{10})`\n", re.DOTALL
+from belljar.capture import Capture
+from belljar.events import JsonValue
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.files import StoredFile, file_answer, open_file
+from belljar.network.stand_ins.openpgp import SigningKey
+from belljar.network.stand_ins.registry import (
+    PackageFiles,
+    check_directory,
+    check_packages,
+    page_answer,
+    record_change,
 )
+from belljar.network.stand_ins.web import (
+    Answer,
+    CutOffError,
+    Incoming,
+    Request,
+    streaming_app,
+    text_answer,
+    word,
+)
+
+MAX_CONTROL_BYTES: Final = 8 << 20  # Of a packed control archive.
+MAX_STANZA_BYTES: Final = 256 << 10
+_HEADER: Final = re.compile(rb"(.{16}).{32}([0-9 ]{10})`\n", re.DOTALL)
 _FIELD: Final = re.compile(r"([!-,.-9;-~][!-9;-~]*):[ \t]*(.*)")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f]")
 _PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 _VERSION: Final = re.compile(r"[0-9][A-Za-z0-9.+:~-]*", re.ASCII)
 _ARCHITECTURE: Final = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
+_BROKEN: Final = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
 
 
 class DebError(ValueError):
@@ -54,104 +76,53 @@ class Control:
     fields: Mapping[str, str]
 
 
-class _Bytes:
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def pread(self, count: int, offset: int) -> bytes:
-        return self._content[offset : offset + count]
-
-
 def read_control(path: Path) -> Control:
-    """The control data of a package file. Raises `DebError`, `OSError`."""
-    descriptor = open_file(path)
-    try:
-        size = os.fstat(descriptor).st_size
-        for name, offset, length in ar_members(descriptor, size):
-            if name == "control.tar" or name.startswith("control.tar."):
+    """Return the control data of a package file. Raises `DebError`, `OSError`."""
+    with os.fdopen(open_file(path), "rb") as source:
+        if source.read(8) != b"!<arch>\n":
+            raise DebError("not an ar archive, which a .deb is")
+        for _ in range(16):
+            match = _HEADER.fullmatch(source.read(60))
+            if match is None or not match[2].strip():
+                break
+            name, length = match[1].strip().rstrip(b"/"), int(match[2])
+            if name == b"control.tar" or name.startswith(b"control.tar."):
                 if length > MAX_CONTROL_BYTES:
                     raise DebError(f"its control archive is larger than {MAX_CONTROL_BYTES} bytes")
-                packed, ending = os.pread(descriptor, length, offset), name[len("control.tar") :]
-                return parse_control(control_file(unpacked(packed, ending)))
-    finally:
-        os.close(descriptor)
+                packed = io.BytesIO(source.read(length))
+                return parse_control(_control_in(packed, is_zstd=name.endswith(b".zst")))
+            source.seek(length + length % 2, os.SEEK_CUR)
     raise DebError("it has no control archive")
 
 
-def ar_members(descriptor: int, size_bytes: int) -> Iterator[tuple[str, int, int]]:
-    """Name, offset, length of an ar's first 16 members. Raises `DebError`."""
-    if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
-        raise DebError("not an ar archive, which a .deb is")
-    offset = len(_MAGIC)
-    for _ in range(16):
-        header = os.pread(descriptor, 60, offset)
-        if not header:
-            return
-        match = _HEADER.fullmatch(header)
-        if match is None or not match[6].strip().isdigit():
-            raise DebError(f"a broken member header at byte {offset}")
-        length, start = int(match[6]), offset + 60
-        if start + length > size_bytes:
-            raise DebError(f"the member at byte {offset} is longer than the file")
-        yield match[1].decode("ascii", "replace").strip().rstrip("/"), start, length
-        offset = start + length + length % 2
-
-
-def unpacked(packed: bytes, ending: str) -> bytes:
-    """At most `MAX_CONTROL_BYTES`. Raises `DebError`. `ending`: `.gz`, `.xz`, `.zst`, or none."""
-    if ending == "":
-        return packed
-    decompressor: Any
-    if ending == ".gz":
-        decompressor = zlib.decompressobj(wbits=31)
-    elif ending == ".xz":
-        decompressor = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
-    elif ending == ".zst":
-        decompressor = _Zstd()
-    else:
-        shown = printable(ending, max_chars=20)
-        raise DebError(f"its control archive is packed as {shown}, which isn't read")
-    try:
-        content = decompressor.decompress(packed, MAX_CONTROL_BYTES + 1)
-    except (zlib.error, lzma.LZMAError, EOFError, MemoryError) as error:
-        raise DebError(f"its control archive can't be unpacked: {error}") from None
-    if len(content) > MAX_CONTROL_BYTES:
-        raise DebError(f"its control archive unpacks to more than {MAX_CONTROL_BYTES} bytes")
-    if not decompressor.eof:
-        raise DebError("its control archive can't be unpacked: it ends too early")
-    return bytes(content)
-
-
-class _Zstd:
-    # The library raises for a stream that ends early.
-    eof = True
-
-    def decompress(self, packed: bytes, max_bytes: int) -> bytes:
+def _control_in(packed: IO[bytes], *, is_zstd: bool) -> bytes:
+    """Return the file `control` of a control archive. Raises `DebError`."""
+    stream: Any = packed
+    if is_zstd:
         try:
             import zstandard
         except ImportError:
             needed = "the Python package zstandard is needed; or repack it by dpkg-deb -Zxz"
             raise DebError(f"it is packed by zstd, for which {needed}") from None
-        try:
-            decompressor = zstandard.ZstdDecompressor(max_window_size=_XZ_MEMORY_BYTES)
-            with decompressor.stream_reader(packed) as reader:
-                return bytes(reader.read(max_bytes))
-        except zstandard.ZstdError as error:
-            raise DebError(f"its control archive can't be unpacked: {error}") from None
-
-
-def control_file(archive: bytes) -> bytes:
-    """The file `control` of an unpacked control archive. Raises `DebError`."""
-    source = _Bytes(archive)
+        stream = zstandard.ZstdDecompressor().stream_reader(packed)
+    content = b""
     try:
-        for entry in read_entries(source, len(archive)):
-            if entry.path == (b"control",) and entry.kind is EntryKind.FILE:
-                if entry.size_bytes > MAX_STANZA_BYTES:
-                    raise DebError(f"its control file is larger than {MAX_STANZA_BYTES} bytes")
-                return source.pread(entry.size_bytes, entry.offset)
-    except LayerError as error:
-        raise DebError(f"its control archive is broken: {error}") from None
-    raise DebError("its control archive has no file `control`")
+        with tarfile.open(fileobj=stream, mode="r|" if is_zstd else "r:*") as archive:
+            for member in islice(archive, 1000):
+                if member.isfile() and member.name.removeprefix("./") == "control":
+                    opened = archive.extractfile(member)
+                    content = opened.read(MAX_STANZA_BYTES + 1) if opened else b""
+                    break
+    except Exception as error:
+        # What zstandard raises derives from nothing that has a name without it.
+        if not isinstance(error, _BROKEN) and not is_zstd:
+            raise
+        raise DebError("its control archive can't be unpacked") from error
+    if not content:
+        raise DebError("its control archive has no file `control`")
+    if len(content) > MAX_STANZA_BYTES:
+        raise DebError(f"its control file is larger than {MAX_STANZA_BYTES} bytes")
+    return content
 
 
 def parse_control(content: bytes) -> Control:
@@ -296,3 +267,114 @@ class Repository:
         for name, content in files.items():
             lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         return "\n".join(lines) + "\n"
+
+
+# ---- answers
+
+_PACKAGES: Final = "Debian packages (.deb)"
+_BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
+_TYPES: Final = {
+    ".deb": "application/vnd.debian.binary-package",
+    ".gz": "application/gzip",
+    ".xz": "application/x-xz",
+}
+
+
+def make(context: StandInContext) -> App:
+    """Of the tree in `context.files`, or of its `.deb` files."""
+    return streaming_app(_Debian(context).handle)
+
+
+def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
+    """Faults of a directory of packages or a tree."""
+    if not (directory / "dists").is_dir():
+
+        def identify(file: StoredFile) -> tuple[str, str, str]:
+            if not file.name.endswith(".deb"):
+                raise DebError("not a Debian package (.deb)")
+            control = read_control(file.path)
+            return control.package, control.version, control.architecture
+
+        unique = "package, version and architecture"
+        return check_packages(directory, _PACKAGES, identify, unique)
+    wrong, files = check_directory(directory, _PACKAGES)
+    suites = (file for file in files if file.name.startswith("dists/"))
+    if any(file.base in {"Release", "InRelease"} for file in suites):
+        return wrong
+    missing = "no suite in it has a Release or InRelease file"
+    return (*wrong, Fault(missing, file=str(directory / "dists")))
+
+
+class _Debian:
+    def __init__(self, context: StandInContext) -> None:
+        self._context = context
+        self._tree = PackageFiles(context.files) if (context.files / "dists").is_dir() else None
+        self._repository = Repository(context.files, int(context.clock()))
+
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+        if request.method in {"PUT", "POST"}:
+            return await self._upload(request, incoming)
+        if request.method not in {"GET", "HEAD"}:
+            return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
+        match = _BELOW.fullmatch(request.path)
+        below = match[1] if match else ""
+        if self._tree is not None:
+            file = self._tree.by_name.get(request.path.lstrip("/")) or self._tree.by_name.get(below)
+            if file is None:
+                return text_answer("404 Not Found", 404)
+            etag = f"{file.size_bytes:x}-{file.mtime_s:x}"
+            return file_answer(file, request, media=_type_of(file.base), etag=etag)
+        if below.startswith("pool/"):
+            found = await self._repository.pool_file(below)
+            if found is None:
+                return text_answer("404 Not Found", 404)
+            return file_answer(found[0], request, media=_TYPES[".deb"], etag=found[1])
+        content = await self._page(below.split("/")[1:], request.path.rpartition("/")[2])
+        if content is None:
+            return text_answer("404 Not Found", 404)
+        headers = (("content-type", _type_of(request.path)),)
+        return page_answer(request, content, headers, self._repository.made_s)
+
+    async def _page(self, below_dists: list[str], base: str) -> bytes | None:
+        """A file below `dists/`, or of a flat repository."""
+        repository = self._repository
+        if base == "key.asc" and not below_dists:
+            return repository.key.certificate().encode()
+        # Old security suites have two parts (`buster/updates`).
+        size = 2 if below_dists[1:2] == ["updates"] else 1
+        suite, rest = "/".join(below_dists[:size]), below_dists[size:]
+        if base in {"Release", "InRelease", "Release.gpg"} and rest in ([], [base]):
+            text = await repository.release(suite)
+            if text is None:
+                return None
+            if base == "InRelease":
+                return repository.key.clear_signed(text).encode()
+            return (text if base == "Release" else repository.key.detached(text.encode())).encode()
+        if not below_dists:
+            return await repository.index(f"flat/{base}")
+        return await repository.index("/".join(rest))
+
+    async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:
+        content = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
+        refused = ""
+        try:
+            async for piece in incoming.pieces():
+                content.feed(piece)
+        except CutOffError:
+            refused = "it broke off"
+        data: dict[str, JsonValue] = {
+            "what": "publish",
+            "method": request.method,
+            "path": word(request.path),
+            "name": word(request.path.rpartition("/")[2]),
+            "size_bytes": content.total_bytes,
+            "sha256": content.sha256,
+            "refused": refused,
+        }
+        await record_change(self._context, request, "debian", data, [content.body("file-0")])
+        return None if refused else text_answer("", 201)
+
+
+def _type_of(name: str) -> str:
+    known = (kind for ending, kind in _TYPES.items() if name.endswith(ending))
+    return next(known, "text/plain; charset=utf-8")
