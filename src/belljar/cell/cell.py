@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,9 @@ from belljar.events import Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
+
+if TYPE_CHECKING:
+    from belljar.cell.snapshot import Snapshot
 
 
 class Cell(BackgroundOperations, ConnectOperations, FileOperations):
@@ -167,7 +170,30 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         self._live.kill()
         self._live.client.disconnect()
 
-    async def revert(self, *, verify: bool | None = None) -> None:
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        """Save the cell as it is now: memory, processes and files. It stands still meanwhile.
+
+        The snapshot is deleted, with proof, at the end of the run.
+
+        Raises:
+            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: another
+                tier than microvm, one on a network, with decoys, or of a model.
+            CellError: a command runs in it, and it goes on; or it died.
+            HostError: no space; it goes on.
+        """
+        if self._dead is not None:
+            raise self._dead
+        if self.origin is None:
+            raise PolicyError(
+                "a cell on a network, or a target cell, can't be saved: its range has state",
+                where=f"cell {self.id}",
+                hint="use a policy without a network",
+            )
+        from belljar.cell.snapshot import take_snapshot
+
+        return await take_snapshot(self, self.origin, name)
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
         The files of the policy are in place, with decoys of its own; nothing else of the old
@@ -177,6 +203,8 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         it found. A revert that fails leaves the old machine as it was.
 
         Args:
+            to: go on from there, instead of the clean state: one of this run's, of any cell of the
+                same policy.
             verify: look in the new machine for traces that are left in the old one just before: a
                 file, a process, its memory and environment, a port. Default: at risk `high` and
                 `critical`.
@@ -187,7 +215,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             CellError: the cell was killed by order, or its block was left.
             HostError: no machine could be made.
         """
-        del verify
+        del verify, to
         raise PolicyError(
             "the cells of a range with a network can't be reverted: its gateway, stand-ins and "
             "target cells keep their state",
@@ -219,13 +247,17 @@ class RevertibleCell(Cell):
         object.__setattr__(self, "machines", machines)
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
-        if name in ("machines", "revert"):
+        if name in ("machines", "revert", "snapshot"):
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "machines").current.cell, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.machines.current.cell, name, value)
 
-    async def revert(self, *, verify: bool | None = None) -> None:
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """See `Cell.revert`."""
-        await self.machines.revert(verify=verify)
+        await self.machines.revert(verify=verify, to=to)
+
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        """See `Cell.snapshot`."""
+        return await self.machines.snapshot(name)  # type: ignore[no-any-return]

@@ -57,6 +57,13 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """The workload was stopped, or goes on (`errno` 0), or was not."""
+
+    errno: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
     """The answer to the oldest PING."""
 
@@ -142,6 +149,7 @@ GuestEvent: TypeAlias = (
     | Welcome
     | Configured
     | Renewed
+    | Frozen
     | Pong
     | Watched
     | Touched

@@ -31,6 +31,7 @@ from belljar.channel.messages import (
     Data,
     Eof,
     Fatal,
+    Frozen,
     GuestEvent,
     Payload,
     Pong,
@@ -84,7 +85,7 @@ class HostConnection:
         self._nonce: bytes | None = None
         self._welcome: Welcome | None = None
         self._awaits_configured = False
-        self._awaits_renewed = False
+        self._awaits_renewed = self._awaits_frozen = False
         self._renewed = False
         self._pings: deque[int] = deque()
         self._watches: deque[int] = deque()
@@ -96,6 +97,7 @@ class HostConnection:
             FrameType.WELCOME: self._on_welcome,
             FrameType.CONFIGURED: self._on_configured,
             FrameType.RENEWED: self._on_renewed,
+            FrameType.FROZEN: self._on_frozen,
             FrameType.PONG: self._on_pong,
             FrameType.WATCHED: self._on_watched,
             FrameType.TOUCHED: self._on_touched,
@@ -235,6 +237,15 @@ class HostConnection:
             payload.violated(f"done bits {done:#x}")
         return Renewed(done=RenewedBit(done), detail=payload.text())
 
+    def _on_frozen(self, payload: Payload) -> Frozen:
+        if not self._awaits_frozen:
+            payload.violated("a FROZEN that was not asked for")
+        self._awaits_frozen = False
+        code = payload.u32()
+        if code > _MAX_ERRNO:
+            payload.violated(f"errno {code}")
+        return Frozen(errno=code)
+
     def _on_pong(self, payload: Payload) -> Pong:
         cookie = payload.u64()
         if not self._pings or self._pings.popleft() != cookie:
@@ -360,6 +371,14 @@ class HostConnection:
         self._in_order(holds=not self._awaits_renewed)
         message = frames.frame(FrameType.RENEW, 0, payload)
         self._awaits_renewed = True
+        return message
+
+    def send_freeze(self, *, on: bool, realtime_ns: int) -> bytes:
+        """FREEZE; one at a time. `realtime_ns`: the clock is set to it when the workload goes on."""
+        self._in_order(holds=self._renewed and not self._awaits_frozen)
+        payload = bytes((on,)) + realtime_ns.to_bytes(8, "little")
+        message = frames.frame(FrameType.FREEZE, 0, payload)
+        self._awaits_frozen = True
         return message
 
     def send_ping(self, cookie: int) -> bytes:

@@ -1,0 +1,221 @@
+"""`Cell.snapshot`: a cell in use as it is at one moment, and other cells that go on from there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, overload
+
+import anyio
+import anyio.to_thread
+
+from belljar.cell.parts import MachineParts
+from belljar.cell.revert import revertible
+from belljar.errors import CellError, HostError, PolicyError
+from belljar.events import Event, JsonValue, Kind
+from belljar.isolation.microvm.saved import MachineLostError, SavedMachine, save_machine
+from belljar.isolation.microvm.template import find_key
+from belljar.isolation.microvm.vmm import Vmm
+from belljar.store.scratch import scratch_dir
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.cell.range import Origin, Range
+
+HOOKS: Final = "/etc/resume.d"
+"""Executables there run as root in a fork before anything else, in the order of their names."""
+MAX_HOOKS: Final = 16
+_HOOKS_TIMEOUT_S: Final = 10.0
+_MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10
+MAX_FORKS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
+
+    Attributes:
+        state: `machine`: memory, processes and files.
+        digest: of all of it, in hex.
+        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
+        cell: the id of the cell that was saved.
+        size_bytes: on this host's disk.
+    """
+
+    id: str
+    name: str
+    state: Literal["machine", "files"]
+    digest: str
+    key: str
+    cell: str
+    size_bytes: int
+    saved: SavedMachine = field(repr=False)
+    origin: Origin = field(repr=False)
+    hooks: tuple[str, ...] = field(repr=False)
+
+    @overload
+    def fork(self) -> AbstractAsyncContextManager[Cell]: ...
+
+    @overload
+    def fork(self, count: int) -> AbstractAsyncContextManager[tuple[Cell, ...]]: ...
+
+    def fork(
+        self, count: int | None = None
+    ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
+        """Open a cell, or `count` of them, that goes on from here: with its processes, memory and
+        files, and an identity, randomness and clock of its own.
+
+        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
+        clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
+        `CellError` when the snapshot was changed or deleted, or a hook failed, `HostError` when it
+        was taken with another VMM, processor, kernel or image.
+        """
+        if count is None:
+            return self._one()
+        if not 1 <= count <= MAX_FORKS:
+            raise ValueError(f"{count} forks; it must be 1 to {MAX_FORKS}")
+        return self._several(count)
+
+    def machine(self) -> AbstractAsyncContextManager[Range]:
+        """A machine for one handle, see `cell.revert`."""
+        return self.origin.machine(snapshot=self)
+
+    @asynccontextmanager
+    async def _one(self) -> AsyncIterator[Cell]:
+        async with revertible(self.origin.machine, first=self.machine) as opened:
+            yield opened.cell
+
+    @asynccontextmanager
+    async def _several(self, count: int) -> AsyncIterator[tuple[Cell, ...]]:
+        async with AsyncExitStack() as stack:
+            yield tuple([await stack.enter_async_context(self._one()) for _ in range(count)])
+
+    async def resume(self, cell: Cell) -> None:
+        """Record where a fork comes from, and run its hooks. Raises `CellError` when one fails."""
+        cell.note(Kind.CELL_FORKED, {"snapshot": self.id, "from": self.cell})
+        give_up = time.monotonic() + _HOOKS_TIMEOUT_S
+        for hook in self.hooks:
+            output = await cell.exec(
+                [hook],
+                cwd="/",
+                user="0:0",
+                timeout_s=max(0.1, give_up - time.monotonic()),
+                max_output_bytes=_MAX_HOOK_OUTPUT_BYTES,
+            )
+            if output.returncode:
+                raise CellError(
+                    f"{hook} failed in a fork with status {output.returncode}",
+                    where=f"cell {cell.id}",
+                    hint="run it in a cell by hand; all hooks together have 10 seconds",
+                )
+
+
+async def take_snapshot(cell: Cell, origin: Origin, name: str | None) -> Snapshot:
+    """See `Cell.snapshot`."""
+    live, parts = cell._live, origin.parts
+    _check(cell, origin)
+    if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
+        raise PolicyError(
+            f"the cell can't be saved: tier {cell.tier} can't",
+            where=f"cell {cell.id}",
+            hint="use tier microvm (`tier: microvm`), or `Cell.revert` without a snapshot",
+        )
+    began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
+    name = id_ if name is None else name
+    hooks = await _find_hooks(cell)
+    cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
+    key, _root = await anyio.to_thread.run_sync(
+        find_key, parts.plan, parts.image, parts.kernel, origin.home
+    )
+    with ExitStack() as undo:
+        directory = undo.enter_context(_kept(origin, id_))
+        try:
+            saved = await save_machine(live, directory, key)
+        except CellError as error:
+            live.raise_if_killed(error)
+            if isinstance(error, MachineLostError) or live.client.failure is not None:
+                cell._end_if_dead(error)
+            raise
+        cell.note(
+            Kind.CELL_SNAPSHOT,
+            {
+                "snapshot": id_,
+                "name": name,
+                "state": "machine",
+                "digest": saved.digest,
+                "key": saved.key,
+                "bytes": saved.size_bytes,
+                "duration_ms": round((time.monotonic() - began) * 1000, 3),
+            },
+        )
+        origin.run.enter_once(f"snapshot {id_}", undo.pop_all, ends_on_record=True)
+    return Snapshot(
+        id=id_,
+        name=name,
+        state="machine",
+        digest=saved.digest,
+        key=saved.key,
+        cell=cell.id,
+        size_bytes=saved.size_bytes,
+        saved=saved,
+        origin=origin,
+        hooks=hooks,
+    )
+
+
+def _check(cell: Cell, origin: Origin) -> None:
+    policy, why, hint = cell.plan.policy, "", ""
+    if not policy.snapshots:
+        why = "its policy doesn't allow it"
+        hint = "write `snapshots: true` into the policy, and into the operator's if there is one"
+    elif policy.decoys:
+        why = "it holds decoys, which two cells would share"
+        hint = "leave `decoys` out of a policy whose cells are forked"
+    elif origin.parts.weights is not None:
+        why = "it serves a model"
+    if why:
+        raise PolicyError(f"the cell can't be saved: {why}", where=f"cell {cell.id}", hint=hint)
+
+
+async def _find_hooks(cell: Cell) -> tuple[str, ...]:
+    try:
+        found = await cell.list_dir(HOOKS, user="0:0", max_entries=MAX_HOOKS)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise CellError(
+            f"{HOOKS} can't be read, or has more than {MAX_HOOKS} entries",
+            where=f"cell {cell.id}",
+        ) from error
+    return tuple(
+        f"{HOOKS}/{each.name}" for each in found if each.kind == "file" and each.mode & 0o111
+    )
+
+
+@contextmanager
+def _kept(origin: Origin, id_: str) -> Iterator[Path]:
+    """A directory for a snapshot, whose removal is on record. Raises `HostError` if it stays."""
+    with ExitStack() as after:
+        directory = after.enter_context(scratch_dir(origin.home))
+        try:
+            yield directory
+        finally:
+            after.close()
+            is_gone = not os.path.lexists(directory)
+            data: dict[str, JsonValue] = {"snapshot": id_, "clean": is_gone}
+            origin.run.recorder.record(Event(kind=Kind.SNAPSHOT_DELETED, data=data))
+    if not is_gone:
+        raise HostError(
+            "a snapshot could not be deleted", where=str(directory), hint="remove it by hand"
+        )
