@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from belljar.cell.parts import Parts, prepare, start_run
     from belljar.cell.pool import Pool, open_pool
     from belljar.cell.range import Range
+    from belljar.cell.snapshot import Snapshot
     from belljar.channel import PtySize, Stream
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "PtySize",
     "Range",
     "RunningCommand",
+    "Snapshot",
     "Stream",
     "Transfer",
     "open_cell",
@@ -66,6 +68,7 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("Parts", "prepare", "start_run"), "belljar.cell.parts"),
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
         "RunningCommand": "belljar.cell.exec",
+        "Snapshot": "belljar.cell.snapshot",
         **dict.fromkeys(("PtySize", "Stream"), "belljar.channel"),
     },
 )

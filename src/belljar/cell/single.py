@@ -126,7 +126,7 @@ def open_live(
     part_of: str = "",
     saved: SavedMachine | None = None,
 ) -> AbstractAsyncContextManager[Sandbox]:
-    """By the plan's tier. `port`: its place on its range's network; `saved`: it goes on from there."""
+    """By the plan's tier. `port`: its place on its range's network. `saved`: its beginning."""
     if isinstance(parts, MachineParts):
         from belljar.isolation.microvm import open_vm
 

@@ -374,7 +374,7 @@ class HostConnection:
         return message
 
     def send_freeze(self, *, on: bool, realtime_ns: int) -> bytes:
-        """FREEZE; one at a time. `realtime_ns`: the clock is set to it when the workload goes on."""
+        """FREEZE; one at a time. `realtime_ns`: the clock, as the workload goes on."""
         self._in_order(holds=self._renewed and not self._awaits_frozen)
         payload = bytes((on,)) + realtime_ns.to_bytes(8, "little")
         message = frames.frame(FrameType.FREEZE, 0, payload)

@@ -48,7 +48,7 @@ from belljar.probe.run import breach_of
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput, Range
+    from belljar.cell import Cell, ExecOutput, Range, Snapshot
 
 
 NOT_FOUND: Final = 127
@@ -368,9 +368,14 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """`inspect sandbox cleanup`: kept and crashed cells."""
         await lifecycle.clean(id)
 
-    async def revert(self, *, verify: bool | None = None) -> None:
-        """As `Cell.revert`; the new machine is probed, and prepared as Inspect prepared the first:
-        the service's program, the sample's files, its set-up.
+    async def snapshot(self) -> Snapshot:
+        """As `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""
+        async with self._operation():
+            return await self.cell.snapshot()
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """As `Cell.revert`; the new machine is probed, and without `to` prepared as Inspect
+        prepared the first: the service's program, the sample's files, its set-up.
 
         Raises `SandboxUnavailableError` for `CellError`.
         """
@@ -378,13 +383,13 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
         cell, old = self.cell, self.cell.id
         if not isinstance(cell, RevertibleCell):
-            await cell.revert()  # refuses by name
+            await cell.revert(to=to)  # refuses by name
             return
 
         async def on_ready(opened: Range) -> None:
             report = await self._probe_noted(opened, "start")
             await self._stop_if_breached(report, opened.cell)
-            for act, result in self._preparation:
+            for act, result in self._preparation if to is None else ():
                 again = await act(opened.cell)
                 if getattr(again, "returncode", 0) != getattr(result, "returncode", 0):
                     raise CellError("the sample's set-up ended differently in the new machine")
@@ -396,7 +401,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
         async with self._operation():
             try:
-                await cell.machines.revert(verify=verify, on_ready=on_ready, on_end=on_end)
+                await cell.machines.revert(verify=verify, to=to, on_ready=on_ready, on_end=on_end)
             except ContainmentBreach as breach:
                 if breach not in self._session.breaches:
                     self._session.breached(breach)

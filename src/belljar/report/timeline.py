@@ -329,6 +329,9 @@ _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     Kind.RANGE_FAILED: (Group.LIMIT, "the range failed", "{reason}"),
     Kind.PROTOCOL_VIOLATION: (Group.LIMIT, "protocol violation", "{reason}"),
     Kind.KILL_TRIGGERED: (Group.LIMIT, "stopped by {rule}", "{reason}"),
+    Kind.CELL_SNAPSHOT: (Group.CELL, "saved as snapshot {name}", "{snapshot}"),
+    Kind.CELL_FORKED: (Group.CELL, "forked from {snapshot}, a snapshot of cell {from}", ""),
+    Kind.CELL_REVERTED: (Group.CELL, "took the place of cell {from}", ""),
     Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "{proof}"),
     Kind.RANGE_DESTROYED: (Group.CELL, "range destroyed", "{proof}"),
 }

@@ -11,7 +11,19 @@ from contextlib import (
 )
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import anyio
 
@@ -34,6 +46,9 @@ from belljar.ledger import RunDirectory
 from belljar.plan import Plan
 from belljar.store.home import belljar_home
 from belljar.sync.loop import Loop, own_loop
+
+if TYPE_CHECKING:
+    from belljar.cell.snapshot import Snapshot as AsyncSnapshot  # noqa: F401 - named in a string
 
 Input: TypeAlias = bytes | str | Iterable[bytes] | None
 _A = TypeVar("_A")
@@ -168,6 +183,48 @@ class CellStream(_Facade[AsyncCellStream]):
     send_eof = _waiting(AsyncCellStream.send_eof)
 
 
+class Snapshot(_Facade["AsyncSnapshot"]):
+    """A cell at one moment. Made by `Cell.snapshot`."""
+
+    @property
+    def id(self) -> str:
+        """Its name in the ledger."""
+        return self._inner.id
+
+    @property
+    def name(self) -> str:
+        """As its maker called it."""
+        return self._inner.name
+
+    @property
+    def state(self) -> Literal["machine", "files"]:
+        """How much of the cell it has."""
+        return self._inner.state
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return self._inner.digest
+
+    @overload
+    def fork(self) -> AbstractContextManager[Cell]: ...
+
+    @overload
+    def fork(self, count: int) -> AbstractContextManager[tuple[Cell, ...]]: ...
+
+    def fork(
+        self, count: int | None = None
+    ) -> AbstractContextManager[Cell] | AbstractContextManager[tuple[Cell, ...]]:
+        """See `belljar.Snapshot.fork`."""
+        if count is None:
+            return _entered(self._inner.fork(), Cell, self._loop)
+
+        def facades(cells: tuple[AsyncCell, ...], loop: Loop) -> tuple[Cell, ...]:
+            return tuple(Cell(each, loop) for each in cells)
+
+        return _entered(self._inner.fork(count), facades, self._loop)
+
+
 class Cell(_Facade[AsyncCell]):
     """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
     several threads at once."""
@@ -248,7 +305,12 @@ class Cell(_Facade[AsyncCell]):
     ping = _waiting(AsyncCell.ping)
     wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
-    revert = _waiting(AsyncCell.revert)
+    snapshot = _mirrored(AsyncCell.snapshot, lambda call, loop: Snapshot(loop.call(call), loop))
+
+    def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """See `belljar.Cell.revert`."""
+        saved = None if to is None else to._inner
+        self._loop.call(self._inner.revert, verify=verify, to=saved)
 
 
 class Range:
