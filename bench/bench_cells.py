@@ -7,6 +7,7 @@ in it, with compiled bytecode as an installed package has it. `commands` are oth
 `check_cpu` is the processor time of `belljar check` of a compose file and of a Dockerfile. `--whole-commands` gives the figures of start-up alone.
 `pool_whole_life` and `pool_first_output` are of cells made ahead: take → first output → destroyed. Their making and warming are *moved, not
 saved*: they are done before and not timed.
+`--snapshots`: `Cell.snapshot` of a used microVM, and its forks.
 `--reverts`: `Cell.revert` of a used cell, cold and from a pool, verified or not, beside a cold create.
 Rounds alternate between Docker and the tiers, so that a busy moment strikes all.
 """
@@ -211,6 +212,30 @@ async def revert_times(tier: str, rounds: int) -> dict[str, list[float]]:
     return times
 
 
+async def snapshot_times(rounds: int) -> dict[str, list[float]]:
+    """A used machine of 512 MiB with 60 MB of data saved, forked until a ping is answered, and its
+    first command. In milliseconds."""
+    policy = {
+        **{"belljar": 1, "risk": "low", "tier": "microvm", "user": "root", "snapshots": True},
+        "resources": {"memory": "512MiB", "disk": "128MiB"},
+    }
+    times: dict[str, list[float]] = {"snapshot": [], "fork": [], "fork_first_command": []}
+    async with open_cell(policy) as cell:
+        await cell.exec(["sh", "-c", "head -c 60000000 /dev/urandom > /var/tmp/used"])
+        for _ in range(rounds):
+            began = time.perf_counter()
+            snapshot = await cell.snapshot()
+            saved = time.perf_counter()
+            async with snapshot.fork() as fork:
+                await fork.ping()
+                forked = time.perf_counter()
+                await fork.exec(["true"])
+                times["fork_first_command"].append((time.perf_counter() - forked) * 1e3)
+            times["snapshot"].append((saved - began) * 1e3)
+            times["fork"].append((forked - saved) * 1e3)
+    return times
+
+
 async def _in_one_cell(cell: Cell, rounds: int, times: dict[str, list[float]]) -> None:
     for _ in range(rounds):
         began = time.perf_counter()
@@ -349,8 +374,13 @@ def main() -> None:
     parser.add_argument("--tiers", nargs="+", default=list(TIERS), choices=TIERS)
     parser.add_argument("--whole-commands", action="store_true", help="`cli_exec` and `commands` alone")
     parser.add_argument("--reverts", action="store_true", help="reverts alone, without Docker")
+    parser.add_argument("--snapshots", action="store_true", help="snapshots of a machine alone")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.snapshots:
+        for row, times in anyio.run(snapshot_times, arguments.rounds).items():
+            print(f"{row:22} p50 {statistics.median(times):8.1f} ms  p95 {percentile95(times):8.1f} ms")
+        return
     if arguments.reverts:
         for tier in arguments.tiers:
             for row, times in anyio.run(revert_times, tier, arguments.rounds).items():
