@@ -216,7 +216,11 @@ async def snapshot_times(rounds: int) -> dict[str, list[float]]:
     """A used machine of 512 MiB with 60 MB of data saved, forked until a ping is answered, and its
     first command. In milliseconds."""
     policy = {
-        **{"belljar": 1, "risk": "low", "tier": "microvm", "user": "root", "snapshots": True},
+        "belljar": 1,
+        "risk": "low",
+        "tier": "microvm",
+        "user": "root",
+        "snapshots": True,
         "resources": {"memory": "512MiB", "disk": "128MiB"},
     }
     times: dict[str, list[float]] = {"snapshot": [], "fork": [], "fork_first_command": []}
