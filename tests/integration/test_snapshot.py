@@ -387,3 +387,29 @@ def test_the_same_without_async(vm_home: Path) -> None:
             assert [each.read_file("/tmp/n") for each in (fork, *forks)] == [b"1"] * 3
         cell.revert(to=snapshot)
         assert cell.read_file("/tmp/n") == b"1"
+
+
+def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:
+    """Its end is the error, of this and of each later call; nothing of the snapshot is left."""
+
+    async def look() -> None:
+        async with open_cell(POLICY, home=vm_home) as cell:
+            pid = cell.host_pid
+            assert pid is not None
+
+            async def strike() -> None:
+                while not list((vm_home / "tmp").glob("*/memory")):  # noqa: ASYNC110 - a file's
+                    await anyio.sleep(0.002)
+                os.kill(pid, signal.SIGKILL)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(strike)
+                with pytest.raises(CellError, match="died"):
+                    await cell.snapshot()
+            with pytest.raises(CellError, match="died"):
+                await cell.exec(["true"])
+            assert scratch_of(vm_home) == []
+            await cell.revert()
+            assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(look)

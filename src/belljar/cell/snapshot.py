@@ -142,11 +142,9 @@ async def take_snapshot(cell: Cell, origin: Origin, name: str | None) -> Snapsho
         directory = undo.enter_context(_kept(origin, id_))
         try:
             saved = await save_machine(live, directory, key)
-        except CellError as error:
+        except MachineLostError as error:
             live.raise_if_killed(error)
-            if isinstance(error, MachineLostError) or live.client.failure is not None:
-                cell._end_if_dead(error)
-            raise
+            cell._end_if_dead(error)
         cell.note(
             Kind.CELL_SNAPSHOT,
             {

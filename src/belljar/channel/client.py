@@ -58,6 +58,14 @@ OnOutput: TypeAlias = Callable[[Stream, bytes], None]
 _Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Frozen, Watched)
 
 
+class BusyError(CellError):
+    """A command runs, so that the cell can't be saved; nothing has changed."""
+
+    def __init__(self) -> None:
+        hint = "wait for the command, or end it; what it left in the background may run on"
+        super().__init__("the cell is busy: a command runs in it", where="channel", hint=hint)
+
+
 @dataclass(slots=True)
 class _Connection:
     """The mailbox of the connection's own frames: the last answer of each kind."""
@@ -195,10 +203,11 @@ class GuestClient:
         """In the block nothing of the workload runs, and nothing is sent to the guest: what is
         called meanwhile waits. After it the guest's clock is set.
 
-        Raises `CellError` when a command runs, or the guest agent can't.
+        Raises `BusyError`; another `CellError` when the guest agent can't, or doesn't answer: the
+        workload may stand still then.
         """
         if self._held is not None or self._pump.wire.live_ops:
-            raise _busy()
+            raise BusyError
         held = self._held = anyio.Event()
         try:
             await self._freeze(on=True)
@@ -217,7 +226,7 @@ class GuestClient:
         await self._pump.send(lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()))
         frozen = await self._answer(Frozen, 10.0, "did not answer FREEZE")
         if frozen.errno == errno.EBUSY:
-            raise _busy()
+            raise BusyError
         if frozen.errno:
             what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
             raise CellError(what, where="channel, FREEZE")
@@ -489,11 +498,3 @@ class GuestClient:
                 yield operation
             finally:
                 await operation.finish()
-
-
-def _busy() -> CellError:
-    return CellError(
-        "the cell is busy: a command runs in it",
-        where="channel",
-        hint="wait for the command, or end it; what it left in the background may run on",
-    )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
+from belljar.channel.client import BusyError
 from belljar.errors import CellError, HostError
 from belljar.isolation.microvm.guest_files import digest_memory
 from belljar.isolation.microvm.stream import split_stream
@@ -93,18 +94,19 @@ async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
 
     Raises:
         HostError: no space; the machine goes on.
-        CellError: a command runs; the machine goes on.
+        BusyError: a command runs; the machine goes on.
         MachineLostError: it doesn't.
     """
     memory = directory / "memory"
     try:
         async with vmm.client.frozen():
-            try:
-                state = await _stopped(vmm, memory)
-            except CellError as error:
-                vmm.kill()
-                raise MachineLostError(error.what, where=error.where, hint=error.hint) from error
+            state = await _stopped(vmm, memory)
         return await anyio.to_thread.run_sync(_finish, directory, state, key)
+    except BusyError:
+        raise
+    except CellError as error:
+        vmm.kill()
+        raise MachineLostError(error.what, where=error.where, hint=error.hint) from error
     except OSError as error:
         is_full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
         what = "no space for a snapshot" if is_full else "a snapshot can't be written"
