@@ -381,7 +381,8 @@ def test_the_same_without_async(vm_home: Path) -> None:
     with sync.open_cell(POLICY, home=vm_home) as cell:
         cell.write_file("/tmp/n", "1")
         snapshot = cell.snapshot("mine")
-        assert (snapshot.name, snapshot.state, len(snapshot.digest)) == ("mine", "machine", 64)
+        facts = snapshot.facts
+        assert (facts.name, facts.state, len(facts.digest)) == ("mine", "machine", 64)
         cell.write_file("/tmp/n", "2")
         with snapshot.fork() as fork, snapshot.fork(2) as forks:
             assert [each.read_file("/tmp/n") for each in (fork, *forks)] == [b"1"] * 3

@@ -38,7 +38,6 @@ HOOKS: Final = "/etc/resume.d"
 MAX_HOOKS: Final = 16
 _HOOKS_TIMEOUT_S: Final = 10.0
 _MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10
-MAX_FORKS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ class Snapshot:
     """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
 
     Attributes:
-        state: `machine`: memory, processes and files.
+        state: how much is kept: memory, processes and files.
         digest: of all of it, in hex.
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
         cell: the id of the cell that was saved.
@@ -55,7 +54,7 @@ class Snapshot:
 
     id: str
     name: str
-    state: Literal["machine", "files"]
+    state: Literal["machine"] = "machine"
     digest: str
     key: str
     cell: str
@@ -83,8 +82,6 @@ class Snapshot:
         """
         if count is None:
             return self._one()
-        if not 1 <= count <= MAX_FORKS:
-            raise ValueError(f"{count} forks; it must be 1 to {MAX_FORKS}")
         return self._several(count)
 
     def machine(self) -> AbstractAsyncContextManager[Range]:
@@ -145,31 +142,26 @@ async def take_snapshot(cell: Cell, origin: Origin, name: str | None) -> Snapsho
         except MachineLostError as error:
             live.raise_if_killed(error)
             cell._end_if_dead(error)
-        cell.note(
-            Kind.CELL_SNAPSHOT,
-            {
-                "snapshot": id_,
-                "name": name,
-                "state": "machine",
-                "digest": saved.digest,
-                "key": saved.key,
-                "bytes": saved.size_bytes,
-                "duration_ms": round((time.monotonic() - began) * 1000, 3),
-            },
+        snapshot = Snapshot(
+            id=id_,
+            name=name,
+            digest=saved.digest,
+            key=key,
+            cell=cell.id,
+            size_bytes=saved.size_bytes,
+            saved=saved,
+            origin=origin,
+            hooks=hooks,
         )
+        data: dict[str, JsonValue] = {
+            "snapshot": id_,
+            **{each: getattr(snapshot, each) for each in ("name", "state", "digest", "key")},
+            "bytes": saved.size_bytes,
+            "duration_ms": round((time.monotonic() - began) * 1000, 3),
+        }
+        cell.note(Kind.CELL_SNAPSHOT, data)
         origin.run.enter_once(f"snapshot {id_}", undo.pop_all, ends_on_record=True)
-    return Snapshot(
-        id=id_,
-        name=name,
-        state="machine",
-        digest=saved.digest,
-        key=saved.key,
-        cell=cell.id,
-        size_bytes=saved.size_bytes,
-        saved=saved,
-        origin=origin,
-        hooks=hooks,
-    )
+    return snapshot
 
 
 def _check(cell: Cell, origin: Origin) -> None:

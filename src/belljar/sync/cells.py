@@ -48,7 +48,7 @@ from belljar.store.home import belljar_home
 from belljar.sync.loop import Loop, own_loop
 
 if TYPE_CHECKING:
-    from belljar.cell.snapshot import Snapshot as AsyncSnapshot  # noqa: F401 - named in a string
+    from belljar.cell.snapshot import Snapshot as AsyncSnapshot
 
 Input: TypeAlias = bytes | str | Iterable[bytes] | None
 _A = TypeVar("_A")
@@ -187,24 +187,9 @@ class Snapshot(_Facade["AsyncSnapshot"]):
     """A cell at one moment. Made by `Cell.snapshot`."""
 
     @property
-    def id(self) -> str:
-        """Its name in the ledger."""
-        return self._inner.id
-
-    @property
-    def name(self) -> str:
-        """As its maker called it."""
-        return self._inner.name
-
-    @property
-    def state(self) -> Literal["machine", "files"]:
-        """How much of the cell it has."""
-        return self._inner.state
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all of it."""
-        return self._inner.digest
+    def facts(self) -> AsyncSnapshot:
+        """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
+        return self._inner
 
     @overload
     def fork(self) -> AbstractContextManager[Cell]: ...
