@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.integration.processes import quick_command
 
 from belljar import sync
 from belljar.cell import Cell, Snapshot, open_cell, open_range, start_run
@@ -414,3 +416,73 @@ def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:
             assert await said(cell, "echo fine") == ["fine"]
 
     anyio.run(look)
+
+
+TASKS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+from belljar.inspect import revert, snapshot
+
+@solver
+def tries(forks: bool) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await sandbox().exec(["sh", "-c", "echo costly >> begun"])
+        begun = await snapshot()
+        seen = []
+        for attempt in range(2):
+            await sandbox().exec(["sh", "-c", "echo attempt >> begun"])
+            await revert(to=begun)
+            seen.append((await sandbox().exec(["cat", "marker", "begun"])).stdout)
+        if forks:
+            async with begun.fork():
+                pass
+        state.store.set("seen", seen)
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def is_back() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        seen = state.store.get("seen")
+        return Score(value=int(seen == ["content\\ncostly\\n"] * 2), explanation=str(seen))
+    return score
+
+def made(forks: bool) -> Task:
+    sample = Sample(id="again", input="x", files={"marker": "content\\n"}, setup="echo x > set-up")
+    return Task(dataset=[sample], solver=tries(forks), scorer=is_back())
+
+@task
+def back() -> Task:
+    return made(False)
+
+@task
+def forked() -> Task:
+    return made(True)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("back", "contained"), ("forked", "void")])
+def test_a_solver_goes_back(home: Path, tmp_path: Path, name: str, status: str) -> None:
+    """To a costly beginning, twice, with each machine probed: the sample is contained, and void when
+    the solver also made a fork that nobody probed."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "policy.yaml").write_text(
+        "belljar: 1\nrisk: low\ntier: microvm\nuser: root\nsnapshots: true\n"
+    )
+    words = ("run", "--json", "--model", "mockllm/model", f"tasks.py@{name}")
+    done = subprocess.run(
+        quick_command(*words, "--policy", "policy.yaml"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    (sample,) = json.loads(done.stdout)["samples"]
+    assert (sample["verdict"], sample["scores"]) == (status, {"is_back": "1"}), done.stderr
+    assert (sample["reverts"], sample["destroyed"]) == (2, True)
+    assert len(sample["cells"]) == 3 + (name == "forked")
+    assert scratch_of(home) == []

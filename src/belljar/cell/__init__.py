@@ -13,7 +13,7 @@ from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
     from belljar.cell.background import BackgroundCommand, OutputSoFar
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.connection import CellStream
     from belljar.cell.exec import RunningCommand
     from belljar.cell.files import FileInfo
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from belljar.cell.parts import Parts, prepare, start_run
     from belljar.cell.pool import Pool, open_pool
     from belljar.cell.range import Range
-    from belljar.cell.snapshot import Snapshot
     from belljar.channel import PtySize, Stream
 
 __all__ = [
@@ -56,7 +55,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("BackgroundCommand", "OutputSoFar"), "belljar.cell.background"),
-        "Cell": "belljar.cell.cell",
+        **dict.fromkeys(("Cell", "Snapshot"), "belljar.cell.cell"),
         "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "open_range"), "belljar.cell.open"),
         "FileInfo": "belljar.cell.files",
@@ -68,7 +67,6 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("Parts", "prepare", "start_run"), "belljar.cell.parts"),
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
         "RunningCommand": "belljar.cell.exec",
-        "Snapshot": "belljar.cell.snapshot",
         **dict.fromkeys(("PtySize", "Stream"), "belljar.channel"),
     },
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -21,9 +21,6 @@ from belljar.isolation.survivors import Destruction
 from belljar.plan import Plan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
-
-if TYPE_CHECKING:
-    from belljar.cell.range import Origin
 
 
 class CellBase:
@@ -52,7 +49,7 @@ class CellBase:
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0
-        self.origin: Origin | None = None
+        self.origin: Any = None  # a `cell.range.Origin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None

@@ -23,9 +23,8 @@ from belljar.policy import LoadedPolicy
 from belljar.store.home import belljar_home
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.ranges import OnTarget
-    from belljar.cell.snapshot import Snapshot
 
 _CELL_DESCRIPTORS: Final = 32
 """A cell keeps a dozen open, and needs more while it is made and destroyed."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -27,8 +28,7 @@ from belljar.isolation.hold import killed_error
 from belljar.policy import Risk
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.snapshot import Snapshot
+    from belljar.cell.cell import Cell, Snapshot
 
 MAX_RETIRING: Final = 2
 """Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
@@ -101,7 +101,7 @@ class Machines:
             ):
                 raise CellError("the snapshot is another run's", where=f"cell {old.cell.id}")
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
-            make = self._make if to is None else to.machine
+            make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
             async with AsyncExitStack() as stack:
                 async with canary_in(old.cell) if is_verified else nullcontext() as canary:

@@ -24,8 +24,7 @@ from belljar.policy import LoadedPolicy
 from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.snapshot import Snapshot
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.isolation.microvm.saved import SavedMachine
     from belljar.isolation.renewal import Port
     from belljar.isolation.sandbox import Sandbox
@@ -108,7 +107,9 @@ async def ready_cell(
             if snapshot is None:
                 await copy_in(cell, loaded)
             else:
-                await snapshot.resume(cell)
+                from belljar.cell.snapshot import resume
+
+                await resume(snapshot, cell)
             yield cell
         finally:
             with anyio.CancelScope(shield=True):

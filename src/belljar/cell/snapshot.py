@@ -5,33 +5,24 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, overload
+from typing import TYPE_CHECKING, Final
 
-import anyio
 import anyio.to_thread
 
+from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.parts import MachineParts
-from belljar.cell.revert import revertible
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
-from belljar.isolation.microvm.saved import MachineLostError, SavedMachine, save_machine
+from belljar.isolation.microvm.saved import MachineLostError, save_machine
 from belljar.isolation.microvm.template import find_key
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.store.scratch import scratch_dir
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.range import Origin, Range
+    from belljar.cell.range import Origin
 
 HOOKS: Final = "/etc/resume.d"
 """Executables there run as root in a fork before anything else, in the order of their names."""
@@ -40,86 +31,29 @@ _HOOKS_TIMEOUT_S: Final = 10.0
 _MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
-
-    Attributes:
-        state: how much is kept: memory, processes and files.
-        digest: of all of it, in hex.
-        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
-        cell: the id of the cell that was saved.
-        size_bytes: on this host's disk.
-    """
-
-    id: str
-    name: str
-    state: Literal["machine"] = "machine"
-    digest: str
-    key: str
-    cell: str
-    size_bytes: int
-    saved: SavedMachine = field(repr=False)
-    origin: Origin = field(repr=False)
-    hooks: tuple[str, ...] = field(repr=False)
-
-    @overload
-    def fork(self) -> AbstractAsyncContextManager[Cell]: ...
-
-    @overload
-    def fork(self, count: int) -> AbstractAsyncContextManager[tuple[Cell, ...]]: ...
-
-    def fork(
-        self, count: int | None = None
-    ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
-        """Open a cell, or `count` of them, that goes on from here: with its processes, memory and
-        files, and an identity, randomness and clock of its own.
-
-        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
-        clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
-        `CellError` when the snapshot was changed or deleted, or a hook failed, `HostError` when it
-        was taken with another VMM, processor, kernel or image.
-        """
-        if count is None:
-            return self._one()
-        return self._several(count)
-
-    def machine(self) -> AbstractAsyncContextManager[Range]:
-        """A machine for one handle, see `cell.revert`."""
-        return self.origin.machine(snapshot=self)
-
-    @asynccontextmanager
-    async def _one(self) -> AsyncIterator[Cell]:
-        async with revertible(self.origin.machine, first=self.machine) as opened:
-            yield opened.cell
-
-    @asynccontextmanager
-    async def _several(self, count: int) -> AsyncIterator[tuple[Cell, ...]]:
-        async with AsyncExitStack() as stack:
-            yield tuple([await stack.enter_async_context(self._one()) for _ in range(count)])
-
-    async def resume(self, cell: Cell) -> None:
-        """Record where a fork comes from, and run its hooks. Raises `CellError` when one fails."""
-        cell.note(Kind.CELL_FORKED, {"snapshot": self.id, "from": self.cell})
-        give_up = time.monotonic() + _HOOKS_TIMEOUT_S
-        for hook in self.hooks:
-            output = await cell.exec(
-                [hook],
-                cwd="/",
-                user="0:0",
-                timeout_s=max(0.1, give_up - time.monotonic()),
-                max_output_bytes=_MAX_HOOK_OUTPUT_BYTES,
+async def resume(snapshot: Snapshot, cell: Cell) -> None:
+    """Record where a fork comes from, and run its hooks. Raises `CellError` when one fails."""
+    cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
+    give_up = time.monotonic() + _HOOKS_TIMEOUT_S
+    for hook in snapshot.hooks:
+        output = await cell.exec(
+            [hook],
+            cwd="/",
+            user="0:0",
+            timeout_s=max(0.1, give_up - time.monotonic()),
+            max_output_bytes=_MAX_HOOK_OUTPUT_BYTES,
+        )
+        if output.returncode:
+            raise CellError(
+                f"{hook} failed in a fork with status {output.returncode}",
+                where=f"cell {cell.id}",
+                hint="run it in a cell by hand; all hooks together have 10 seconds",
             )
-            if output.returncode:
-                raise CellError(
-                    f"{hook} failed in a fork with status {output.returncode}",
-                    where=f"cell {cell.id}",
-                    hint="run it in a cell by hand; all hooks together have 10 seconds",
-                )
 
 
-async def take_snapshot(cell: Cell, origin: Origin, name: str | None) -> Snapshot:
+async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     """See `Cell.snapshot`."""
+    origin: Origin = cell.origin
     live, parts = cell._live, origin.parts
     _check(cell, origin)
     if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):

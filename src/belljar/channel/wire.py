@@ -26,6 +26,8 @@ from belljar.channel.frames import (
     Stream,
 )
 from belljar.channel.messages import (
+    MAX_ERRNO,
+    MAX_SIGNAL,
     Configured,
     Credit,
     Data,
@@ -42,6 +44,7 @@ from belljar.channel.messages import (
     Touched,
     Watched,
     Welcome,
+    check_ending,
     violated,
 )
 from belljar.dataclass import dataclass
@@ -50,8 +53,6 @@ from belljar.errors import ProtocolViolation
 _DATA: Final = int(FrameType.DATA)
 _RESULT: Final = struct.Struct("<BBHiQQQ")
 _MAX_COUNT: Final = (1 << 63) - 1
-_MAX_ERRNO: Final = 4_095
-_MAX_SIGNAL: Final = 64
 _RENEWED_BITS: Final = 63
 _OP_LIMIT: Final = (1 << 32) - 1
 
@@ -224,7 +225,7 @@ class HostConnection:
             payload.violated("a CONFIGURED that was not asked for")
         self._awaits_configured = False
         code = payload.u32()
-        if code > _MAX_ERRNO:
+        if code > MAX_ERRNO:
             payload.violated(f"errno {code}")
         return Configured(errno=code, detail=payload.text())
 
@@ -242,7 +243,7 @@ class HostConnection:
             payload.violated("a FROZEN that was not asked for")
         self._awaits_frozen = False
         code = payload.u32()
-        if code > _MAX_ERRNO:
+        if code > MAX_ERRNO:
             payload.violated(f"errno {code}")
         return Frozen(errno=code)
 
@@ -256,10 +257,10 @@ class HostConnection:
         if not self._watches:
             payload.violated("a WATCHED that was not asked for")
         asked, code, count = self._watches.popleft(), payload.u32(), payload.u32()
-        if code > _MAX_ERRNO or count not in (0, asked) or (count != asked and not code):
+        if code > MAX_ERRNO or count not in (0, asked) or (count != asked and not code):
             payload.violated(f"errno {code} and {count} answers for {asked} files")
         errors = tuple(payload.u32() for _ in range(count))
-        if any(error > _MAX_ERRNO for error in errors):
+        if any(error > MAX_ERRNO for error in errors):
             payload.violated("an errno that can't be")
         self._watched_files = count
         return Watched(errno=code, errors=errors)
@@ -334,7 +335,7 @@ class HostConnection:
             payload.violated("a program that runs on, and was not let go")
         if max(stdout_dropped, stderr_dropped, duration) > _MAX_COUNT:
             payload.violated("a count that can't be")
-        _check_ending(state, Outcome(outcome), code, payload)
+        check_ending(state.kind, Outcome(outcome), code, payload, has_started=state.started)
         del self._live[op]
         return Result(
             op=op,
@@ -471,8 +472,8 @@ class HostConnection:
 
     def send_signal(self, op: int, signo: int, scope: frames.SignalScope) -> bytes:
         """A signal, 1 to 64. Nothing when the operation died."""
-        if not 1 <= signo <= _MAX_SIGNAL:
-            raise ValueError(f"{signo} is not a signal; 1 to {_MAX_SIGNAL}")
+        if not 1 <= signo <= MAX_SIGNAL:
+            raise ValueError(f"{signo} is not a signal; 1 to {MAX_SIGNAL}")
         if op not in self._live:
             return b""
         self._live[op].left |= scope is frames.SignalScope.LEAVE
@@ -492,20 +493,3 @@ class HostConnection:
         if self._welcome is None or not holds:
             raise RuntimeError("the order is HELLO, RENEW and their answers, then operations")
         return self._welcome
-
-
-def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload) -> None:
-    """No code out of its range, no file operation with an exit status, no success unstarted."""
-    is_exec = state.kind is OpKind.EXEC
-    codes = {
-        Outcome.EXITED: range(256 if is_exec else 1),
-        Outcome.SIGNALED: range(1, _MAX_SIGNAL + 1),
-        Outcome.NOT_STARTED: range(1, _MAX_ERRNO + 1),
-        Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else _MAX_ERRNO + 1),
-    }
-    if code not in codes[outcome]:
-        payload.violated(f"outcome {outcome.name} with code {code}")
-    is_late = outcome is Outcome.NOT_STARTED and state.started and is_exec
-    if is_late or (outcome is Outcome.EXITED and not state.started):
-        negated = "" if state.started else "not "
-        payload.violated(f"outcome {outcome.name} of an operation that was {negated}started")

@@ -12,7 +12,6 @@ from contextlib import (
 from functools import partial, wraps
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Final,
@@ -30,6 +29,7 @@ import anyio
 from belljar.cell import open as cell_open
 from belljar.cell.background import BackgroundCommand as AsyncBackgroundCommand
 from belljar.cell.cell import Cell as AsyncCell
+from belljar.cell.cell import Snapshot as AsyncSnapshot
 from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
 from belljar.cell.output import ExecOutput
@@ -46,9 +46,6 @@ from belljar.ledger import RunDirectory
 from belljar.plan import Plan
 from belljar.store.home import belljar_home
 from belljar.sync.loop import Loop, own_loop
-
-if TYPE_CHECKING:
-    from belljar.cell.snapshot import Snapshot as AsyncSnapshot
 
 Input: TypeAlias = bytes | str | Iterable[bytes] | None
 _A = TypeVar("_A")
@@ -183,7 +180,7 @@ class CellStream(_Facade[AsyncCellStream]):
     send_eof = _waiting(AsyncCellStream.send_eof)
 
 
-class Snapshot(_Facade["AsyncSnapshot"]):
+class Snapshot(_Facade[AsyncSnapshot]):
     """A cell at one moment. Made by `Cell.snapshot`."""
 
     @property
