@@ -20,6 +20,7 @@ from belljar.isolation.microvm.saved import MachineLostError, save_machine
 from belljar.isolation.microvm.template import find_key
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.store.scratch import scratch_dir
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell.range import Origin
@@ -45,7 +46,7 @@ async def resume(snapshot: Snapshot, cell: Cell) -> None:
         )
         if output.returncode:
             raise CellError(
-                f"{hook} failed in a fork with status {output.returncode}",
+                f"{printable(hook)} failed in a fork with status {output.returncode}",
                 where=f"cell {cell.id}",
                 hint="run it in a cell by hand; all hooks together have 10 seconds",
             )

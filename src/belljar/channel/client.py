@@ -214,8 +214,7 @@ class GuestClient:
             try:
                 yield
             finally:
-                with anyio.CancelScope(shield=True):
-                    await self._freeze(on=False)
+                await self._freeze(on=False)
         finally:
             self._held = None
             held.set()
@@ -223,8 +222,9 @@ class GuestClient:
     async def _freeze(self, *, on: bool) -> None:
         wire, answers = self._pump.wire, self._connection.answers
         answers.pop(Frozen, None)
-        await self._pump.send(lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()))
-        frozen = await self._answer(Frozen, 10.0, "did not answer FREEZE")
+        with anyio.CancelScope(shield=True):  # a workload that nobody waits for would stay frozen
+            await self._pump.send(lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()))
+            frozen = await self._answer(Frozen, 10.0, "did not answer FREEZE")
         if frozen.errno == errno.EBUSY:
             raise BusyError
         if frozen.errno:
