@@ -439,6 +439,12 @@ def test_a_terminal_in_a_cell(user: UsersBelljar) -> None:
     assert (found["code"], found["destroyed"]) == (0, True)
 
 
+def test_a_fork_of_a_cell(user: UsersBelljar) -> None:
+    """A machine is saved and forked with the user's rights; nobody else may read what is saved."""
+    found = program(user, "forks")
+    assert (found["note"], found["is_private"], found["destroyed"]) == ("then", True, True)
+
+
 def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
     """`belljar shell` on a terminal that says 0 × 0, as a fresh one does: a login of the image's
     user; its exit code is the shell's. Meanwhile its cell can be attached to, and a command there

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.command import OutputSoFar, RunningCommand
     from belljar.cell.connection import CellStream
     from belljar.cell.files import FileInfo
@@ -38,6 +38,7 @@ __all__ = [
     "PtySize",
     "Range",
     "RunningCommand",
+    "Snapshot",
     "Stream",
     "Transfer",
     "open_cell",
@@ -50,7 +51,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "Cell": "belljar.cell.cell",
+        **dict.fromkeys(("Cell", "Snapshot"), "belljar.cell.cell"),
         "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "open_range"), "belljar.cell.open"),
         "FileInfo": "belljar.cell.files",

@@ -52,6 +52,7 @@ class CellBase:
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0
+        self.origin: Any = None  # a `cell.range.Origin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None

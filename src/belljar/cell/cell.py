@@ -7,8 +7,11 @@ death; nothing is retried behind the caller's back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import anyio
 import anyio.to_thread
@@ -20,6 +23,68 @@ from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
+
+if TYPE_CHECKING:
+    from belljar.isolation.microvm.saved import SavedMachine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
+
+    Attributes:
+        state: how much is kept: memory, processes and files.
+        digest: of all of it, in hex.
+        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
+        cell: the id of the cell that was saved.
+        size_bytes: on this host's disk.
+    """
+
+    id: str
+    name: str
+    state: Literal["machine"] = "machine"
+    digest: str
+    key: str
+    cell: str
+    size_bytes: int
+    saved: SavedMachine = field(repr=False)
+    origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
+    hooks: tuple[str, ...] = field(repr=False)
+
+    @overload
+    def fork(self) -> AbstractAsyncContextManager[Cell]: ...
+
+    @overload
+    def fork(self, count: int) -> AbstractAsyncContextManager[tuple[Cell, ...]]: ...
+
+    def fork(
+        self, count: int | None = None
+    ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
+        """Open a cell, or `count` of them, that goes on from here: with its processes, memory and
+        files, and an identity, randomness and clock of its own.
+
+        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
+        clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
+        `CellError` when the snapshot was changed or deleted, or a hook failed, `HostError` when it
+        was taken with another VMM, processor, kernel or image.
+        """
+        if count is None:
+            return self._one()
+        return self._several(count)
+
+    @asynccontextmanager
+    async def _one(self) -> AsyncIterator[Cell]:
+        from belljar.cell.revert import revertible
+
+        async with revertible(
+            self.origin.machine, first=partial(self.origin.machine, snapshot=self)
+        ) as opened:
+            yield opened.cell
+
+    @asynccontextmanager
+    async def _several(self, count: int) -> AsyncIterator[tuple[Cell, ...]]:
+        async with AsyncExitStack() as stack:
+            yield tuple([await stack.enter_async_context(self._one()) for _ in range(count)])
 
 
 class Cell(ExecOperations, ConnectOperations, FileOperations):
@@ -74,7 +139,30 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         self._live.kill()
         self._live.client.disconnect()
 
-    async def revert(self, *, verify: bool | None = None) -> None:
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        """Save the cell as it is now: memory, processes and files. It stands still meanwhile.
+
+        The snapshot is deleted, with proof, at the end of the run.
+
+        Raises:
+            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: another
+                tier than microvm, one on a network, with decoys, or of a model.
+            CellError: a command runs in it, and it goes on; or it died.
+            HostError: no space; it goes on.
+        """
+        if self._dead is not None:
+            raise self._dead
+        if self.origin is None:
+            raise PolicyError(
+                "a cell on a network, or a target cell, can't be saved: its range has state",
+                where=f"cell {self.id}",
+                hint="use a policy without a network",
+            )
+        from belljar.cell.snapshot import take_snapshot
+
+        return await take_snapshot(self, name)
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
         The files of the policy are in place, with decoys of its own; nothing else of the old
@@ -84,6 +172,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         it found. A revert that fails leaves the old machine as it was.
 
         Args:
+            to: go on from there, instead of the clean state: one of this run's, of any cell of the
+                same policy.
             verify: look in the new machine for traces that are left in the old one just before: a
                 file, a process, its memory and environment, a port. Default: at risk `high` and
                 `critical`.
@@ -94,7 +184,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
             CellError: the cell was killed by order, or its block was left.
             HostError: no machine could be made.
         """
-        del verify
+        del verify, to
         raise PolicyError(
             "the cells of a range with a network can't be reverted: its gateway, stand-ins and "
             "target cells keep their state",
@@ -127,13 +217,17 @@ class RevertibleCell(Cell):
         object.__setattr__(self, "machines", machines)
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
-        if name in ("machines", "revert"):
+        if name in ("machines", "revert", "snapshot"):
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "machines").current.cell, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.machines.current.cell, name, value)
 
-    async def revert(self, *, verify: bool | None = None) -> None:
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """See `Cell.revert`."""
-        await self.machines.revert(verify=verify)
+        await self.machines.revert(verify=verify, to=to)
+
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        """See `Cell.snapshot`."""
+        return await self.machines.snapshot(name)  # type: ignore[no-any-return]

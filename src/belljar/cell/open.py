@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
-from belljar.cell.range import Range
+from belljar.cell.range import Origin, Range
 from belljar.cell.revert import revertible
 from belljar.cell.single import ready_cell
 from belljar.cell.stop_rules import stop_rules
@@ -25,7 +25,7 @@ from belljar.policy import LoadedPolicy
 from belljar.store.home import belljar_home
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.ranges import OnTarget
 
 _CELL_DESCRIPTORS: Final = 32
@@ -126,6 +126,7 @@ async def _machine(
     actor: Actor,
     ahead: bool,
     on_target: OnTarget | None,
+    snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Range]:
     has_network = loaded.policy.network is not None
     async with AsyncExitStack() as stack:
@@ -149,8 +150,12 @@ async def _machine(
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
-                made = make(loaded, parts, recorder=recorder)
+                made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
+                again = partial(
+                    _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
+                )
+                opened.cell.origin = Origin(run, home, parts, again)
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 

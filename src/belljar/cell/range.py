@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from belljar.dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
+    from belljar.cell.parts import Parts
     from belljar.cell.stop_rules import StopRulesRecorder
     from belljar.isolation.hold import KillOrder
+    from belljar.ledger import RunDirectory
     from belljar.network.owner.range import Range as Network
     from belljar.probe.judge import Router
 
@@ -46,6 +50,16 @@ class ModelRequests:
         self._closed = True
         if self.on_close is not None:
             self.on_close()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What another machine for a cell without a network is made from: `machine` makes one."""
+
+    run: RunDirectory
+    home: Path
+    parts: Parts
+    machine: Callable[..., AbstractAsyncContextManager[Range]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from belljar.isolation.hold import raise_if_killed
 from belljar.policy import Risk
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
 
 MAX_RETIRING: Final = 2
 """Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
@@ -66,13 +66,13 @@ class Machines:
         self._breach: ContainmentBreach | None = None
         self._error: BaseException | None = None
 
-    async def open(self) -> Range:
+    async def open(self, first: MakeMachine) -> Range:
         """Make the first machine; the range has the handle as its cell.
 
         A range with a network can't be reverted, and stays as it is made.
         """
         async with AsyncExitStack() as stack:
-            opened = await stack.enter_async_context(self._make())
+            opened = await stack.enter_async_context(first())
             from belljar.cell.cell import RevertibleCell  # imported while the cell started
 
             self.current = _Machine(opened, stack.pop_all())
@@ -83,6 +83,7 @@ class Machines:
         self,
         *,
         verify: bool | None = None,
+        to: Snapshot | None = None,
         on_ready: OnMachine | None = None,
         on_end: OnMachine | None = None,
     ) -> None:
@@ -94,20 +95,23 @@ class Machines:
             on_end: called with the old machine before it is destroyed. Its errors are kept.
         """
         async with self._turn:
-            if self._is_closed:
-                raise CellError("the cell's block was left")
+            self._refuse_if_ended()
             began, old = time.monotonic(), self.current
             while self._retiring and (
                 len(self._retiring) >= MAX_RETIRING or not _has_room_for_another(old.cell)
             ):
                 await self._retiring[0].wait()
             where = f"cell {old.cell.id}"
-            raise_if_killed(old.opened.killed(), where=where)
+            if to is not None and (
+                old.cell.origin is None or old.cell.origin.run is not to.origin.run
+            ):
+                raise CellError("the snapshot is another run's", where=where)
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
+            make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
             async with AsyncExitStack() as stack:
                 async with canary_in(old.cell) if is_verified else nullcontext() as canary:
-                    opened = await stack.enter_async_context(self._make())
+                    opened = await stack.enter_async_context(make())
                     self._check(old.cell, opened.cell)
                     if canary is not None:
                         await canary.search(opened.cell)
@@ -122,10 +126,24 @@ class Machines:
                     "from_pool": opened.from_pool,
                     "duration_ms": round((time.monotonic() - began) * 1000, 3),
                 }
+                if to is not None:
+                    data["snapshot"] = to.id
                 opened.cell.note(Kind.CELL_REVERTED, data)
                 # Nothing from here on waits or fails: the cell is never between two machines
                 self.current = _Machine(opened, stack.pop_all())
             self._retire(old, on_end)
+
+    async def snapshot(self, name: str | None) -> Snapshot:
+        """Save the machine in use. Raises as `Cell.snapshot`."""
+        async with self._turn:
+            self._refuse_if_ended()
+            return await self.current.cell.snapshot(name)
+
+    def _refuse_if_ended(self) -> None:
+        if self._is_closed:
+            raise CellError("the cell's block was left")
+        current = self.current
+        raise_if_killed(current.opened.killed(), where=f"cell {current.cell.id}")
 
     def _check(self, old: Cell, new: Cell) -> None:
         """The new machine is of the old one's kind, and its guard takes no decoy of the old one's
@@ -208,13 +226,16 @@ def _has_room_for_another(cell: Cell) -> bool:
 
 
 @asynccontextmanager
-async def revertible(make: MakeMachine) -> AsyncIterator[Range]:
-    """The range of one cell that `make` makes; `Cell.revert` has it made again.
+async def revertible(
+    make: MakeMachine, *, first: MakeMachine | None = None
+) -> AsyncIterator[Range]:
+    """The range of one cell that `make` makes; `Cell.revert` has it made again. `first`: makes the
+    first machine.
 
     Raises as `make`'s manager, and what the destruction of a reverted machine found.
     """
     machines = Machines(make)
     async with AsyncExitStack() as stack:
-        opened = await machines.open()
+        opened = await machines.open(first or make)
         stack.push_async_exit(machines.close)
         yield opened

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Self, TypeAlias, TypeVar
@@ -25,6 +26,7 @@ from belljar.channel import frames
 from belljar.channel.frames import OpKind, Outcome, Stream
 from belljar.channel.messages import (
     Configured,
+    Frozen,
     GuestEvent,
     Pong,
     Ready,
@@ -51,7 +53,15 @@ from belljar.units import format_duration, printable
 
 DEFAULT_MAX_OPS: Final = 64
 OnOutput: TypeAlias = Callable[[Stream, bytes], None]
-_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Watched)
+_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Frozen, Watched)
+
+
+class BusyError(CellError):
+    """A command runs, so that the cell can't be saved; nothing has changed."""
+
+    def __init__(self) -> None:
+        hint = "wait for the command, or end it; what it left in the background may run on"
+        super().__init__("the cell is busy: a command runs in it", where="channel", hint=hint)
 
 
 @dataclass(slots=True)
@@ -97,6 +107,7 @@ class GuestClient:
         self._max_ops = max_ops
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
+        self._held: anyio.Event | None = None
         self._socket: socket.socket | None = None
 
     @classmethod
@@ -185,11 +196,49 @@ class GuestClient:
         await self._pump.send(lambda: self._pump.wire.send_renew(payload))
         return await self._answer(Renewed, timeout_s, "did not answer RENEW")
 
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[None]:
+        """In the block nothing of the workload runs, and nothing is sent to the guest: what is
+        called meanwhile waits. After it the guest's clock is set.
+
+        Raises `BusyError`; another `CellError` when the guest agent can't, or doesn't answer: the
+        workload may stand still then.
+        """
+        if self._held is not None or self._pump.wire.live_ops:
+            raise BusyError
+        held = self._held = anyio.Event()
+        try:
+            await self._freeze(on=True)
+            try:
+                yield
+            finally:
+                await self._freeze(on=False)
+        finally:
+            self._held = None
+            held.set()
+
+    async def _freeze(self, *, on: bool) -> None:
+        wire, answers = self._pump.wire, self._connection.answers
+        answers.pop(Frozen, None)
+        with anyio.CancelScope(shield=True):  # a workload that nobody waits for would stay frozen
+            await self._pump.send(lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()))
+            frozen = await self._answer(Frozen, 10.0, "did not answer FREEZE")
+        if frozen.errno == errno.EBUSY:
+            raise BusyError
+        if frozen.errno:
+            what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
+            raise CellError(what, where="channel, FREEZE")
+
+    async def _released(self) -> None:
+        while self._held is not None:
+            await self._held.wait()
+
     async def ping(self, *, timeout_s: float = 10.0) -> float:
         """Seconds to the guest agent and back.
 
         Raises `CellError` when it doesn't answer in time; the connection stays.
         """
+        await self._released()
         began = anyio.current_time()
         mine = 0
 
@@ -226,6 +275,7 @@ class GuestClient:
                 self._connection.on_touched = on_touched
             return self._pump.wire.send_watch(payload, files=len(paths), max_touches=max_touches)
 
+        await self._released()
         await self._pump.send(make)
         return await self._answer(Watched, timeout_s, "did not answer WATCH")
 
@@ -414,6 +464,7 @@ class GuestClient:
                 return message
 
             try:
+                await self._released()
                 await self._pump.send(begin)
                 if timeout_s is not None:
                     operation.deadline = anyio.current_time() + timeout_s

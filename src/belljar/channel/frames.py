@@ -58,6 +58,8 @@ class FrameType(IntEnum):
     WATCH = 0x0B
     WATCHED = 0x0C
     TOUCHED = 0x0D
+    FREEZE = 0x0E
+    FROZEN = 0x0F
     PART = 0x10
     START = 0x11
     DATA = 0x12

@@ -47,7 +47,7 @@ from belljar.probe.run import breach_of
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput, Range
+    from belljar.cell import Cell, ExecOutput, Range, Snapshot
 
 
 NOT_FOUND: Final = 127
@@ -352,9 +352,14 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """`inspect sandbox cleanup`: kept and crashed cells."""
         await lifecycle.clean(id)
 
-    async def revert(self, *, verify: bool | None = None) -> None:
-        """As `Cell.revert`; the new machine is probed, and prepared as Inspect prepared the first:
-        the service's program, the sample's files, its set-up.
+    async def snapshot(self) -> Snapshot:
+        """As `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""
+        async with self._operation():
+            return await self.cell.snapshot()
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """As `Cell.revert`; the new machine is probed, and without `to` prepared as Inspect
+        prepared the first: the service's program, the sample's files, its set-up.
 
         Raises `SandboxUnavailableError` for `CellError`.
         """
@@ -362,7 +367,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
         cell = self.cell
         if not isinstance(cell, RevertibleCell):
-            await cell.revert()  # refuses by name
+            await cell.revert(to=to)  # refuses by name
             return
 
         async def on_ready(opened: Range) -> None:
@@ -371,7 +376,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             self._record_start(new)
             try:
                 await self._stop_if_breached(await self._probe_noted(opened, "start"), new)
-                for act, returncode in self._preparation:
+                for act, returncode in self._preparation if to is None else ():
                     if getattr(await act(new), "returncode", 0) != returncode:
                         raise CellError("the sample's set-up ended differently in the new machine")
             except BaseException:
@@ -387,7 +392,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         async with self._operation():
             await self.health.look("call")
             try:
-                await cell.machines.revert(verify=verify, on_ready=on_ready, on_end=on_end)
+                await cell.machines.revert(verify=verify, to=to, on_ready=on_ready, on_end=on_end)
             except ContainmentBreach as breach:
                 if breach not in self._session.breaches:
                     self._session.breached(breach)

@@ -325,6 +325,13 @@ _SENSORS: Final = {
 """Each sensor of touched decoys, and what it can't see."""
 
 
+SNAPSHOTS: Final = (
+    "the monitor of the virtual machine stays open, for snapshots; a snapshot's memory lies in the "
+    "store until the run ends"
+)
+NO_SNAPSHOTS: Final = "`snapshots` has no effect: only a cell of tier microvm can be saved"
+
+
 def decoy_warnings(policy: Policy, tier: Tier, facts: HostFacts) -> tuple[str, ...]:
     """What sees who opens or reads a decoy's file, and what that can't see; none without decoys.
 

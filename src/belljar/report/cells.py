@@ -246,7 +246,9 @@ class CellGatherer:
             _add(cell, line)
             if line.kind is Kind.CELL_REVERTED:
                 cell.replaces = str(line.data["from"])
-                _add_revert(cell, self.found.get(cell.replaces))
+                _inherit(cell, self.found.get(cell.replaces))
+            elif line.kind is Kind.CELL_FORKED:
+                _inherit(cell, self.found.get(str(line.data["from"])))
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
@@ -326,14 +328,14 @@ def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
         cell.differences = tuple(facts)
 
 
-def _add_revert(cell: CellFindings, replaced: CellFindings | None) -> None:
-    """It is of the replaced cell's sample; what ran in it until now prepared it."""
+def _inherit(cell: CellFindings, of: CellFindings | None) -> None:
+    """It is of the other cell's sample; what ran in it until now prepared it."""
     for operation in cell.operations.values():
         operation.own = True
     cell.bytes_in, cell.bytes_out, cell.preparing = 0, 0, False
-    if replaced is not None:
+    if of is not None:
         for name in ("task", "sample", "epoch", "uuid", "eval_id", "host_tools", "differences"):
-            setattr(cell, name, getattr(replaced, name))
+            setattr(cell, name, getattr(of, name))
 
 
 def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:

@@ -410,6 +410,8 @@ _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
         "looked for traces of {from}: {planted}",
         "{traces}; not looked for: {not_checked}",
     ),
+    Kind.CELL_SNAPSHOT: (Group.CELL, "saved as snapshot {name}", "{snapshot}"),
+    Kind.CELL_FORKED: (Group.CELL, "forked from {snapshot}, a snapshot of cell {from}", ""),
     Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "{proof}"),
     Kind.RANGE_DESTROYED: (Group.CELL, "range destroyed", "{proof}"),
 }

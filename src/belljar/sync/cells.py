@@ -12,12 +12,22 @@ from contextlib import (
 )
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import anyio
 
 from belljar.cell import open as cell_open
 from belljar.cell.cell import Cell as AsyncCell
+from belljar.cell.cell import Snapshot as AsyncSnapshot
 from belljar.cell.command import RunningCommand as AsyncRunningCommand
 from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.pool import Pool as AsyncPool
@@ -160,6 +170,33 @@ class CellStream(_Facade[AsyncCellStream]):
     send_eof = _waiting(AsyncCellStream.send_eof)
 
 
+class Snapshot(_Facade[AsyncSnapshot]):
+    """A cell at one moment. Made by `Cell.snapshot`."""
+
+    @property
+    def facts(self) -> AsyncSnapshot:
+        """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
+        return self._inner
+
+    @overload
+    def fork(self) -> AbstractContextManager[Cell]: ...
+
+    @overload
+    def fork(self, count: int) -> AbstractContextManager[tuple[Cell, ...]]: ...
+
+    def fork(
+        self, count: int | None = None
+    ) -> AbstractContextManager[Cell] | AbstractContextManager[tuple[Cell, ...]]:
+        """See `belljar.Snapshot.fork`."""
+        if count is None:
+            return _entered(self._inner.fork(), Cell, self._loop)
+
+        def facades(cells: tuple[AsyncCell, ...], loop: Loop) -> tuple[Cell, ...]:
+            return tuple(Cell(each, loop) for each in cells)
+
+        return _entered(self._inner.fork(count), facades, self._loop)
+
+
 class Cell(_Facade[AsyncCell]):
     """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
     several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
@@ -211,7 +248,12 @@ class Cell(_Facade[AsyncCell]):
     ping = _waiting(AsyncCell.ping)
     wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
-    revert = _waiting(AsyncCell.revert)
+    snapshot = _mirrored(AsyncCell.snapshot, lambda call, loop: Snapshot(loop.call(call), loop))
+
+    def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """See `belljar.Cell.revert`."""
+        saved = None if to is None else to._inner
+        self._loop.call(self._inner.revert, verify=verify, to=saved)
 
 
 class Range:

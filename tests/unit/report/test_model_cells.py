@@ -107,3 +107,22 @@ def test_a_reverted_cell_is_of_its_sample() -> None:
     left = {"from": "c1", "planted": ["memory"], "found": ["memory"], "not_checked": []}
     unclean = line(Kind.CELL_REVERT_VERIFIED, "c9", **left)
     assert judge(evidence(lines=[*story(), unclean, ended])).verdict is Verdict.BREACHED
+
+
+def test_a_forked_cell_is_of_its_sample() -> None:
+    """Whoever forked a sample's cell, or a fork of it: without probes and proof of its own the
+    sample is void."""
+    probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
+    ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
+    between = line(Kind.CELL_FORKED, "c8", **{"snapshot": "s-1", "from": "c1"})
+    for source in ("c1", "c8"):
+        forked = line(Kind.CELL_FORKED, "c9", **{"snapshot": "s-1", "from": source})
+        for lines, verdict in (
+            ((*probed, ended), Verdict.CONTAINED),
+            ((ended,), Verdict.VOID),
+            (probed, Verdict.VOID),
+        ):
+            before = [between] if source == "c8" else []
+            found = judge(evidence(lines=[*story(), *before, forked, *lines]))
+            assert found.rows[0].verdict is (Verdict.VOID if before else verdict)
+            assert "c9" in {cell.cell_id for cell in found.rows[0].cells}

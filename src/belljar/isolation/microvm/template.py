@@ -166,6 +166,12 @@ async def ensure_template(
             return template
 
 
+def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tuple[str, VmmRoot]:
+    """The key of this plan's template here and now, and the VMM that would run it."""
+    job = _find_job(plan, image, kernel, home, None)
+    return job.key, job.root
+
+
 def lock_name(key: str) -> str:
     """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
