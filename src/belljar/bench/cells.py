@@ -12,7 +12,7 @@ import anyio
 
 from belljar.bench.figures import Figures, Measure, Row
 from belljar.cell import Cell, Pool, open_cell, open_pool, start_run
-from belljar.errors import BelljarError, CellError
+from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.host.settings import PolicyLike
 from belljar.ledger import RunDirectory
 
@@ -117,6 +117,8 @@ async def _lives(work: Workload, run: RunDirectory, figures: Figures, count: int
     async def life() -> None:
         try:
             await _life(work, run, figures, count)
+        except ContainmentBreach:
+            raise
         except BelljarError as error:
             figures.fail(Row(work.tier, Measure.LIFE, count), str(error))
 

@@ -20,7 +20,7 @@ from belljar.bench.figures import Figures, Measure, Row
 from belljar.errors import HostError
 
 DOCKER: Final = "docker run --rm"
-_TAG: Final = "belljar-bench:peer"
+_TAG: Final = f"belljar-bench:{uuid4().hex[:12]}"
 _HELLO: Final = ("echo", "hello")
 # Of one command of a peer: a daemon that hangs must not hang the benchmark.
 _TIMEOUT_S: Final = 120.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.cli.console import TIERS, json_option, notice, print_json, run_async, table_lines
-from belljar.errors import CellError, HostError, PolicyError
+from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
 from belljar.package import __version__
 from belljar.units import printable
 
@@ -97,25 +97,31 @@ def bench(
       5  a cell failed: its row says how many
     """
     from belljar.bench.cells import Workload, time_tier
-    from belljar.bench.figures import Figures
+    from belljar.bench.figures import Figures, Measure, Row
 
     if quick:
         rounds, samples = min(rounds, 5), 0
     counts = in_flight or ((1, 10) if quick else (1, 10, 50, 100))
     blob, figures, peer = os.urandom((10 if quick else 50) << 20), Figures(), ""
     with tempfile.TemporaryDirectory(prefix="belljar-bench-") as scratch:
-        if not no_peers:
-            peer = _time_peers(figures, rounds, counts, blob, Path(scratch))
-        for tier in tiers or TIERS:
-            work = Workload(tier=tier, rounds=rounds, in_flight=counts, blob=blob)
-            try:
-                run_async(time_tier, work, figures, notice)
-            except (HostError, PolicyError) as error:
-                figures.absent[tier] = str(error)
-            else:
-                if samples:
-                    _time_evaluation(tier, figures, samples, Path(scratch))
-    _print(figures, peer, as_json=as_json)
+        try:
+            if not no_peers:
+                try:
+                    peer = _time_peers(figures, rounds, counts, blob, Path(scratch))
+                except HostError as error:
+                    figures.absent["peers"] = str(error)
+            for tier in tiers or TIERS:
+                work = Workload(tier=tier, rounds=rounds, in_flight=counts, blob=blob)
+                try:
+                    run_async(time_tier, work, figures, notice)
+                    if samples:
+                        _time_evaluation(tier, figures, samples, Path(scratch))
+                except (HostError, PolicyError) as error:
+                    figures.absent[tier] = str(error)
+                except CellError as error:
+                    figures.fail(Row(tier, Measure.LIFE), str(error))
+        finally:
+            _print(figures, peer, as_json=as_json)
     if any(tier in figures.absent for tier in tiers or TIERS):
         return HostError.exit_code
     return CellError.exit_code if any(row.subject in TIERS for row in figures.failures) else 0
@@ -154,13 +160,19 @@ def _time_evaluation(tier: str, figures: Figures, samples: int, scratch: Path) -
     argv = [sys.executable, "-m", "belljar", "run", str(task), "--policy", str(policy)]
     argv += ["--model", "mockllm/model", "--display", "none", "--json"]
     row = Row(tier, Measure.EVALUATION, samples)
-    with figures.timed(row):
-        done = subprocess.run(
-            argv, capture_output=True, check=False, cwd=scratch, timeout=_EVALUATION_TIMEOUT_S
-        )
+    try:
+        with figures.timed(row):
+            done = subprocess.run(
+                argv, capture_output=True, check=False, cwd=scratch, timeout=_EVALUATION_TIMEOUT_S
+            )
+    except subprocess.TimeoutExpired:
+        figures.fail(row, f"`belljar run` took longer than {_EVALUATION_TIMEOUT_S} s")
+        return
     if done.returncode:
-        figures.samples_ms.pop(row)
+        del figures.samples_ms[row]
         figures.fail(row, f"`belljar run` ended with {done.returncode}")
+    if done.returncode == ContainmentBreach.exit_code and b'"verdict": "breached"' in done.stdout:
+        raise ContainmentBreach("a sample of the evaluation was breached", where=tier)
 
 
 def _print(figures: Figures, peer: str, *, as_json: bool) -> None:

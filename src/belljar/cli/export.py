@@ -7,8 +7,7 @@ import re
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -24,17 +23,17 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("jsonl", "timesketch", "ocsf", "otlp", "intoto", "cast", "pcap")
 _MAX_BODY_BYTES: Final = 16 << 20
-# Of all tries together: a collector that hangs must not hang the command.
+# Of one request: a collector that hangs must not hang the command.
 _SEND_TIMEOUT_S: Final = 30
-# Colours are kept in a replay; every other control sequence could act on the terminal.
-_COLOUR: Final = re.compile(r"(\x1b\[[0-9;]{0,32}m)")
+# Colours are kept in a replay; every other sequence could act on the terminal, or hide a line.
+_COLOUR: Final = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[2-4]|3[1-79]|9[1-7])(?:;(?=\d))?)*m)")
+_RESET: Final = "\x1b[0m"
 
 
 @click.command()
 @run_argument
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
-@click.option("--keystrokes", is_flag=True, help="For cast: also what was typed.")
 @click.option("--endpoint", metavar="URL", help="For otlp: send there (http/protobuf), not a file.")
 @click.option(
     "-o",
@@ -50,8 +49,6 @@ def export(
     endpoint: str | None,
     output: Path | None,
     fingerprint: str | None,
-    *,
-    keystrokes: bool,
 ) -> int:
     """Write RUN in another tool's format.
 
@@ -67,7 +64,7 @@ def export(
     The record is not verified, except for intoto. Exit codes: 0 written; 1 intoto was asked for and
     the record does not verify; 3 it can't be written.
     """
-    from belljar.cli.ledger import run_path, write_lines
+    from belljar.cli.ledger import new_file, run_path, write_lines
 
     path = run_path(run)
     with reading(path, "RUN"):
@@ -75,14 +72,14 @@ def export(
             return _export_statement(path, run, fingerprint, output)
         if kind == "otlp" and endpoint:
             return _send(path, endpoint)
-        with _target(output) as file:
+        with new_file(output) as file:
             if kind == "jsonl":
                 write_lines(path, file, escape=output is None and sys.stdout.isatty())
                 return 0
             if kind == "pcap":
                 _copy_packets(path, place, file)
                 return 0
-            for document in _documents(path, kind, place, keystrokes=keystrokes):
+            for document in _documents(path, kind, place):
                 file.write(json.dumps(document).encode() + b"\n")
             file.flush()
     return 0
@@ -109,7 +106,7 @@ def replay(run: str, place: str, speed: float, idle_s: float) -> None:
 
     path = run_path(run)
     with reading(path, "RUN"):
-        for event in _documents(path, "cast", place, keystrokes=False):
+        for event in _documents(path, "cast", place):
             if isinstance(event, list):
                 after_s, code, data = event
                 sys.stdout.flush()
@@ -121,32 +118,20 @@ def _safe(text: str) -> str:
     """Escape all but colours, lines and tabs. A lone carriage return starts a line."""
     lines = re.split(r"\r\n|\n|\r", text)
     pieces = (_COLOUR.split(line) for line in lines)
-    return "\n".join(
+    shown = "\n".join(
         "".join(
             each if _COLOUR.fullmatch(each) else printable(each, max_chars=1 << 20) for each in line
         )
         for line in pieces
     )
+    return shown + _RESET if "\x1b" in shown else shown  # no colour goes on into our own lines
 
 
-@contextmanager
-def _target(output: Path | None) -> Iterator[BinaryIO]:
-    if output is None:
-        yield sys.stdout.buffer
-        return
-    try:
-        with output.open("xb") as file:
-            output.chmod(0o600)  # it quotes what cells printed
-            yield file
-    except FileExistsError as error:
-        raise Misuse(f"{output} exists", param="-o", hint="name a new file") from error
-
-
-def _documents(path: Path, kind: str, place: str, *, keystrokes: bool) -> Iterable[Any]:
+def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
     """Return the lines of a format; each is written as JSON."""
     from belljar.ledger.listing import read_body, read_events
 
-    lines, run_id = read_events(path), path.resolve().name
+    lines, run_id = read_events(path), _run_id(path)
     if kind == "timesketch":
         from belljar.export.timesketch import timesketch
 
@@ -166,7 +151,15 @@ def _documents(path: Path, kind: str, place: str, *, keystrokes: bool) -> Iterab
             return f"[{body.name}: {error}]".encode()
 
     commands = (line.cell for line in read_events(path) if line.kind == "exec.started")
-    return cast(lines, _one(commands, place, "cell"), read, keystrokes=keystrokes)
+    return cast(lines, _one(commands, place, "cell"), read)
+
+
+def _run_id(path: Path) -> str:
+    """Return the id that the record says; a copy's directory may have any name."""
+    from belljar.ledger.listing import read_events
+
+    first = next(read_events(path), None)
+    return "" if first is None else str(first.data.get("run_id", ""))
 
 
 def _one(found: Iterable[str | None], place: str, what: str) -> str:
@@ -208,17 +201,14 @@ def _otlp_json(found: list[Any]) -> dict[str, Any]:
 def _send(path: Path, endpoint: str) -> int:
     from belljar.ledger.listing import read_events
 
-    found = _spans(read_events(path), path.resolve().name)
+    found = _spans(read_events(path), _run_id(path))
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    if (
-        OTLPSpanExporter(endpoint=endpoint, timeout=30).export(found)
-        is not SpanExportResult.SUCCESS
-    ):
-        raise HostError(
-            f"{endpoint} did not take the traces", hint="is a collector listening there?"
-        )
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_TIMEOUT_S)
+    if exporter.export(found) is not SpanExportResult.SUCCESS:
+        hint = "is a collector listening there?"
+        raise HostError("the collector did not take the traces", where=endpoint, hint=hint)
     click.echo(f"{len(found)} spans were sent")
     return 0
 
@@ -237,7 +227,7 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
 
 
 def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
-    from belljar.cli.ledger import expected_key, expected_run
+    from belljar.cli.ledger import expected_key, expected_run, new_file
     from belljar.export.statement import envelope, statement
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import digest_file
@@ -261,14 +251,20 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
             hint="export it on the host that made the run",
         )
     found = as_json(judge(evidence))
+    if unsealed := found.get("unsealed_logs"):
+        raise HostError(
+            "its verdict rests on a log outside of the record, which anybody may have changed",
+            where=printable(str(unsealed)[:200]),
+            hint="only a run of `belljar run` has a statement",
+        )
     logs = {}
     for log in sorted(
         path.glob("inspect/*")
     ):  # the same that was verified: all are in the manifest
         with log.open("rb") as file:
             logs[f"inspect/{log.name}"] = digest_file(file)[0]
-    content = statement(path.resolve().name, checked.root, logs, found)
-    with _target(output) as target:
+    content = statement(checked.run_id or "", checked.root, logs, found)
+    with new_file(output) as target:
         target.write(json.dumps(envelope(content, key)).encode() + b"\n")
         target.flush()
     return 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
@@ -125,7 +127,10 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many events.")
 @click.option(
-    "--no-probes", is_flag=True, help="Leave out packets and names that Belljar's probes tried."
+    "--probes/--no-probes",
+    "with_probes",
+    default=None,
+    help="With packets and names that Belljar's own probes tried. Default: with --json alone.",
 )
 @click.option(
     "--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped."
@@ -139,7 +144,7 @@ def show(
     grep: str | None,
     limit: int | None,
     *,
-    no_probes: bool,
+    with_probes: bool | None,
     with_output: bool,
     as_json: bool,
 ) -> None:
@@ -162,7 +167,7 @@ def show(
 
     path, after = run_path(run), _since(since)
     lines = _readable(path, read_lines(path))
-    if no_probes:
+    if not (as_json if with_probes is None else with_probes):
         lines = _without_probes(lines)
     wanted = (line for line in lines if _is_wanted(line[1], kinds, cell, after, grep))
     is_empty = True
@@ -186,8 +191,9 @@ def show(
                     click.echo(f"        {name} | {printable(line)}")
                 if problem:
                     click.echo(f"        {name}: {printable(problem)}")
-    if is_empty and sys.stdout.isatty():
-        click.echo("no event matches", err=True)
+    if is_empty and not as_json:
+        count = sum(1 for _ in read_lines(path))
+        click.echo(f"no event of that kind ({count} events)", err=True)
 
 
 def _without_probes(
@@ -245,14 +251,27 @@ def export(run: str, output: Path | None) -> None:
     written to a terminal.
     """
     path = run_path(run)
+    with new_file(output) as file:
+        write_lines(path, file, escape=output is None and sys.stdout.isatty())
+
+
+@contextmanager
+def new_file(output: Path | None) -> Iterator[BinaryIO]:
+    """Standard output, or a new file for this user alone, which is gone if the block fails."""
     if output is None:
-        write_lines(path, sys.stdout.buffer, escape=sys.stdout.isatty())
+        yield sys.stdout.buffer
         return
     try:
-        with output.open("xb") as file:
-            write_lines(path, file, escape=False)
+        # It quotes what cells printed
+        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
         raise Misuse(f"{output} exists", param="-o", hint="name a new file") from error
+    with os.fdopen(fd, "wb") as file:
+        try:
+            yield file
+        except BaseException:
+            output.unlink(missing_ok=True)  # half of it would be taken for all
+            raise
 
 
 def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:

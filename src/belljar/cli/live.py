@@ -36,38 +36,47 @@ _LOOPBACK: Final = ("127.0.0.1", "::1")
     "--unix", "unix_path", type=click.Path(path_type=Path), help="A unix socket instead of a port."
 )
 @click.option("--operator", is_flag=True, help="Allow the page to stop runs, hold and release.")
-@click.option("--any-host", is_flag=True, help="Listen beyond loopback: put TLS before it.")
-def serve(host: str, port: int, unix_path: Path | None, *, operator: bool, any_host: bool) -> int:
+@click.option(
+    "--public-url", metavar="URL", help="Where browsers find it, behind a proxy that has TLS."
+)
+def serve(
+    host: str, port: int, unix_path: Path | None, public_url: str | None, *, operator: bool
+) -> int:
     """Serve a page that shows runs, samples and cells while they last.
 
-    Prints an address with a token; whoever has it may look, and with --operator may stop. The token
-    is kept in the store: remove `keys/live-token` there to have a new one.
+    Prints an address with a token; whoever has it may look, and with that of --operator may stop.
+    The tokens are kept in the store: remove `keys/live-token` or `keys/live-operator-token` there
+    to have a new one.
     """
     try:
         import uvicorn
 
-        from belljar.live.server import LiveServer, load_token
+        from belljar.live.server import OPERATOR, VIEWER, LiveServer, load_token
     except ImportError as error:
         what = f"{error.name} is not installed"
         raise HostError(what, hint="install Belljar with the extra `web`") from error
     from belljar.store.home import belljar_home
 
-    if host not in _LOOPBACK and unix_path is None and not any_host:
+    if host not in _LOOPBACK and unix_path is None and public_url is None:
         raise HostError(
             f"{host} is not loopback: others could see cells, and stop them",
-            hint="reach it through ssh, or add --any-host and put TLS before it",
+            hint="reach it through ssh, or put a proxy with TLS before it and give --public-url",
         )
     home = belljar_home()
-    token = load_token(home)
+    viewer = load_token(home, VIEWER)
+    stops = load_token(home, OPERATOR) if operator else None
     with _bound(host, port, unix_path) as bound:
-        name, hosts = str(unix_path), frozenset[str]()
+        name, origins = str(unix_path), frozenset[str]()
         if unix_path is None:
             port = bound.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
-            name = f"http://{shown}:{port}/"
-            hosts = frozenset(() if any_host else (f"{shown}:{port}", f"localhost:{port}"))
-        server = LiveServer(home, token, hosts=hosts, operator=operator)
-        click.echo(f"{name}#{token}")
+            name = f"http://{shown}:{port}"
+            origins = frozenset((name, f"http://localhost:{port}"))
+        if public_url is not None:
+            name = public_url.rstrip("/")
+            origins = frozenset((name,))
+        server = LiveServer(home, viewer, stops, origins=origins)
+        click.echo(f"{name}{'' if unix_path and not public_url else '/'}#{stops or viewer}")
         config = uvicorn.Config(
             server.app(),
             log_level="warning",
@@ -95,6 +104,7 @@ def _bound(host: str, port: int, unix_path: Path | None) -> Iterator[socket.sock
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind((host, port))
             else:
+                _remove_dead(unix_path)
                 before = os.umask(0o177)
                 try:
                     bound.bind(str(unix_path))
@@ -112,6 +122,17 @@ def _bound(host: str, port: int, unix_path: Path | None) -> Iterator[socket.sock
         finally:
             if unix_path is not None:
                 unix_path.unlink(missing_ok=True)
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove the socket of a killed server, to which nobody can connect."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        except OSError:
+            return
 
 
 @click.command()

@@ -56,7 +56,7 @@ def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str
         "category_uid": class_uid // 1000,
         "class_uid": class_uid,
         "type_uid": class_uid * 100 + activity_id,
-        "severity_id": 4 if class_uid == _FINDING else 1,
+        "severity_id": 1 if class_uid != _FINDING else 5 if line.kind in _BREACHES else 4,
         "time": int(datetime.fromisoformat(line.time).timestamp() * 1e3),
         "metadata": {
             "version": SCHEMA,
@@ -105,7 +105,8 @@ def _file(line: Line, first: Line) -> dict[str, Any] | None:
 
 def _network(line: Line, _first: Line) -> dict[str, Any] | None:
     data = line.data
-    is_allowed = data.get("verdict") in ("allowed", "dialled")
+    # A look-up that left, and a connection that was cut later, were let through
+    is_allowed = data.get("verdict") in ("allowed", "dialled", "looked_up", "cut")
     return {
         "class_uid": _NETWORK,
         "activity_id": 1 if is_allowed else 5,
@@ -158,6 +159,10 @@ def _dns(line: Line, _first: Line) -> dict[str, Any] | None:
 
 
 def _finding(line: Line, _first: Line) -> dict[str, Any] | None:
+    data = line.data
+    is_clean = data.get("verdict") == "contained" or data.get("clean") or data.get("found") == []
+    if line.kind in _BREACHES and is_clean:
+        return None
     what = next(
         (
             str(line.data[name])
@@ -178,6 +183,15 @@ def _finding(line: Line, _first: Line) -> dict[str, Any] | None:
     }
 
 
+# Only as far as they found something.
+_BREACHES: Final = (
+    Kind.PROBE_COMPLETED,
+    Kind.CELL_REVERT_VERIFIED,
+    Kind.CELL_DESTROYED,
+    Kind.RANGE_DESTROYED,
+    Kind.AIR_GAP_CHANGED,
+    Kind.DECOY_CARRIED,
+)
 _Make = Callable[[Line, Line], dict[str, Any] | None]
 _CLASSES: Final[Mapping[Kind, _Make]] = {
     **dict.fromkeys(
@@ -194,9 +208,9 @@ _CLASSES: Final[Mapping[Kind, _Make]] = {
             Kind.DECOY_TAKEN,
             Kind.DECOY_USED,
             Kind.DECOY_SENT,
-            Kind.DECOY_CARRIED,
             Kind.PROTOCOL_VIOLATION,
             Kind.KILL_TRIGGERED,
+            *_BREACHES,
         ),
         _finding,
     ),

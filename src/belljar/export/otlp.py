@@ -65,7 +65,8 @@ class _Spans:
             SCHEMA_URL,
         )
         self._open: dict[tuple[object, ...], dict[str, Any]] = {}
-        self._samples: dict[str | None, SpanContext] = {}
+        self._samples: dict[str, SpanContext] = {}
+        self._ranges: dict[str, str] = {}
         self._run: SpanContext | None = None
         self._done: list[ReadableSpan] = []
         self._last_ns = 0
@@ -73,17 +74,28 @@ class _Spans:
     def take(self, line: Line) -> None:
         """Open or close the span that the event belongs to."""
         self._last_ns = int(datetime.fromisoformat(line.time).timestamp() * 1e6) * 1000
+        # A range's exchanges are numbered from 1, and belong to the sample of its cells
+        place = line.cell or str(line.data.get("range") or "")
+        key: tuple[object, ...]
         if line.kind is Kind.RUN_STARTED:
             self._run = self._begin(("run",), "run", line, None)
+        elif line.kind is Kind.CELL_PLANNED:
+            self._ranges[place] = str(line.data.get("range") or "")
         elif line.kind is Kind.SAMPLE_STARTED:
-            key, name = ("sample", line.cell), f"sample {line.data['sample']}"
-            self._samples[line.cell] = self._begin(key, name, line, self._run)
+            key, name = ("sample", place), f"sample {line.data['sample']}"
+            context = self._samples.get(self._ranges.get(place) or place)
+            context = context or self._begin(key, name, line, self._run)
+            self._samples[place] = context
+            if self._ranges.get(place):
+                self._samples[self._ranges[place]] = context
         elif line.kind in _STARTS:
             name, field = _STARTS[line.kind]
-            parent = self._samples.get(line.cell, self._run)
-            self._begin((name, line.cell, line.data[field]), name, line, parent)
+            key = (name, place, line.data[field])
+            self._begin(key, name, line, self._samples.get(place, self._run))
+            if line.data.get("verdict", "allowed") != "allowed":  # nothing answers it
+                self._close(self._open.pop(key), Status(StatusCode.ERROR))
         else:
-            self._end(line)
+            self._end(line, place)
 
     def _begin(
         self, key: tuple[object, ...], name: str, line: Line, parent: SpanContext | None
@@ -98,15 +110,14 @@ class _Spans:
         }
         return context
 
-    def _end(self, line: Line) -> None:
+    def _end(self, line: Line, place: str) -> None:
         subject = line.kind.value.rpartition(".")[0]
-        key: tuple[object, ...] = (subject, line.cell)
+        number = line.data.get("op", line.data.get("request", line.data.get("exchange")))
+        key: tuple[object, ...] = (subject, place, number)
         if line.kind is Kind.RUN_FINISHED:
             key = ("run",)
-        elif line.kind is Kind.NETWORK_HTTP_ANSWERED:
-            key = ("network.http", line.cell, line.data["exchange"])
-        elif subject != "sample":
-            key = (subject, line.cell, line.data.get("op", line.data.get("request")))
+        elif line.kind is Kind.SAMPLE_FINISHED:
+            key = ("sample", place)
         is_end = line.kind.value.endswith((".completed", ".failed", ".timed_out", ".answered"))
         if (is_end or line.kind.value.endswith(".finished")) and key in self._open:
             found = self._open.pop(key)

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
-    from belljar.harness.warm import WarmCells
     from belljar.ledger import RunDirectory
     from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
@@ -82,7 +81,7 @@ class Session:
         own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
         live: the running cells of samples.
-        warm: cells made ahead, under `--warm`.
+        warm_range: takes cells made ahead, under `--warm`; `close_warm` destroys the others.
         refusal: the first error that refused a task.
         failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
         breaches: errors of destruction and probes; any voids the run.
@@ -103,7 +102,8 @@ class Session:
     own: ExitStack | None = None
     users: int = 0
     live: list[SampleCell] = field(default_factory=list)
-    warm: WarmCells | None = None
+    warm_range: Callable[..., AbstractAsyncContextManager[Range]] | None = None
+    close_warm: Callable[[], Awaitable[None]] | None = None
     refusal: BelljarError | None = None
     failure: str = ""
     failure_code: int = 0
@@ -161,9 +161,9 @@ class Session:
             config: the sandbox's, as Inspect hands it over; `policy` is derived from it.
             is_shared: nothing of the sample's own is in it: only then a cell made ahead fits.
         """
-        if self.warm is None or not is_shared:
+        if self.warm_range is None or not is_shared:
             return self.source.open_range(policy, run=self.ensure_run(), home=self.home)
-        return self.warm.range(config, policy)
+        return self.warm_range(config, policy)
 
     def record_end(self, *, interrupted: bool) -> None:
         """Record the evaluation's end and errors, and the last check of the air gap."""

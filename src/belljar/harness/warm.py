@@ -145,11 +145,11 @@ def warm_cells(
         yield None
         return
     warm = WarmCells(session, size=size, expected=expected)
-    session.warm = warm
+    session.warm_range, session.close_warm = warm.range, warm.close
     try:
         yield warm
     finally:
-        session.warm = None
+        session.warm_range = session.close_warm = None
         if warm.is_open:  # Inspect ended without its clean-up
             anyio.run(warm.close)
         for trouble in warm.troubles:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO, Final
 
 from belljar.errors import LedgerError
@@ -15,15 +17,15 @@ from belljar.events import Kind
 from belljar.isolation import list_cells
 from belljar.isolation.hold import read_hold
 from belljar.ledger import Line
-from belljar.ledger.files import LEDGER, open_beneath, open_directory
+from belljar.ledger.files import LEDGER, open_beneath
 from belljar.ledger.listing import run_ids
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.schema import MAX_LINE_BYTES
-from belljar.ledger.verification import parse_line
+from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED
+from belljar.ledger.verification import parse_line, spilled_data
 from belljar.ledger.writer import is_being_written
 from belljar.report.timeline import shown
 
-# Some 10 MiB of text: twenty seconds of a thousand events a second.
+# At most some 20 MiB of text: twenty seconds of a thousand events a second.
 RING_LINES: Final = 20_000
 # Of one run in one look: a flood in one run holds no other up.
 LINES_PER_LOOK: Final = 2_000
@@ -53,7 +55,7 @@ class CellView:
 
 @dataclass(slots=True)
 class RunView:
-    """One run that is being written."""
+    """One run that is being written. `_members`: cells by their range and their name in it."""
 
     run: str
     what: str = ""
@@ -63,7 +65,7 @@ class RunView:
     finished: int = 0
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
-    ranges: dict[str, list[str]] = field(default_factory=dict)
+    _members: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
         """Count one event."""
@@ -74,23 +76,23 @@ class RunView:
             self.started = line.time
         elif line.kind is Kind.RUN_EVALUATED:
             self.phase = "being judged"
-        elif line.kind is Kind.SAMPLE_FINISHED:
-            self.finished += 1
-        for view in self._views(line):
-            _count(view, line)
-        if line.kind is Kind.SAMPLE_STARTED:
-            self.samples += 1
-        elif line.kind is Kind.CELL_DESTROYED and line.cell:
-            self.cells.pop(line.cell, None)
-
-    def _views(self, line: Line) -> list[CellView]:
-        """Return the cell that the event is of; of a range's event, those of its cells."""
-        place = str(line.data.get("range") or "")
-        if line.cell and line.kind is Kind.CELL_PLANNED:
+        elif line.kind is Kind.CELL_PLANNED and line.cell:
             self.cells[line.cell] = CellView(line.cell)
-            self.ranges.setdefault(place, []).append(line.cell)
-        names = [line.cell] if line.cell else self.ranges.get(place, [])
-        return [self.cells[name] for name in names if name in self.cells][:1]
+            self._members[str(data.get("range")), str(data.get("name"))] = line.cell
+        self.samples += line.kind is Kind.SAMPLE_STARTED
+        self.finished += line.kind is Kind.SAMPLE_FINISHED
+        member = self._members.get((str(data.get("range")), str(data.get("cell"))), "")
+        if (view := self.cells.get(line.cell or member)) is not None:
+            _count(view, line)
+        if line.kind is Kind.CELL_DESTROYED:
+            self.cells.pop(line.cell or "", None)
+            self._members = {at: cell for at, cell in self._members.items() if cell != line.cell}
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        names = ("run", "what", "started", "events", "samples", "finished", "phase")
+        cells = [asdict(cell) for cell in self.cells.values()]
+        return {**{name: getattr(self, name) for name in names}, "cells": cells}
 
 
 def _count(view: CellView, line: Line) -> None:
@@ -125,6 +127,7 @@ def _count(view: CellView, line: Line) -> None:
 class _Tail:
     """An open ledger, and how far it was read."""
 
+    root: int
     file: BinaryIO
     view: RunView
     rest: bytes = b""
@@ -136,14 +139,24 @@ class _Tail:
             self.rest += raw
             if not raw.endswith(b"\n") and len(self.rest) <= MAX_LINE_BYTES:
                 break
-            with suppress(ValueError):
-                found.append(parse_line(self.rest[:-1]))
+            with suppress(ValueError, OSError, LedgerError):
+                line = parse_line(self.rest[:-1])
+                # A long command's data is a body beside the ledger
+                spilled = line.data == SPILLED
+                found.append(replace(line, data=spilled_data(self.root, line)) if spilled else line)
             self.rest = b""
         return found
+
+    def close(self) -> None:
+        """Close the files."""
+        self.file.close()
+        os.close(self.root)
 
 
 class Feed:
     """All runs of a store that are being written, and the latest lines of all of them.
+
+    Its methods may be called by several threads.
 
     Attributes:
         first, last: numbers of the oldest line in the ring, and of the next that comes.
@@ -155,6 +168,7 @@ class Feed:
         self._ring: deque[str] = deque(maxlen=RING_LINES)
         self._tails: dict[str, _Tail] = {}
         self._ended: deque[RunView] = deque(maxlen=_MAX_ENDED)
+        self._lock = Lock()
 
     def __enter__(self) -> Feed:
         return self
@@ -162,33 +176,45 @@ class Feed:
     def __exit__(self, *_error: object) -> None:
         """Close the ledgers."""
         while self._tails:
-            self._tails.popitem()[1].file.close()
+            self._tails.popitem()[1].close()
 
     def look(self) -> None:
-        """Read what was added everywhere. Blocks for a moment. Raises nothing for a broken run."""
+        """Read what was added everywhere. Blocks for a moment; a broken run is marked so."""
         for run_id in run_ids(self.home)[-_MAX_RUNS:]:
             if run_id not in self._tails:
                 self._begin(run_id)
         for run_id, tail in list(self._tails.items()):
             # Before its lines are read: what is written between the two is read the next time
-            ends = not self._is_written(run_id)
-            lines = tail.lines()
-            for line in lines:
-                tail.view.take(line)
-                self._add(run_id, line)
+            ends, phase = not self._is_written(run_id), "ended"
+            try:
+                lines = tail.lines()
+                with self._lock:
+                    for line in lines:
+                        tail.view.take(line)
+                        self._add(run_id, line)
+            except Exception as error:  # noqa: BLE001 - one broken record hides no other run
+                lines, ends, phase = [], True, f"can't be read: {type(error).__name__}"
             if ends and len(lines) < LINES_PER_LOOK:
-                self._tails.pop(run_id).file.close()
-                tail.view.phase = "ended"
-                tail.view.cells.clear()
-                self._ended.append(tail.view)
+                with self._lock:
+                    self._tails.pop(run_id).close()
+                    tail.view.phase = phase
+                    tail.view.cells.clear()
+                    self._ended.append(tail.view)
 
     def _begin(self, run_id: str) -> None:
-        if self._is_written(run_id):
-            try:
-                with open_directory(self.home / RUNS / run_id) as root:
-                    self._tails[run_id] = _Tail(open_beneath(root, LEDGER), RunView(run_id))
-            except (OSError, LedgerError):
-                return  # not yet made, or no run of ours
+        if any(view.run == run_id for view in self._ended) or not self._is_written(run_id):
+            return
+        try:
+            root = os.open(self.home / RUNS / run_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            tail = _Tail(root, open_beneath(root, LEDGER), RunView(run_id))
+        except (OSError, LedgerError):
+            os.close(root)  # not yet made, or no run of ours
+            return
+        with self._lock:
+            self._tails[run_id] = tail
 
     def _is_written(self, run_id: str) -> bool:
         try:
@@ -202,6 +228,7 @@ class Feed:
             for name, value in line.data.items()
             if name not in _LEFT_OUT
         )
+        text = shown(" ".join(words)[:_MAX_TEXT_CHARS], max_chars=_MAX_TEXT_CHARS)
         self._ring.append(
             json.dumps(
                 {
@@ -210,7 +237,7 @@ class Feed:
                     "time": line.time[11:23],
                     "cell": shown(line.cell or str(line.data.get("cell") or ""), max_chars=40),
                     "kind": line.kind.value,
-                    "text": shown(" ".join(words), max_chars=_MAX_TEXT_CHARS),
+                    "text": text[:_MAX_TEXT_CHARS],  # escaping made it longer
                     "guest": line.trust == "guest-reported",
                     "alert": line.kind.value in _ALERTS
                     or line.data.get("verdict") in ("refused", "dropped", "breached"),
@@ -222,29 +249,22 @@ class Feed:
 
     def since(self, cursor: int, *, limit: int = LINES_PER_LOOK) -> tuple[list[str], int, int]:
         """Return lines from `cursor` on as JSON, the next cursor, and how many are gone already."""
-        missed = max(0, self.first - cursor)
-        begin = max(cursor, self.first)
-        end = min(self.last, begin + limit)
-        found = [self._ring[number - self.first] for number in range(begin, end)]
-        return found, end, missed
+        with self._lock:
+            missed = max(0, self.first - cursor)
+            begin = max(cursor, self.first)
+            end = min(self.last, begin + limit)
+            return [self._ring[each - self.first] for each in range(begin, end)], end, missed
 
     def state(self) -> dict[str, Any]:
         """Return runs, their cells and what each uses now, as JSON values."""
         used = {cell.cell_id: cell for cell in list_cells(self.home)}
         held = read_hold(self.home)
-        runs = []
-        for each in (*(tail.view for tail in self._tails.values()), *reversed(self._ended)):
-            view = asdict(each)
-            view["cells"] = [
-                {
-                    **cell,
-                    "memory_bytes": known.memory_bytes if known else None,
-                    "memory_limit_bytes": known.about.memory_limit_bytes if known else 0,
-                    "cpu_s": known.cpu_s if known else None,
-                    "age_s": round(known.started_s_ago, 1) if known else 0,
-                }
-                for cell in view["cells"].values()
-                for known in (used.get(cell["cell"]),)
-            ]
-            runs.append(view)
+        with self._lock:
+            views = (*(tail.view for tail in self._tails.values()), *reversed(self._ended))
+            runs = [view.document() for view in views]
+        for cell in (cell for run in runs for cell in run["cells"]):
+            known = used.get(cell["cell"])
+            cell["memory_bytes"] = known.memory_bytes if known else None
+            cell["cpu_s"] = known.cpu_s if known else None
+            cell["age_s"] = round(known.started_s_ago, 1) if known else 0
         return {"runs": runs, "held": shown(held) if held else "", "cells": len(used)}

@@ -10,29 +10,57 @@ const MAX_ROWS = 500; // in the table; the server keeps more, and the ledger all
 const MAX_KEPT = 5000; // lines that a filter can still find
 const POINTS = 300; // of a plot: five minutes
 
-// --- the session: the token of the address's fragment becomes a cookie
+// --- the session: the token of the address's fragment becomes a secret, which this tab keeps for
+// this address and port
 
-let secret = "";
+let secret = sessionStorage.getItem("secret") || "";
+const headers = () => ({ "X-Belljar-Secret": secret });
+const status = (text) => ($("status").textContent = text);
+
 async function begin() {
   const token = location.hash.slice(1);
-  const answer = await fetch("/session", { method: "POST", body: JSON.stringify({ token }) });
-  if (!answer.ok) {
-    $("status").textContent = "Open the address that `belljar serve` printed: it has the token.";
-    return;
-  }
+  const answer = await fetch("/session", { method: "POST", headers: headers(), body: JSON.stringify({ token }) });
+  if (!answer.ok) return status("Open the address that `belljar serve` printed: it has the token.");
   history.replaceState(null, "", "/");
   const session = await answer.json();
   secret = session.secret;
-  $("actions").hidden = !session.operator;
+  sessionStorage.setItem("secret", secret);
+  operator = session.operator;
+  $("actions").hidden = !operator;
   listen();
 }
+let operator = false;
 
-function listen() {
-  const source = new EventSource("/events");
-  source.addEventListener("open", () => ($("status").textContent = "live"));
-  source.addEventListener("error", () => ($("status").textContent = "disconnected; trying again …"));
-  source.addEventListener("lines", (event) => take(JSON.parse(event.data)));
-  source.addEventListener("state", (event) => show(JSON.parse(event.data)));
+let cursor = "";
+async function listen() {
+  for (;;) {
+    try {
+      const answer = await fetch("/events", { headers: { ...headers(), ...(cursor && { "Last-Event-ID": cursor }) } });
+      if (answer.status === 401) return status("Open the address that `belljar serve` printed: it has the token.");
+      if (!answer.ok) throw new Error((await answer.json()).error);
+      status("live");
+      await read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+    } catch {
+      // said below
+    }
+    status("disconnected; trying again …");
+    await new Promise((resume) => setTimeout(resume, 1000));
+  }
+}
+
+async function read(reader) {
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const fields = Object.fromEntries(part.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
+      if (fields.id) cursor = fields.id;
+      (fields.event === "lines" ? take : show)(JSON.parse(fields.data));
+    }
+  }
 }
 
 // --- events
@@ -105,11 +133,11 @@ function show(state) {
   $("release").hidden = !state.held;
   $("idle").hidden = state.runs.length > 0;
   const open = new Set([...document.querySelectorAll("#runs details:not([open])")].map((each) => each.dataset.run));
-  $("runs").replaceChildren(...state.runs.map((run) => shownRun(run, !open.has(run.run))));
+  $("runs").replaceChildren(...state.runs.map((run) => shownRun(run, !open.has(run.run), state.keys[run.run])));
   plot(state.runs.flatMap((run) => run.cells));
 }
 
-function shownRun(run, isOpen) {
+function shownRun(run, isOpen, key) {
   const part = made("details");
   part.open = isOpen;
   part.dataset.run = run.run;
@@ -131,10 +159,11 @@ function shownRun(run, isOpen) {
   const wide = made("div", "", "wide");
   wide.append(table);
   const report = made("a", "report");
-  report.href = `/reports/${encodeURIComponent(run.run)}`;
+  report.href = `/reports/${encodeURIComponent(run.run)}?key=${key}`;
+  report.target = "_blank";
   const foot = made("p");
   foot.append(report);
-  if (secret) foot.append(" ", stopButton(run.run, "Stop this run"));
+  if (operator && run.phase !== "ended") foot.append(" ", stopButton(run.run, "Stop this run"));
   part.append(head, wide, foot);
   return part;
 }
@@ -182,13 +211,20 @@ function draw(name, value, text) {
 // --- actions
 
 async function act(action, name) {
-  const answer = await fetch(`/actions/${action}`, {
-    method: "POST",
-    headers: { "X-Belljar-Secret": secret },
-    body: JSON.stringify({ name }),
-  });
-  const found = await answer.json();
-  $("status").textContent = found.error || (found.ok ? "done, with proof" : "NOT PROVEN: see `belljar ps`");
+  const failed = "NOT DONE: use `belljar kill` in a terminal";
+  $("acted").textContent = "stopping …";
+  try {
+    const answer = await fetch(`/actions/${action}`, {
+      method: "POST",
+      headers: headers(),
+      body: JSON.stringify({ name }),
+      signal: AbortSignal.timeout(60000),
+    });
+    const found = await answer.json();
+    $("acted").textContent = found.error ? `${failed}: ${found.error}` : found.ok ? "done, with proof" : "NOT PROVEN: see `belljar ps`";
+  } catch (error) {
+    $("acted").textContent = `${failed} (${error.name})`;
+  }
 }
 
 function ask(text, then) {

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +24,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from belljar.errors import HostError
 from belljar.isolation.hold import release
 from belljar.isolation.kill import kill_now
 from belljar.ledger.files import write_file
 from belljar.live.feed import Feed
 
-TOKEN_FILE: Final = "live-token"  # noqa: S105 - a file's name
-COOKIE: Final = "belljar-live"
+VIEWER: Final = "live-token"
+OPERATOR: Final = "live-operator-token"
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 LOOK_INTERVAL_S: Final = 0.2
 # Each look reads the journal and control groups of all cells.
 STATE_INTERVAL_S: Final = 1.0
@@ -51,36 +54,55 @@ _HEADERS: Final = {
 }
 
 
-def load_token(home: Path) -> str:
-    """Return the store's token, made when there is none: a restarted server keeps its sessions."""
-    path = home / "keys" / TOKEN_FILE
+def load_token(home: Path, name: str) -> str:
+    """Return a token of the store, made when there is none: a restarted server has the same one.
+
+    Raises `HostError` for a file that isn't one of ours.
+    """
+    path = home / "keys" / name
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
-        write_file(path, secrets.token_urlsafe(32).encode())
-    path.chmod(0o600)
-    return path.read_text()
+        # Linked when it is whole: a killed process or a full disk leaves no empty token
+        draft = path.with_name(f".{name}.{secrets.token_hex(4)}")
+        try:
+            write_file(draft, secrets.token_urlsafe(32).encode())
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+        finally:
+            draft.unlink(missing_ok=True)
+    token = path.read_text(errors="replace")
+    if _TOKEN.fullmatch(token) is None or path.stat().st_mode & 0o077:
+        hint = "remove it: a new one is made"
+        raise HostError("it is no token, or open to others", where=str(path), hint=hint)
+    return token
 
 
 class LiveServer:
     """The application of one store.
 
+    Whoever has a token trades it for a secret, which the page keeps for this address and port and
+    sends in a header. No cookie: those go to every port of this address, and so to a guest's page
+    behind `belljar forward`.
+
     Args:
-        token: whoever has it may look.
-        hosts: values of `Host` that are answered: all others are another name for this address,
-            as in DNS rebinding. Empty: any, for a unix socket.
-        operator: allow to stop, hold and release.
+        viewer, operator: tokens; with the latter the page may stop, hold and release. None: nobody
+            may.
+        origins: what a browser may name as this place, each with its Host; all others are another
+            name for this address, as in DNS rebinding. Empty: any, for a unix socket.
 
     Attributes:
         is_ending: asked once a second at least; streams end when it says so.
     """
 
-    def __init__(self, home: Path, token: str, *, hosts: frozenset[str], operator: bool) -> None:
+    def __init__(
+        self, home: Path, viewer: str, operator: str | None, *, origins: frozenset[str]
+    ) -> None:
         self.home = home
         self.feed = Feed(home)
-        self.hosts = hosts
-        self.operator = operator
         self.is_ending: Callable[[], bool] = lambda: False
-        self._token = token
+        self._tokens = {False: viewer, True: operator}
+        self._origins = origins
+        self._hosts = {origin.partition("://")[2] for origin in origins}
         self._name = secrets.token_hex(4)  # a cursor of another process means nothing here
         self._state = "{}"
         self._looked = anyio.Event()
@@ -97,8 +119,14 @@ class LiveServer:
         ]
         return self._guarded(Starlette(routes=routes, lifespan=self._lifespan))
 
-    def _secret(self, purpose: str) -> str:
-        return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+    def _secret(self, purpose: str, *, operator: bool = False) -> str:
+        token = self._tokens[operator] or secrets.token_hex()  # nobody has it
+        return hmac.new(token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+
+    def _may(self, request: Request, *, operator: bool = False) -> bool:
+        given = request.headers.get("x-belljar-secret", "")
+        is_operator = _is_same(given, self._secret("page", operator=True))
+        return is_operator or (not operator and _is_same(given, self._secret("page")))
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Refuse foreign hosts and origins before anything else, and add the headers."""
@@ -109,8 +137,10 @@ class LiveServer:
                 return
             request = Request(scope)
             host, origin = request.headers.get("host", ""), request.headers.get("origin")
-            is_foreign = bool(self.hosts) and host not in self.hosts
-            if is_foreign or (origin is not None and origin != f"http://{host}"):
+            is_foreign = bool(self._origins) and (
+                host not in self._hosts or (origin is not None and origin not in self._origins)
+            )
+            if is_foreign:
                 await _refused("this address is not served here", 421)(scope, receive, send)
                 return
 
@@ -140,14 +170,21 @@ class LiveServer:
     async def _look(self) -> None:
         while True:
             before = self.feed.last
-            await anyio.to_thread.run_sync(self.feed.look)
+            with suppress(OSError):  # of the store itself: the state says so
+                await anyio.to_thread.run_sync(self.feed.look)
             if self.feed.last != before:
                 self._wake()
             await anyio.sleep(LOOK_INTERVAL_S)
 
     async def _look_at_state(self) -> None:
         while True:
-            self._state = json.dumps(await anyio.to_thread.run_sync(self.feed.state))
+            try:
+                state = await anyio.to_thread.run_sync(self.feed.state)
+            except (OSError, ValueError) as error:  # a page that stands still must not look alive
+                state = {"runs": [], "held": f"this store can't be read: {error}", "cells": 0}
+            reports = (run["run"] for run in state["runs"])
+            state["keys"] = {name: self._secret(f"report {name}") for name in reports}
+            self._state = json.dumps(state)
             self._wake()
             await anyio.sleep(STATE_INTERVAL_S)
 
@@ -162,22 +199,18 @@ class LiveServer:
         return Response((_HERE / name).read_bytes(), media_type=kind)
 
     async def _session(self, request: Request) -> Response:
-        """Trade the token, or a cookie that is there, for a cookie and the actions' secret."""
+        """Trade a token, or a secret from before a restart, for the secret of its role."""
         given = (await _body(request)).get("token", "")
-        good = isinstance(given, str) and _is_same(given, self._token)
-        if not good and not self._may_look(request):
-            return _refused("the token is wrong: `belljar serve` prints it", 401)
-        answer = JSONResponse(
-            {"operator": self.operator, "secret": self._secret("action") if self.operator else ""}
-        )
-        answer.set_cookie(COOKIE, self._secret("cookie"), httponly=True, samesite="strict")
-        return answer
-
-    def _may_look(self, request: Request) -> bool:
-        return _is_same(request.cookies.get(COOKIE, ""), self._secret("cookie"))
+        token = given if isinstance(given, str) else ""
+        for operator in (True, False):
+            known = self._tokens[operator]
+            if (known and _is_same(token, known)) or self._may(request, operator=operator):
+                secret = self._secret("page", operator=operator)
+                return JSONResponse({"operator": operator, "secret": secret})
+        return _refused("the token is wrong: `belljar serve` prints it", 401)
 
     async def _events(self, request: Request) -> Response:
-        if not self._may_look(request):
+        if not self._may(request):
             return _refused("no session", 401)
         if self._browsers >= MAX_BROWSERS:
             return _refused(f"{MAX_BROWSERS} browsers are watching already", 503)
@@ -213,7 +246,7 @@ class LiveServer:
         """Send a report's page; it is sandboxed, so that its origin is none of ours."""
         name = request.path_params["name"]
         path = self.home / "reports" / f"{name}.html"
-        if not self._may_look(request):
+        if not _is_same(request.query_params.get("key", ""), self._secret(f"report {name}")):
             return _refused("no session", 401)
         if not name.replace("-", "").isalnum() or not path.is_file() or path.is_symlink():
             return _refused("there is no report of this run yet", 404)
@@ -225,11 +258,9 @@ class LiveServer:
         )
 
     async def _act(self, request: Request) -> Response:
-        """Stop a run or a cell, hold, or release: for operators, with the page's own secret."""
-        given = request.headers.get("x-belljar-secret", "")
-        is_ours = _is_same(given, self._secret("action"))
-        if not (self.operator and self._may_look(request) and is_ours):
-            return _refused("actions need `belljar serve --operator`", 403)
+        """Stop a run or a cell, hold, or release: for operators."""
+        if not self._may(request, operator=True):
+            return _refused("actions need the address that `belljar serve --operator` prints", 403)
         action, name = request.path_params["action"], (await _body(request)).get("name", "")
         if action == "release":
             await anyio.to_thread.run_sync(release, self.home)

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from pymerkle.proof import InclusionProof  # type: ignore[import-untyped]
 
 from belljar.cell import start_run
+from belljar.cli.ledger import ledger
 from belljar.errors import LedgerError
 from belljar.events import Event, Kind
 from belljar.ledger.chain import MerkleTree, leaf_hash, parse_checkpoint
@@ -37,13 +39,19 @@ def test_a_path_leads_to_the_root(size: int, data: st.DataObject) -> None:
 
 
 @pytest.fixture
-def proof(tmp_path: Path) -> dict[str, Any]:
-    """Of the event "number 3" in a sealed run."""
+def run_dir(tmp_path: Path) -> Path:
+    """A sealed run with seven numbered events."""
     with start_run("exec", "test", ["test"], home=tmp_path) as run:
         for number in range(7):
             data = {"reason": f"number {number}"}
             run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
-    return prove(tmp_path / "runs" / run.run_id, 4)
+    return tmp_path / "runs" / run.run_id
+
+
+@pytest.fixture
+def proof(run_dir: Path) -> dict[str, Any]:
+    """Of the event "number 3"."""
+    return prove(run_dir, 4)
 
 
 def test_a_proof_holds(proof: dict[str, Any]) -> None:
@@ -72,3 +80,24 @@ def test_a_changed_proof_is_refused(proof: dict[str, Any]) -> None:
             check_proof({**copy.deepcopy(proof), **change})
     with pytest.raises(LedgerError):
         check_proof([])
+
+
+def test_the_commands_prove_and_check(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proof passes with the known key alone: not with another, not changed, not beyond the end."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    runner = CliRunner()
+    proved = runner.invoke(ledger, ["prove", str(run_dir), "4"])
+    assert proved.exit_code == 0
+
+    def check(text: str, *words: str) -> tuple[object, str]:
+        done = runner.invoke(ledger, ["check", *words, "-"], input=text, standalone_mode=False)
+        return done.return_value, done.stdout
+
+    code, shown = check(proved.stdout)
+    assert code == 0
+    assert "number 3" in shown
+    assert check(proved.stdout, "--key", "1" * 64)[0] == 1
+    assert check(proved.stdout.replace("number 3", "number 9"))[0] == 1
+    assert isinstance(runner.invoke(ledger, ["prove", str(run_dir), "999"]).exception, LedgerError)

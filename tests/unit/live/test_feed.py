@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,32 @@ def test_hostile_text_is_escaped(run: RunDirectory, feed: Feed) -> None:
     run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": reason}))
     feed.look()
     assert all(text.isprintable() for text in texts(feed))
+
+
+def test_long_commands_and_members_of_a_range_are_shown(feed: Feed, run: RunDirectory) -> None:
+    """A command too long for a line is shown as any; a refusal counts for the cell that it is of."""
+    planned: dict[str, Any] = {
+        "policy_sha256": "0" * 64,
+        "tier": "container",
+        "emulated": False,
+        "layers": [],
+    }
+    for cell, name in ((CELL, "default"), ("c-2", "target")):
+        data = {**planned, "range": "r-1", "name": name}
+        run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell, data=data))
+    long: dict[str, Any] = {
+        "op": 1,
+        "argv": ["sh", "-c", "x" * 100_000],
+        "cwd": "/",
+        "user": "",
+        "env_names": [],
+    }
+    data = {**long, "stdin": False, "timeout_s": None}
+    run.recorder.record(Event(kind=Kind.EXEC_STARTED, cell_id=CELL, data=data))
+    flow: dict[str, Any] = {"range": "r-1", "cell": "target", "reason": "tcp", "verdict": "refused"}
+    flow |= {"protocol": "tcp", "address": "1.1.1.1", "port": 1, "bytes": 1}
+    run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
+    feed.look()
+    first, second = feed.state()["runs"][0]["cells"]
+    assert first["command"].startswith("sh -c xxx")
+    assert (first["refused"], second["refused"]) == (0, 1)
