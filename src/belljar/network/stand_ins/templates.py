@@ -26,6 +26,16 @@ ROOTS: Final = frozenset(
 )
 PLACES: Final = ("none", "html", "json", "url")
 
+# What an expression raises for values that it isn't meant for.
+_FAILURES: Final = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
 
 class RenderError(Exception):
     """A template can't be rendered, or to more than an answer may hold."""
@@ -204,7 +214,7 @@ class Templates:
         """Return what an expression finds, or None. Raises `RenderError`."""
         try:
             return self._made("expression", expression)(**view)
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _FAILURES as error:
             raise RenderError(str(error)) from error
 
     def render(self, text: str, view: Mapping[str, Any], place: str) -> str:
@@ -218,7 +228,7 @@ class Templates:
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
                     raise RenderError("longer than an answer may be")
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _FAILURES as error:
             raise RenderError(str(error)) from error
         return "".join(parts)
 
