@@ -28,6 +28,7 @@ from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 
 if TYPE_CHECKING:
+    from belljar.cell.saved_files import SavedFiles
     from belljar.isolation.microvm.saved import SavedMachine
 
 
@@ -36,7 +37,7 @@ class Snapshot:
     """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
 
     Attributes:
-        state: how much is kept: memory, processes and files.
+        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
         digest: of all of it, in hex.
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
         cell: the id of the cell that was saved.
@@ -45,12 +46,12 @@ class Snapshot:
 
     id: str
     name: str
-    state: Literal["machine"] = "machine"
+    state: Literal["machine", "files"]
     digest: str
     key: str
     cell: str
     size_bytes: int
-    saved: SavedMachine = field(repr=False)
+    saved: SavedMachine | SavedFiles = field(repr=False)
     origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
     hooks: tuple[str, ...] = field(repr=False)
 
@@ -63,8 +64,8 @@ class Snapshot:
     def fork(
         self, count: int | None = None
     ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
-        """Open a cell, or `count` of them, that goes on from here: with its processes, memory and
-        files, and an identity, randomness and clock of its own.
+        """Open a cell, or `count` of them, that goes on from here with what was kept, and with an
+        identity, randomness and clock of its own.
 
         As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
         clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
@@ -232,14 +233,16 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         self._live.client.disconnect()
 
     async def snapshot(self, name: str | None = None) -> Snapshot:
-        """Save the cell as it is now: memory, processes and files. It stands still meanwhile.
+        """Save the cell as it is now, until the end of its run, where it is deleted with proof.
 
-        The snapshot is deleted, with proof, at the end of the run.
+        A microVM stands still meanwhile, and is kept whole. Of another tier the files alone are
+        kept: see `Snapshot.state`.
 
         Raises:
-            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: another
-                tier than microvm, one on a network, with decoys, or of a model.
-            CellError: a command runs in it, and it goes on; or it died.
+            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
+                a network, with decoys, or of a model.
+            CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
+                find and tar, which pack the files.
             HostError: no space; it goes on.
         """
         if self._dead is not None:
