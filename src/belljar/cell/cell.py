@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import anyio
 import anyio.to_thread
@@ -26,10 +26,6 @@ from belljar.events import Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
-
-if TYPE_CHECKING:
-    from belljar.cell.saved_files import SavedFiles
-    from belljar.isolation.microvm.saved import SavedMachine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +47,7 @@ class Snapshot:
     key: str
     cell: str
     size_bytes: int
-    saved: SavedMachine | SavedFiles = field(repr=False)
+    saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
     origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
     hooks: tuple[str, ...] = field(repr=False)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
+from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
 from belljar.errors import CellError, HostError
 from belljar.store.home import HINT_SPACE
@@ -23,7 +24,6 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
-    from belljar.cell.range import FileClock
     from belljar.channel.outcomes import ExecOutcome
 
 _OWN: Final = frozenset(
@@ -32,6 +32,7 @@ _OWN: Final = frozenset(
 )
 _FIND: Final = ("find", ".", "./tmp", "-xdev", "-ignore_readdir_race")  # gVisor's /tmp is a mount
 _MAX_NAMES_BYTES: Final = 64 << 20
+_MAX_NAMES: Final = 1_000_000
 _PACKING: Final = 2  # a file of no bytes takes a kilobyte in an archive
 _CHUNK_BYTES: Final = 1 << 20
 _STEP_NS: Final = 1_000_000
@@ -54,7 +55,7 @@ class SavedFiles:
         """
         if self.key != key_of(cell):
             raise HostError(
-                "the snapshot was taken with another image or runtime",
+                "the snapshot was taken with another image or tier",
                 where=f"cell {cell.id}",
                 hint="take another snapshot",
             )
@@ -85,7 +86,7 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
     policy's disk; `HostError`: no space, or this host's clock was set back.
     """
     cell._live.client.check_idle()
-    if type(since).now().offset_ns < since.offset_ns - _STEP_NS:
+    if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"
         raise HostError(what, where=f"cell {cell.id}", hint="revert the cell, and save that")
     names = await _names(cell)
@@ -112,6 +113,8 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
 
 async def _names(cell: Cell, *tests: str) -> frozenset[bytes]:
     found = await _run(cell, *_FIND, *tests, "-print0", max_bytes=_MAX_NAMES_BYTES)
+    if found.stdout.count(b"\0") > _MAX_NAMES:  # as objects they take much more than as bytes
+        raise CellError(f"the cell has more than {_MAX_NAMES} files", where=f"cell {cell.id}")
     return frozenset(found.stdout.split(b"\0")) - {b""}
 
 
