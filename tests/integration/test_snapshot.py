@@ -202,14 +202,57 @@ def test_a_tree_and_the_way_back(vm_home: Path) -> None:
     anyio.run(look)
 
 
+CHANGES = (
+    "mkdir -p /a/b; echo kept > /a/b/c; ln -s /nowhere /a/l; ln /a/b/c /a/hard; mkfifo /a/p; "
+    "echo x > /srv/x; chown 1000:1000 /srv/x; chmod 4751 /srv/x; touch -d 2001-01-01 /srv/x; "
+    "echo t > /tmp/y; echo b >> /etc/passwd; rm -rf /etc/debian_version /usr/local/share; "
+    "rmdir /mnt; echo file > /mnt; printf 'odd' > \"/a/$(printf 'new\\nline -rf')\""
+)
+FILES = (
+    "cat /a/b/c /a/hard /mnt; readlink /a/l; stat -c '%F %a %u:%g %Y' /a/p /srv/x /a/hard; "
+    "cat /tmp/y; tail -n 1 /etc/passwd; ls /etc/debian_version /usr/local/share 2>&1 | wc -l; "
+    "ls /a | wc -l; find / -xdev | sort | sha256sum"
+)
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+def test_files_of_a_container(vm_home: Path, tier: str) -> None:
+    """All that was made, changed and removed, with owners, modes, times and links, and no more than
+    that; the fork has names of its own. One whose disk is too small, and files that were changed on
+    this host, are refused; so is a hook that fails."""
+    policy = {**POLICY, "tier": tier, "resources": {**SMALL, "disk": "32MiB"}}
+
+    async def look() -> None:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                await said(cell, CHANGES)
+                expected, names = await said(cell, FILES), await said(cell, IDENTITY)
+                snapshot = await cell.snapshot()
+                assert snapshot.state == "files"
+                await said(cell, "rm -rf /a; echo later > /srv/later")
+                async with snapshot.fork() as fork:
+                    assert await said(fork, FILES) == expected
+                    assert not set(await said(fork, IDENTITY)) & set(names)
+                    async with (await fork.snapshot()).fork() as again:
+                        assert await said(again, FILES) == expected
+                await cell.revert(to=snapshot, verify=True)
+                assert await said(cell, FILES) == expected
+                with (snapshot.saved.directory / "files").open("r+b") as file:
+                    file.write(b"/")
+                with pytest.raises(CellError, match="changed"):
+                    await opened(snapshot)
+        assert scratch_of(vm_home) == []
+
+    anyio.run(look)
+
+
 def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path) -> None:
-    """Without the policy's word, in another tier, on a network, with decoys, and while a command
-    runs: and the cell goes on."""
+    """Without the policy's word, on a network, with decoys, and while a command runs: and the cell
+    goes on."""
     decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
     container = {**POLICY, "tier": "container"}
     refused = (
         ({**POLICY, "tier": "container", "snapshots": False}, "snapshots"),
-        (container, "tier container"),
         ({**container, "decoys": decoys}, "decoys"),
         ({**container, "network": {"default": "simulate"}}, "network"),
     )
@@ -220,12 +263,13 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path) -> None:
                 with pytest.raises(PolicyError, match=why):
                     await opened.cell.snapshot()
                 assert await said(opened.cell, "echo fine") == ["fine"]
-        async with open_cell(POLICY, home=vm_home) as cell:
-            background = await cell.start(["sleep", "999"])
-            with pytest.raises(CellError, match="busy"):
-                await cell.snapshot()
-            assert background.running
-            assert await said(cell, "echo fine") == ["fine"]
+        for policy in (POLICY, container):
+            async with open_cell(policy, home=vm_home) as cell:
+                background = await cell.start(["sleep", "999"])
+                with pytest.raises(CellError, match="busy"):
+                    await cell.snapshot()
+                assert background.running
+                assert await said(cell, "echo fine") == ["fine"]
 
     anyio.run(ask)
     assert scratch_of(vm_home) == []

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import anyio
 import anyio.to_thread
@@ -24,16 +24,13 @@ from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 
-if TYPE_CHECKING:
-    from belljar.isolation.microvm.saved import SavedMachine
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
 
     Attributes:
-        state: how much is kept: memory, processes and files.
+        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
         digest: of all of it, in hex.
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
         cell: the id of the cell that was saved.
@@ -42,12 +39,12 @@ class Snapshot:
 
     id: str
     name: str
-    state: Literal["machine"] = "machine"
+    state: Literal["machine", "files"]
     digest: str
     key: str
     cell: str
     size_bytes: int
-    saved: SavedMachine = field(repr=False)
+    saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
     origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
     hooks: tuple[str, ...] = field(repr=False)
 
@@ -60,8 +57,8 @@ class Snapshot:
     def fork(
         self, count: int | None = None
     ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
-        """Open a cell, or `count` of them, that goes on from here: with its processes, memory and
-        files, and an identity, randomness and clock of its own.
+        """Open a cell, or `count` of them, that goes on from here with what was kept, and with an
+        identity, randomness and clock of its own.
 
         As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
         clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
@@ -140,14 +137,16 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         self._live.client.disconnect()
 
     async def snapshot(self, name: str | None = None) -> Snapshot:
-        """Save the cell as it is now: memory, processes and files. It stands still meanwhile.
+        """Save the cell as it is now, until the end of its run, where it is deleted with proof.
 
-        The snapshot is deleted, with proof, at the end of the run.
+        A microVM stands still meanwhile, and is kept whole. Of another tier the files alone are
+        kept: see `Snapshot.state`.
 
         Raises:
-            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: another
-                tier than microvm, one on a network, with decoys, or of a model.
-            CellError: a command runs in it, and it goes on; or it died.
+            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
+                a network, with decoys, or of a model.
+            CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
+                find and tar, which pack the files.
             HostError: no space; it goes on.
         """
         if self._dead is not None:

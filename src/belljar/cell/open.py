@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
-from belljar.cell.range import Origin, Range
+from belljar.cell.range import FileClock, Origin, Range
 from belljar.cell.revert import revertible
 from belljar.cell.single import ready_cell
 from belljar.cell.stop_rules import stop_rules
@@ -150,12 +150,13 @@ async def _machine(
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
+                since = FileClock.now()
                 made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
                 again = partial(
                     _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
                 )
-                opened.cell.origin = Origin(run, home, parts, again)
+                opened.cell.origin = Origin(run, home, parts, since, again)
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from belljar.network.owner.range import Range as Network
     from belljar.probe.judge import Router
 
+_COARSE: Final = 5
+"""CLOCK_REALTIME_COARSE, which Python doesn't name: the kernel takes files' times from it."""
 Handler: TypeAlias = Callable[[str, bytes], bytes]
 """Kind and body of a request to its answer; called in a thread of the range.
 
@@ -53,12 +56,32 @@ class ModelRequests:
 
 
 @dataclass(frozen=True, slots=True)
+class FileClock:
+    """A moment by the clock of files' times; `offset_ns` changes only when that clock is set."""
+
+    ns: int
+    offset_ns: int
+
+    @staticmethod
+    def now() -> FileClock:
+        """Just before what is written from here on."""
+        # The largest of a few: a pause between the two readings makes it smaller
+        boottime = time.CLOCK_BOOTTIME
+        offset_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(5))
+        return FileClock(time.clock_gettime_ns(_COARSE) - 1, offset_ns)
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
-    """What another machine for a cell without a network is made from: `machine` makes one."""
+    """What another machine for a cell without a network is made from: `machine` makes one.
+
+    `since`: nothing of this machine's own was written before.
+    """
 
     run: RunDirectory
     home: Path
     parts: Parts
+    since: FileClock
     machine: Callable[..., AbstractAsyncContextManager[Range]]
 
 

@@ -25,7 +25,6 @@ from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
-    from belljar.isolation.microvm.saved import SavedMachine
     from belljar.isolation.renewal import Port
     from belljar.isolation.sandbox import Sandbox
 
@@ -69,7 +68,7 @@ async def ready_cell(
         planned=data,
         port=port,
         part_of=part_of,
-        saved=None if snapshot is None else snapshot.saved,
+        snapshot=snapshot,
     )
     async with opening as live:
         from belljar.cell.cell import Cell
@@ -125,12 +124,14 @@ def open_live(
     planned: dict[str, object],
     port: Port | None = None,
     part_of: str = "",
-    saved: SavedMachine | None = None,
+    snapshot: Snapshot | None = None,
 ) -> AbstractAsyncContextManager[Sandbox]:
-    """By the plan's tier. `port`: its place on its range's network. `saved`: its beginning."""
+    """By the plan's tier. `port`: its place on its range's network. `snapshot`: its beginning."""
     if isinstance(parts, MachineParts):
         from belljar.isolation.microvm import open_vm
+        from belljar.isolation.microvm.saved import SavedMachine
 
+        saved = None if snapshot is None else snapshot.saved
         return open_vm(
             parts.plan,
             parts.image,
@@ -141,7 +142,7 @@ def open_live(
             port=port,
             part_of=part_of,
             weights=parts.weights,
-            saved=saved,
+            saved=saved if isinstance(saved, SavedMachine) else None,
         )
     from belljar.isolation.oci import open_container
 

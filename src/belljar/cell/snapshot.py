@@ -14,9 +14,10 @@ import anyio.to_thread
 
 from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.parts import MachineParts
+from belljar.cell.saved_files import SavedFiles, save_files
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
-from belljar.isolation.microvm.saved import MachineLostError, save_machine
+from belljar.isolation.microvm.saved import MachineLostError, SavedMachine, save_machine
 from belljar.isolation.microvm.template import find_key
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.store.scratch import scratch_dir
@@ -33,8 +34,10 @@ _MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
-    """Record where a fork comes from, and run its hooks. Raises `CellError` when one fails."""
+    """Record where a fork comes from, give it its files, and run its hooks. Raises `CellError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
+    if isinstance(snapshot.saved, SavedFiles):
+        await snapshot.saved.put_into(cell)
     give_up = time.monotonic() + _HOOKS_TIMEOUT_S
     for hook in snapshot.hooks:
         output = await cell.exec(
@@ -55,33 +58,20 @@ async def resume(snapshot: Snapshot, cell: Cell) -> None:
 async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     """See `Cell.snapshot`."""
     origin: Origin = cell.origin
-    live, parts = cell._live, origin.parts
     _check(cell, origin)
-    if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
-        raise PolicyError(
-            f"the cell can't be saved: tier {cell.tier} can't",
-            where=f"cell {cell.id}",
-            hint="use tier microvm (`tier: microvm`), or `Cell.revert` without a snapshot",
-        )
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
     hooks = await _find_hooks(cell)
     cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
-    key, _root = await anyio.to_thread.run_sync(
-        find_key, parts.plan, parts.image, parts.kernel, origin.home
-    )
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
-        try:
-            saved = await save_machine(live, directory, key)
-        except MachineLostError as error:
-            live.raise_if_killed(error)
-            cell._end_if_dead(error)
+        saved = await _save(cell, origin, directory)
         snapshot = Snapshot(
             id=id_,
             name=name,
+            state="files" if isinstance(saved, SavedFiles) else "machine",
             digest=saved.digest,
-            key=key,
+            key=saved.key,
             cell=cell.id,
             size_bytes=saved.size_bytes,
             saved=saved,
@@ -97,6 +87,22 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
         cell.note(Kind.CELL_SNAPSHOT, data)
         origin.run.enter_once(f"snapshot {id_}", undo.pop_all, ends_on_record=True)
     return snapshot
+
+
+async def _save(cell: Cell, origin: Origin, directory: Path) -> SavedMachine | SavedFiles:
+    live, parts = cell._live, origin.parts
+    try:
+        if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
+            return await save_files(cell, directory, since=origin.since)
+        key, _root = await anyio.to_thread.run_sync(
+            find_key, parts.plan, parts.image, parts.kernel, origin.home
+        )
+        return await save_machine(live, directory, key)
+    except CellError as error:
+        live.raise_if_killed(error)
+        if isinstance(error, MachineLostError) or live.client.failure is not None:
+            cell._end_if_dead(error)
+        raise
 
 
 def _check(cell: Cell, origin: Origin) -> None:

@@ -197,16 +197,18 @@ class GuestClient:
         await self._pump.send(lambda: self._pump.wire.send_renew(payload))
         return await self._answer(Renewed, timeout_s, "did not answer RENEW")
 
-    @asynccontextmanager
-    async def frozen(self) -> AsyncIterator[None]:
-        """In the block nothing of the workload runs, and nothing is sent to the guest: what is
-        called meanwhile waits. After it the guest's clock is set.
-
-        Raises `BusyError`; another `CellError` when the guest agent can't, or doesn't answer: the
-        workload may stand still then.
-        """
+    def check_idle(self) -> None:
+        """Raise `BusyError` while a command runs, or the cell is being saved."""
         if self._held is not None or self._pump.wire.live_ops:
             raise BusyError
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[None]:
+        """In the block nothing of the workload runs, and calls wait; then the guest's clock is set.
+
+        Raises `BusyError`; another `CellError` when the guest agent can't, or doesn't answer.
+        """
+        self.check_idle()
         held = self._held = anyio.Event()
         try:
             await self._freeze(on=True)
@@ -219,16 +221,14 @@ class GuestClient:
             held.set()
 
     async def _freeze(self, *, on: bool) -> None:
-        wire, answers = self._pump.wire, self._connection.answers
-        answers.pop(Frozen, None)
+        wire = self._pump.wire
+        self._connection.answers.pop(Frozen, None)
         with anyio.CancelScope(shield=True):  # a workload that nobody waits for would stay frozen
             await self._pump.send(lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()))
             frozen = await self._answer(Frozen, 10.0, "did not answer FREEZE")
-        if frozen.errno == errno.EBUSY:
-            raise BusyError
         if frozen.errno:
             what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
-            raise CellError(what, where="channel, FREEZE")
+            raise BusyError if frozen.errno == errno.EBUSY else CellError(what, where="FREEZE")
 
     async def _released(self) -> None:
         while self._held is not None:

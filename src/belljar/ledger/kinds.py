@@ -228,7 +228,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.CELL_SNAPSHOTTING: {"snapshot": text, "name": text},
     Kind.CELL_SNAPSHOT: {
         **dict.fromkeys(("snapshot", "name", "key"), text),
-        "state": one_of("machine"),
+        "state": one_of("machine", "files"),
         "digest": HEX64,
         "bytes": count,
         **_TIMED,

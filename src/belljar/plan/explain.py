@@ -329,7 +329,9 @@ SNAPSHOTS: Final = (
     "the monitor of the virtual machine stays open, for snapshots; a snapshot's memory lies in the "
     "store until the run ends"
 )
-NO_SNAPSHOTS: Final = "`snapshots` has no effect: only a cell of tier microvm can be saved"
+FILES_ALONE: Final = (
+    "a snapshot has the files alone: memory and processes are kept in tier microvm only"
+)
 
 
 def decoy_warnings(policy: Policy, tier: Tier, facts: HostFacts) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def make_plan(
         warnings += tuple(explain_network.warnings(network, facts))
     warnings += explain.decoy_warnings(policy, isolation.tier, facts)
     if policy.snapshots:
-        warnings += (explain.SNAPSHOTS if isolation.tier is Tier.MICROVM else explain.NO_SNAPSHOTS,)
+        warnings += (explain.SNAPSHOTS if isolation.tier is Tier.MICROVM else explain.FILES_ALONE,)
     sentences = explain.skipped_tiers(isolation.tier, skipped)
     warnings = (*sentences, *warnings)
     if image is None:

@@ -119,7 +119,7 @@ class Policy(Strict):
     )
     snapshots: bool = Field(
         default=False,
-        description="Whether a cell in use may be saved and forked. The monitor of its virtual "
+        description="Whether a cell in use may be saved and forked. The monitor of a virtual "
         "machine stays open for that.",
     )
     model: ModelBlock | None = Field(

@@ -516,8 +516,8 @@ def test_a_right_that_no_tier_grants_is_refused(facts: HostFacts, image: ImageFa
 
 
 def test_what_saving_a_cell_costs_is_told(facts: HostFacts, image: ImageFacts) -> None:
-    """The open monitor of a machine; in another tier, that it can't be saved. Nothing else changes."""
-    for tier, words in ((Tier.MICROVM, "monitor"), (Tier.CONTAINER, "no effect")):
+    """The open monitor of a machine; in another tier, what isn't kept. Nothing else changes."""
+    for tier, words in ((Tier.MICROVM, "monitor"), (Tier.CONTAINER, "files alone")):
         plain = {"belljar": 1, "risk": "low", "tier": tier.value}
         before, after = (
             make_plan(Policy.model_validate({**plain, "snapshots": is_asked}), facts, image)
