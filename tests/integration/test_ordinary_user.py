@@ -501,14 +501,18 @@ def test_the_package_is_a_copy(user: UsersBelljar) -> None:
     assert not Path(package.__file__).is_relative_to(user.libraries)
 
 
+SITES_OF_PHASE = {"create": 9, "exec": 2, "revert": 3, "snapshot": 2, "fork": 2, "destroy": 5}
+
+
 @pytest.mark.slow
 def test_killed_anywhere_nothing_of_the_users_is_left(user: UsersBelljar) -> None:
-    """SIGKILL at sixteen places of a cell's life: with one uid for all his cells, a reaping removes
+    """SIGKILL at some twenty places of a cell's life: with one uid for all his cells, a reaping removes
     what is left of one and leaves the other alone."""
     program = str(shutil.copy(OWNER, user.home.parent.parent))
     with owners_of(
         user.home, "microvm", (user.python, program), user.environment(), ids=(user.uid, user.gid)
     ) as owners:
-        killed, _, faults = kill_at(owners, choose(owners, {"create": 9, "exec": 2, "destroy": 5}))
+        sites = choose(owners, SITES_OF_PHASE)
+        killed, _, faults = kill_at(owners, sites)
     assert faults == []
-    assert killed == 16
+    assert killed == len(sites) >= 20

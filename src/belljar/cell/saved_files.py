@@ -24,7 +24,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
-    from belljar.channel.outcomes import ExecOutcome
+    from belljar.channel.outcomes import ExecOutput
 
 _OWN: Final = frozenset(
     b"./" + name
@@ -125,7 +125,7 @@ async def _run(
     taken: Callable[[bytes], object] | None = None,
     max_bytes: int = 0,
     allowed: tuple[int, ...] = (0,),
-) -> ExecOutcome:
+) -> ExecOutput:
     """Run a program of the image's as root; `taken` gets what it writes."""
     request = ExecRequest(
         argv=argv,
