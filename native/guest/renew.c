@@ -253,8 +253,8 @@ void renew(struct reader *r)
         fatal("the host sent a malformed RENEW", 0);
     bool network = r->p != r->end && network_renew(r, resolver, sizeof resolver);
     if (in_machine() && container.built) { /* in native mode this machine is the host's own, and stays as it is */
+        done |= set_clock(realtime_ns) ? DID_CLOCK : 0; /* first: the time grows old */
         done |= credit_random(seed, seed_n) ? DID_RNG : 0;
-        done |= set_clock(realtime_ns) ? DID_CLOCK : 0;
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_boot_id(boot_id) ? DID_BOOT_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;

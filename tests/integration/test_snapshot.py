@@ -130,28 +130,39 @@ def test_a_fork_goes_on_from_the_moment(vm_home: Path) -> None:
     assert scratch_of(vm_home) == []
 
 
+async def is_late(cell: Cell) -> bool:
+    """Whether its wall clock isn't the host's. Its monotonic clock goes as fast as the host's."""
+    offset = time.time() - time.monotonic()
+    first, (wall, mono), then = await bracketed(cell, CLOCKS)
+    await anyio.sleep(1)
+    later, (_, mono_later), end = await bracketed(cell, CLOCKS)
+    assert later - then - TOLERANCE_S <= mono_later - mono <= end - first + TOLERANCE_S
+    return not first - TOLERANCE_S <= wall - offset <= then + TOLERANCE_S
+
+
+CLOCKS = 'python3 -c "import time; print(time.time(), time.clock_gettime(time.CLOCK_MONOTONIC))"'
+TRIES = 4  # A busy host may keep the guest from taking the time that it was given
+
+
 def test_clocks_are_right(vm_home: Path) -> None:
     """In a fork, and in the cell that stood still: the wall clock is the host's, and the monotonic
     clock goes as fast as the host's; a fork's goes on from the moment."""
 
     async def look() -> None:
-        script = (
-            'python3 -c "import time; print(time.time(), time.clock_gettime(time.CLOCK_MONOTONIC))"'
-        )
         async with saved(vm_home) as (_, cell, snapshot):
-            _, (_, moment), _ = await bracketed(cell, script)
-            await anyio.sleep(2)
-            offset = time.time() - time.monotonic()
-            async with snapshot.fork() as fork:
-                for each in (cell, fork):
-                    first, (wall, mono), then = await bracketed(each, script)
-                    assert first - TOLERANCE_S <= wall - offset <= then + TOLERANCE_S
-                    await anyio.sleep(1)
-                    later, (_, mono_later), end = await bracketed(each, script)
-                    least, most = later - then - TOLERANCE_S, end - first + TOLERANCE_S
-                    assert least <= mono_later - mono <= most
-                    if each is fork:
-                        assert mono < moment + (then - first) + 5
+            _, (_, moment), _ = await bracketed(cell, CLOCKS)
+            late = {"cell", "fork"}
+            for _ in range(TRIES):
+                if "fork" in late:
+                    async with snapshot.fork() as fork:
+                        began = time.monotonic()
+                        late -= set() if await is_late(fork) else {"fork"}
+                        _, (_, mono), then = await bracketed(fork, CLOCKS)
+                        assert mono < moment + (then - began) + 5
+                if "cell" in late:
+                    late -= set() if await is_late(cell) else {"cell"}
+                    await cell.snapshot()
+            assert not late
 
     anyio.run(look)
 
@@ -281,7 +292,7 @@ def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
     async def look() -> None:
         async with saved(vm_home) as (_, cell, _snapshot), anyio.create_task_group() as tasks:
             tasks.start_soon(cell.snapshot)
-            while len(scratch_of(vm_home)) < 2:  # noqa: ASYNC110 - a file's
+            while len(list((vm_home / "tmp").glob("*/memory"))) < 2:  # noqa: ASYNC110 - a file's
                 await anyio.sleep(0.005)
             for _ in range(3):
                 tasks.start_soon(said, cell, "echo fine")
