@@ -133,6 +133,12 @@ class Machines:
                 self.current = _Machine(opened, stack.pop_all())
             self._retire(old, on_end)
 
+    async def flush(self) -> None:
+        """Wait until old machines are destroyed, and all that left any machine is scanned."""
+        while self._retiring:
+            await self._retiring[0].wait()
+        await _flush(self.current.cell)
+
     async def snapshot(self, name: str | None) -> Snapshot:
         """Save the machine in use. Raises as `Cell.snapshot`."""
         async with self._turn:
