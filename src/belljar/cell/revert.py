@@ -109,28 +109,32 @@ class Machines:
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
-            async with AsyncExitStack() as stack:
-                async with canary_in(old.cell) if is_verified else nullcontext() as canary:
-                    opened = await stack.enter_async_context(make())
-                    self._check(old.cell, opened.cell)
-                    if canary is not None:
-                        await canary.search(opened.cell)
-                if on_ready is not None:
-                    await on_ready(opened)
-                await _flush(old.cell)  # a finding may have the sample stopped
-                raise_if_killed(old.opened.killed(), where=where)
-                old.cell.record_death()
-                data: dict[str, JsonValue] = {
-                    "from": old.cell.id,
-                    "to": opened.cell.id,
-                    "from_pool": opened.from_pool,
-                    "duration_ms": round((time.monotonic() - began) * 1000, 3),
-                }
-                if to is not None:
-                    data["snapshot"] = to.id
-                opened.cell.note(Kind.CELL_REVERTED, data)
-                # Nothing from here on waits or fails: the cell is never between two machines
-                self.current = _Machine(opened, stack.pop_all())
+            try:
+                async with AsyncExitStack() as stack:
+                    async with canary_in(old.cell) if is_verified else nullcontext() as canary:
+                        opened = await stack.enter_async_context(make())
+                        self._check(old.cell, opened.cell)
+                        if canary is not None:
+                            await canary.search(opened.cell)
+                    if on_ready is not None:
+                        await on_ready(opened)
+                    await _flush(old.cell)  # a finding may have the sample stopped
+                    raise_if_killed(old.opened.killed(), where=where)
+                    old.cell.record_death()
+                    data: dict[str, JsonValue] = {
+                        "from": old.cell.id,
+                        "to": opened.cell.id,
+                        "from_pool": opened.from_pool,
+                        "duration_ms": round((time.monotonic() - began) * 1000, 3),
+                    }
+                    if to is not None:
+                        data["snapshot"] = to.id
+                    opened.cell.note(Kind.CELL_REVERTED, data)
+                    # Nothing from here on waits or fails: the cell is never between two machines
+                    self.current = _Machine(opened, stack.pop_all())
+            except ContainmentBreach as breach:
+                old.cell.mark_failed(breach)  # what it has left may still do something
+                raise
             self._retire(old, on_end)
 
     async def flush(self) -> None:

@@ -96,7 +96,8 @@ async def test_the_handle_goes_on_in_the_new_machine(memory_bytes: int, most_ret
 
 @pytest.mark.parametrize("error", [HostError("no room"), ContainmentBreach("a way out")])
 async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception) -> None:
-    """It is destroyed, and the old one is still in use; so it is when its image is another."""
+    """It is destroyed, and the old one is still in use; so it is when its image is another. After
+    a breach nothing goes on in the old one, either."""
     machines = Machines()
 
     async def refuse(_: Range) -> None:
@@ -106,6 +107,7 @@ async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception
         cell = cast("RevertibleCell", opened.cell)
         with pytest.raises(type(error)):
             await cell.machines.revert(on_ready=refuse)
+        assert machines.failed == ["c1"] * isinstance(error, ContainmentBreach)
         machines.image = "two"
         with pytest.raises(HostError):
             await cell.revert()
