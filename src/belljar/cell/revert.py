@@ -109,6 +109,7 @@ class Machines:
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
+            opened: Range | None = None
             try:
                 async with AsyncExitStack() as stack:
                     async with canary_in(old.cell) if is_verified else nullcontext() as canary:
@@ -119,7 +120,7 @@ class Machines:
                     if on_ready is not None:
                         await on_ready(opened)
                     await _flush(old.cell)  # a finding may have the sample stopped
-                    raise_if_killed(old.opened.killed(), where=where)
+                    raise_if_killed(old.opened.killed() or opened.killed(), where=where)
                     old.cell.record_death()
                     data: dict[str, JsonValue] = {
                         "from": old.cell.id,
@@ -134,6 +135,10 @@ class Machines:
                     self.current = _Machine(opened, stack.pop_all())
             except ContainmentBreach as breach:
                 old.cell.mark_failed(breach)  # what it has left may still do something
+                raise
+            except BaseException:
+                if opened is not None:
+                    self._pass_on(opened)
                 raise
             self._retire(old, on_end)
 
@@ -184,7 +189,7 @@ class Machines:
                         try:
                             await step()
                         finally:
-                            self._pass_on(machine)
+                            self._pass_on(machine.opened)
                     except ContainmentBreach as breach:
                         self._breach = self._breach or breach
                     except BaseException as error:  # noqa: BLE001 - raised at the end of the block
@@ -194,9 +199,11 @@ class Machines:
 
         spawn_task(end)
 
-    def _pass_on(self, old: _Machine) -> None:
-        """A kill order for an old machine ends the one in use: both are one cell to its sender."""
-        if (order := old.opened.killed()) is not None and not self._is_closed:
+    def _pass_on(self, other: Range) -> None:
+        """A kill order for an old machine, or one that did not come into use, ends the one in use:
+        all are one cell to its sender.
+        """
+        if (order := other.killed()) is not None and not self._is_closed:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
 

@@ -152,18 +152,24 @@ async def test_a_breach_of_an_old_machine_is_raised_whatever_else_is(finds: str)
     assert machines.alive == []
 
 
-async def test_a_kill_order_during_the_exchange_ends_it() -> None:
-    """The machine that was just made is destroyed, and the killed one stays in use."""
-    machines = Machines()
+@pytest.mark.parametrize("named", ["c1", "c2", "c2, at its end"])
+async def test_a_kill_order_during_the_exchange_ends_it(named: str) -> None:
+    """Whichever machine it names: the one that was just made is destroyed, and the other one, which
+    stays in use, is killed."""
+    machines, order = Machines(), new_order("cells", "a test")
 
     async def kill(_: Range) -> None:
-        machines.orders["c1"] = new_order("cells", "a test")
+        if "end" in named:
+            machines.orders_by_rules["c2"] = order
+            raise HostError("no room")
+        machines.orders[named] = order
 
     async with revertible(machines.make) as opened:
         cell = cast("RevertibleCell", opened.cell)
-        with pytest.raises(CellError, match="killed"):
+        with pytest.raises(HostError if "end" in named else CellError):
             await cell.machines.revert(on_ready=kill)
-        assert (cell.id, machines.alive) == ("c1", ["c1"])
+        assert (cell.id, machines.alive, machines.orders["c1"]) == ("c1", ["c1"], order)
+        assert machines.failed == ["c1"] * (named != "c1")
     assert Kind.CELL_REVERTED not in {kind for _, kind, _ in machines.noted}
 
 
