@@ -253,6 +253,10 @@ class FakeCell:
         """As the real one."""
         self.die()
 
+    def mark_failed(self, _error: Exception) -> None:
+        """As the real one."""
+        self.die()
+
     async def destroy(self, *, reason: str = "closed") -> None:
         """As the real one: the first reason stays."""
         self.reason = self.reason or reason

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel import ExecRequest, Operation
+from belljar.channel import ExecRequest, Operation, Stream
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
@@ -60,7 +60,7 @@ class Canary:
         return (*files, f"port {self.port}", "process", "environment", "memory")
 
     async def search(self, new: Cell) -> None:
-        """Look for the traces in another machine, on record.
+        """Look for the traces in another machine; what was found is on record in any case.
 
         Raises `ContainmentBreach` when one is there, `CellError` when it can't be searched.
         """
@@ -73,12 +73,24 @@ class Canary:
             unseen.append(f"memory: {error.strerror}")
         text = f"token={self.token}\nport={self.port}\n"
         text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
-        outcome = await new._live.client.exec(_request(new, ["search"]), input=text.encode())
-        lines = outcome.stdout.decode("utf-8", "replace").splitlines()
-        if lines[-1:] != ["end"]:
-            raise CellError("the new machine could not be searched", where=f"cell {new.id}")
+        said, failure = bytearray(), None
+        try:
+            await new._live.client.exec(
+                _request(new, ["search"]),
+                input=text.encode(),
+                on_output=lambda stream, chunk: said.extend(
+                    chunk if stream is Stream.STDOUT else b""
+                ),
+            )
+        except BaseException as error:  # noqa: BLE001 - raised below, after what was found
+            failure = error
+        lines = said.decode("utf-8", "replace").split("\n")[:-1]
+        if failure is None and lines[-1:] != ["end"]:
+            failure = CellError("the new machine could not be searched", where=f"cell {new.id}")
+        if failure is not None:  # a trace that has survived may have ended the search
+            unseen.append("files, processes, port: not searched")
         unseen += [line.removeprefix("unseen ") for line in lines if line.startswith("unseen ")]
-        found += [line for line in lines[:-1] if not line.startswith("unseen ")]
+        found += [line for line in lines if line != "end" and not line.startswith("unseen ")]
         data: dict[str, JsonValue] = {
             "from": self.cell.id,
             "planted": [trace for trace in self.traces if trace in self.said],
@@ -92,7 +104,9 @@ class Canary:
                 f"a revert left something of the old machine in the new one: {', '.join(found)}",
                 where=f"cell {new.id}",
                 hint="nothing of this run may count as contained; please report this",
-            )
+            ) from failure
+        if failure is not None:
+            raise failure
 
 
 @asynccontextmanager

@@ -109,29 +109,44 @@ class Machines:
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
-            async with AsyncExitStack() as stack:
-                async with canary_in(old.cell) if is_verified else nullcontext() as canary:
-                    opened = await stack.enter_async_context(make())
-                    self._check(old.cell, opened.cell)
-                    if canary is not None:
-                        await canary.search(opened.cell)
-                if on_ready is not None:
-                    await on_ready(opened)
-                await _flush(old.cell)  # a finding may have the sample stopped
-                raise_if_killed(old.opened.killed(), where=where)
-                old.cell.record_death()
-                data: dict[str, JsonValue] = {
-                    "from": old.cell.id,
-                    "to": opened.cell.id,
-                    "from_pool": opened.from_pool,
-                    "duration_ms": round((time.monotonic() - began) * 1000, 3),
-                }
-                if to is not None:
-                    data["snapshot"] = to.id
-                opened.cell.note(Kind.CELL_REVERTED, data)
-                # Nothing from here on waits or fails: the cell is never between two machines
-                self.current = _Machine(opened, stack.pop_all())
+            opened: Range | None = None
+            try:
+                async with AsyncExitStack() as stack:
+                    async with canary_in(old.cell) if is_verified else nullcontext() as canary:
+                        opened = await stack.enter_async_context(make())
+                        self._check(old.cell, opened.cell)
+                        if canary is not None:
+                            await canary.search(opened.cell)
+                    if on_ready is not None:
+                        await on_ready(opened)
+                    await _flush(old.cell)  # a finding may have the sample stopped
+                    raise_if_killed(old.opened.killed() or opened.killed(), where=where)
+                    old.cell.record_death()
+                    data: dict[str, JsonValue] = {
+                        "from": old.cell.id,
+                        "to": opened.cell.id,
+                        "from_pool": opened.from_pool,
+                        "duration_ms": round((time.monotonic() - began) * 1000, 3),
+                    }
+                    if to is not None:
+                        data["snapshot"] = to.id
+                    opened.cell.note(Kind.CELL_REVERTED, data)
+                    # Nothing from here on waits or fails: the cell is never between two machines
+                    self.current = _Machine(opened, stack.pop_all())
+            except ContainmentBreach as breach:
+                old.cell.mark_failed(breach)  # what it has left may still do something
+                raise
+            except BaseException:
+                if opened is not None:
+                    self._pass_on(opened)
+                raise
             self._retire(old, on_end)
+
+    async def flush(self) -> None:
+        """Wait until old machines are destroyed, and all that left any machine is scanned."""
+        while self._retiring:
+            await self._retiring[0].wait()
+        await _flush(self.current.cell)
 
     async def snapshot(self, name: str | None) -> Snapshot:
         """Save the machine in use. Raises as `Cell.snapshot`."""
@@ -174,7 +189,7 @@ class Machines:
                         try:
                             await step()
                         finally:
-                            self._pass_on(machine)
+                            self._pass_on(machine.opened)
                     except ContainmentBreach as breach:
                         self._breach = self._breach or breach
                     except BaseException as error:  # noqa: BLE001 - raised at the end of the block
@@ -184,9 +199,11 @@ class Machines:
 
         spawn_task(end)
 
-    def _pass_on(self, old: _Machine) -> None:
-        """A kill order for an old machine ends the one in use: both are one cell to its sender."""
-        if (order := old.opened.killed()) is not None and not self._is_closed:
+    def _pass_on(self, other: Range) -> None:
+        """A kill order for an old machine, or one that did not come into use, ends the one in use:
+        all are one cell to its sender.
+        """
+        if (order := other.killed()) is not None and not self._is_closed:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
 

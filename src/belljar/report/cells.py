@@ -247,7 +247,9 @@ class CellGatherer:
             if line.kind is Kind.CELL_REVERTED:
                 cell.replaces = str(line.data["from"])
                 _inherit(cell, self.found.get(cell.replaces))
-            elif line.kind is Kind.CELL_FORKED:
+            elif line.kind is Kind.CELL_FORKED or (
+                line.kind is Kind.CELL_REVERT_VERIFIED and line.data["found"]
+            ):
                 _inherit(cell, self.found.get(str(line.data["from"])))
 
 

@@ -264,10 +264,15 @@ class SignalGatherer:
 
 
 def signals_of(lines: Iterable[Line], cells: Set[str]) -> SampleSignals:
-    """The signals of cells that belong together, and of their ranges."""
-    gatherer, ranges = SignalGatherer(), dict[str, None]()
+    """The signals of cells that belong together, what they were reverted to and forks of them
+    included, and of their ranges.
+    """
+    gatherer, ranges, cells = SignalGatherer(), dict[str, None](), set(cells)
     for line in lines:
         gatherer.take(line)
+        is_another = line.kind in {Kind.CELL_REVERTED, Kind.CELL_FORKED} and line.cell is not None
+        if is_another and line.data["from"] in cells:
+            cells.add(str(line.cell))
         if line.kind is Kind.CELL_PLANNED and line.cell in cells and line.data.get("range"):
             ranges[str(line.data["range"])] = None
     return gatherer.of(cells, ranges)

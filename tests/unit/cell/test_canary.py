@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
 from belljar.cell.canary import canary_in, memory_has
+from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Kind
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +56,39 @@ async def test_the_old_machine_neither_forges_nor_hides_a_trace() -> None:
     assert {
         str(each).split(" ")[0].rstrip(":") for each in cast("Any", data["not_checked"])
     } == missing
+
+
+@pytest.mark.parametrize("ending", ["guest dies", "search is killed", "says too little"])
+@pytest.mark.parametrize("where", ["memory", "guest", ""])
+async def test_a_trace_that_ends_the_search_is_found(
+    monkeypatch: pytest.MonkeyPatch, ending: str, where: str
+) -> None:
+    """What was found until then is on record and a breach; nothing found is no proof either."""
+
+    async def plant(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"process\nmemory\nend\n")
+        while await guest.stdin(op):
+            pass
+        await guest.finish(op)
+
+    async def search(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"process 7\n" * (where == "guest") + b"unse")
+        if ending == "guest dies":
+            guest.close()
+        else:
+            killed = ending == "search is killed"
+            await guest.finish(op, *((g.SIGNALED, 9) if killed else ()))
+
+    monkeypatch.setattr("belljar.cell.canary.memory_has", lambda *_: where == "memory")
+    async with staged({b"sh": plant}) as old, staged({b"sh": search}) as new:
+        async with canary_in(old.cell) as canary:
+            with pytest.raises(ContainmentBreach if where else CellError):
+                await canary.search(new.cell)
+        data = new.last(Kind.CELL_REVERT_VERIFIED).data
+    assert data["found"] == {"memory": ["memory"], "guest": ["process 7"], "": []}[where]
+    assert "files, processes, port: not searched" in cast("Any", data["not_checked"])
 
 
 def test_memory_is_searched_whatever_its_files_are_called(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ async def test_the_handle_goes_on_in_the_new_machine(memory_bytes: int, most_ret
 
 @pytest.mark.parametrize("error", [HostError("no room"), ContainmentBreach("a way out")])
 async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception) -> None:
-    """It is destroyed, and the old one is still in use; so it is when its image is another."""
+    """It is destroyed, and the old one is still in use; so it is when its image is another. After
+    a breach nothing goes on in the old one, either."""
     machines = Machines()
 
     async def refuse(_: Range) -> None:
@@ -106,6 +107,7 @@ async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception
         cell = cast("RevertibleCell", opened.cell)
         with pytest.raises(type(error)):
             await cell.machines.revert(on_ready=refuse)
+        assert machines.failed == ["c1"] * isinstance(error, ContainmentBreach)
         machines.image = "two"
         with pytest.raises(HostError):
             await cell.revert()
@@ -150,18 +152,24 @@ async def test_a_breach_of_an_old_machine_is_raised_whatever_else_is(finds: str)
     assert machines.alive == []
 
 
-async def test_a_kill_order_during_the_exchange_ends_it() -> None:
-    """The machine that was just made is destroyed, and the killed one stays in use."""
-    machines = Machines()
+@pytest.mark.parametrize("named", ["c1", "c2", "c2, at its end"])
+async def test_a_kill_order_during_the_exchange_ends_it(named: str) -> None:
+    """Whichever machine it names: the one that was just made is destroyed, and the other one, which
+    stays in use, is killed."""
+    machines, order = Machines(), new_order("cells", "a test")
 
     async def kill(_: Range) -> None:
-        machines.orders["c1"] = new_order("cells", "a test")
+        if "end" in named:
+            machines.orders_by_rules["c2"] = order
+            raise HostError("no room")
+        machines.orders[named] = order
 
     async with revertible(machines.make) as opened:
         cell = cast("RevertibleCell", opened.cell)
-        with pytest.raises(CellError, match="killed"):
+        with pytest.raises(HostError if "end" in named else CellError):
             await cell.machines.revert(on_ready=kill)
-        assert (cell.id, machines.alive) == ("c1", ["c1"])
+        assert (cell.id, machines.alive, machines.orders["c1"]) == ("c1", ["c1"], order)
+        assert machines.failed == ["c1"] * (named != "c1")
     assert Kind.CELL_REVERTED not in {kind for _, kind, _ in machines.noted}
 
 
@@ -200,7 +208,8 @@ async def test_the_old_machine_is_whole_until_its_last_look() -> None:
         cell = cast("RevertibleCell", opened.cell)
         await cell.machines.revert(on_end=look)
         assert (cell.id, seen) == ("c2", [])
-    assert seen == [("c1", True)]
+        await cell.machines.flush()  # as before a score
+        assert (seen, machines.alive) == ([("c1", True)], ["c2"])
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,9 @@ def test_a_reverted_cell_is_of_its_sample() -> None:
         assert judge(evidence(lines=[*story(), *lines])).rows[0].verdict is Verdict.VOID
     left = {"from": "c1", "planted": ["memory"], "found": ["memory"], "not_checked": []}
     unclean = line(Kind.CELL_REVERT_VERIFIED, "c9", **left)
-    assert judge(evidence(lines=[*story(), unclean, ended])).verdict is Verdict.BREACHED
+    [row] = judge(evidence(lines=[*story(), unclean, ended])).rows
+    assert row.verdict is Verdict.BREACHED
+    assert Code.REVERT_UNCLEAN in {reason.code for reason in row.reasons}
 
 
 def test_a_forked_cell_is_of_its_sample() -> None:
