@@ -52,11 +52,15 @@ class BrokenOffError(ServerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request to the server. Nothing else of a client reaches it."""
+    """A request to the server. Nothing else of a client reaches it.
+
+    `may_be_empty`: its answer may have a status and nothing else.
+    """
 
     method: str
     path: str
     body: bytes = b""
+    may_be_empty: bool = False
 
 
 def is_api(method: str, path: str) -> bool:
@@ -153,7 +157,9 @@ class Answer:
         tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
     """
 
-    def __init__(self, link: _Link, head: h11.Response, max_bytes: int) -> None:
+    def __init__(
+        self, link: _Link, head: h11.Response, max_bytes: int, *, may_be_empty: bool
+    ) -> None:
         self.status = head.status_code
         self.tokens: dict[str, int | None] = {"prompt_tokens": None, "completion_tokens": None}
         self.is_whole = False
@@ -163,6 +169,9 @@ class Answer:
         self._is_done = False
         kinds = [value for name, value in head.headers if name == b"content-type"]
         self.content_type = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
+        self._is_empty = may_be_empty and (b"content-length", b"0") in head.headers
+        if self._is_empty:
+            return
         if len(kinds) != 1 or self.content_type not in (_JSON, _EVENT_STREAM):
             shown = printable(self.content_type, max_chars=60) or "nothing"
             raise ServerViolationError(f"the server's answer is {shown}, not JSON")
@@ -179,7 +188,7 @@ class Answer:
                 rest = bytes(self._held)
                 if is_stream and (rest.strip() or not self._is_done):
                     raise BrokenOffError("the server ended its answer in the middle")
-                if not is_stream:
+                if not is_stream and not self._is_empty:
                     self._take_json(rest)
                 self.is_whole = True
                 return rest or None
@@ -261,7 +270,7 @@ class Client:
             if head is None:
                 link = _Link(await owner.enter_async_context(self._connect()))
                 head = await link.send(question, give_up)
-            answer = Answer(link, head, max_bytes)
+            answer = Answer(link, head, max_bytes, may_be_empty=question.may_be_empty)
             yield answer
             if answer.is_whole and link.may_go_on():
                 link.owner = owner.pop_all()

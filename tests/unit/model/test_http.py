@@ -21,6 +21,7 @@ from belljar.model.http import (
     ServerViolationError,
     is_api,
 )
+from belljar.model.serve import HEALTH
 
 pytestmark = pytest.mark.anyio
 MAX_BYTES = 1 << 20
@@ -121,6 +122,21 @@ async def test_a_request_goes_out_whole_and_says_nothing_of_its_client() -> None
     names = {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]}
     assert names == {b"host", b"content-length", b"content-type"}
     assert body == b'{"x":1}'
+
+
+@pytest.mark.parametrize("status", [200, 503])
+async def test_the_answer_to_a_look_at_health_may_be_empty(status: int) -> None:
+    """As vLLM's, which has no type, and to nothing else; what isn't empty is JSON there, too."""
+    head = b"HTTP/1.1 %d Said\r\nContent-Length: " % status
+    client = Client(to(ScriptedServer([head + b"0\r\n\r\n", head + b"2\r\n\r\n{}"])))
+    async with client.ask(HEALTH, max_bytes=MAX_BYTES, timeout_s=30) as got:
+        assert (await whole(got), got.status) == (b"", status)
+    with pytest.raises(ServerViolationError):
+        async with client.ask(HEALTH, max_bytes=MAX_BYTES, timeout_s=30):
+            pass
+    await client.aclose()
+    with pytest.raises(ServerViolationError):
+        await ask([head + b"0\r\n\r\n"])
 
 
 async def test_an_answers_usage_is_read_from_it() -> None:
