@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
+import anyio.to_thread
 import h11
 from anyio.abc import ByteStream
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +28,9 @@ MAX_HEAD_BYTES: Final = 8 << 10
 MAX_LINE_BYTES: Final = 4 << 20
 """Of one server-sent event: a tool call comes whole in one."""
 MAX_DEPTH: Final = 64
+MAX_MARKS: Final = 1_000_000
+"""Of `,`, `[` and `{` in one document: each may be a value of a hundred bytes here."""
+_INLINE_BYTES: Final = 64 << 10  # parsed at once
 KEEP_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
 _PATH: Final = re.compile(r"/v1(/[A-Za-z0-9_-]+)+", re.ASCII)
@@ -189,7 +193,7 @@ class Answer:
                 if is_stream and (rest.strip() or not self._is_done):
                     raise BrokenOffError("the server ended its answer in the middle")
                 if not is_stream and not self._is_empty:
-                    self._take_json(rest)
+                    await self._take_json(rest)
                 self.is_whole = True
                 return rest or None
             if not isinstance(event, h11.Data):
@@ -202,13 +206,13 @@ class Answer:
             if is_stream and b"\n" in event.data:
                 lines, _, self._held = self._held.rpartition(b"\n")
                 for line in lines.splitlines():  # a client takes "\r" for a line's end, too
-                    self._take_line(bytes(line))
+                    await self._take_line(bytes(line))
                 return bytes(lines + b"\n")
             if is_stream and len(self._held) > MAX_LINE_BYTES:
                 raise ServerViolationError("one line of the server's answer is too long")
         return None
 
-    def _take_line(self, line: bytes) -> None:
+    async def _take_line(self, line: bytes) -> None:
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
             return
         if not line.startswith(b"data:"):
@@ -216,11 +220,16 @@ class Answer:
         if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
             self._is_done = True
         else:
-            self._take_json(data)
+            await self._take_json(data)
 
-    def _take_json(self, data: bytes) -> None:
+    async def _take_json(self, data: bytes) -> None:
+        if sum(map(data.count, (b",", b"[", b"{"))) > MAX_MARKS:
+            raise ServerViolationError("the server's answer has too many values")
         try:
-            document = parse_json(data, MAX_DEPTH)
+            if len(data) > _INLINE_BYTES:  # other samples go on meanwhile
+                document = await anyio.to_thread.run_sync(parse_json, data, MAX_DEPTH)
+            else:
+                document = parse_json(data, MAX_DEPTH)
         except ValueError as error:
             what = f"the server's answer is not JSON: {printable(str(error), max_chars=100)}"
             raise ServerViolationError(what) from None

@@ -13,6 +13,7 @@ from anyio.abc import ByteStream
 from belljar.model.http import (
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,
+    MAX_MARKS,
     Answer,
     BrokenOffError,
     Client,
@@ -177,6 +178,8 @@ VIOLATIONS = {
     "not json": [answer(b"tokens, tokens")],
     "no object": [answer(b"[1]")],
     "deep": [answer(b'{"a":' + b"[" * 100 + b"]" * 100 + b"}")],
+    "many values": [answer(b'{"a":[' + b"0," * MAX_MARKS + b"0]}")],
+    "many values in an event": stream(b'data: {"a":[' + b"[]," * (MAX_MARKS // 2) + b"0]}\n\n"),
     "very deep": [answer(b"[" * 100_000 + b"]" * 100_000)],
     "too much": [answer(b'{"a":"' + b"x" * (2 << 20) + b'"}')],
     "endless chunks": stream(*[b"data: {}" + b" " * 90_000 + b"\n\n"] * 20),
