@@ -226,11 +226,16 @@ def _vsock() -> Iterator[Seen]:
         return
     with Path("/dev/vsock").open("rb") as device:
         asked = fcntl.ioctl(device, socket.IOCTL_VM_SOCKETS_GET_LOCAL_CID, bytes(4))
-    (number,) = struct.unpack("=I", asked)
+    yield vsock_seen(*struct.unpack("=I", asked))
+
+
+def vsock_seen(number: int) -> Seen:
+    """What this machine's vsock number shows. Pure."""
     if number in (socket.VMADDR_CID_ANY, 1):  # no transport, or the local one
-        yield State.ABSENT, "no hypervisor has given this machine an address"
-    else:
-        yield State.PRESENT, f"this machine is {number} on its hypervisor's vsock"
+        return State.ABSENT, "no hypervisor has given this machine an address"
+    if number == socket.VMADDR_CID_HOST:  # only with vhost_vsock, and no hypervisor below this one
+        return State.ABSENT, "this machine is the hypervisor's side: its guests are on it"
+    return State.PRESENT, f"this machine is {number} on its hypervisor's vsock"
 
 
 def _sent(address: str) -> Iterator[Finding]:

@@ -99,6 +99,8 @@ class Bundle:
                     raise HostError(what, where=name, hint=hint) from error
             if digest != expected:
                 raise _bad("it is not what was signed", name)
+        if into:  # install.sh goes by it
+            (into / SUMS).write_bytes(_manifest(self.digests))
 
 
 def hashed_copy(source: BinaryIO, target: Path) -> str:
@@ -144,9 +146,13 @@ def _read(path: Path, name: str) -> bytes:
         return file.read(_MAX_READ_BYTES)
 
 
+def _manifest(digests: Mapping[str, str]) -> bytes:
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
+
+
 def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> None:
     """Write and sign the manifest of a bundle."""
-    listed = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
+    listed = _manifest(digests)
     (path / SUMS).write_bytes(listed)
     (path / SIGNATURE).write_text(f"{key.public_key} {key.sign(_SIGNED + listed)}\n")
 

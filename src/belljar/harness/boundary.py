@@ -31,7 +31,8 @@ from inspect_ai.util import LimitExceededError, SandboxEnvironment
 from pydantic import BaseModel
 from typing_extensions import override
 
-import belljar.harness._registry  # noqa: F401
+import belljar.harness._registry
+import belljar.harness.tool_arguments  # noqa: F401
 from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import BelljarError, HostError
 from belljar.events import Actor, Event, JsonValue, Kind

@@ -103,7 +103,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
-        check_models(options.model, request.home)
+        models = check_models(options.models, request.home)
         session = Session(
             operator_options={
                 "run_policy": _absolute(request.policy),
@@ -134,7 +134,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         for policy in policies:
             session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
-        return _run_tasks(request, options, tasks, session, policies)
+        return _run_tasks(request, options, tasks, session, [*policies, *models])
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:

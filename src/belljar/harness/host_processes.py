@@ -1,7 +1,7 @@
 """Programs that a task's own code starts, and places that this process connects to.
 
-Counted and named, not refused: a task's code is trusted. Python's audit hook sees them; what a
-native module does, or `multiprocessing`'s spawn, is not seen.
+Counted and named, not refused: a task's code is trusted. Python's audit hook sees them, of
+`multiprocessing` that it can spawn; what a native module does is not seen.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _EVENTS: Final[Mapping[str, int | None]] = {
     **dict.fromkeys(("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"), 0),
     **dict.fromkeys(("os.fork", "os.forkpty"), None),
 }
+# They start programs without an event: that they were imported, by whomever, has to do
+_SPAWNS: Final = frozenset(f"multiprocessing.popen_{how}" for how in ("spawn_posix", "forkserver"))
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
 # Likewise, of an address or a name to look up
 _PLACES: Final[Mapping[str, int]] = {
@@ -58,7 +60,8 @@ def watched_host() -> Iterator[HostActivity]:
     global _watching  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
-    _watching = found = HostActivity(Counter(), Counter())
+    spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
+    _watching = found = HostActivity(Counter(spawns), Counter())
     try:
         yield found
     finally:
@@ -72,9 +75,13 @@ def _install() -> None:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     watching = _watching
-    if watching is None or not (event in _EVENTS or event in _PLACES):
+    if watching is None or not (event in _EVENTS or event in _PLACES or event == "import"):
         return
     with suppress(Exception):  # what a hook raises would end the task's call
+        if event == "import":
+            if arguments[0] in _SPAWNS:
+                _count(watching.programs, "multiprocessing")
+            return
         frame = sys._getframe(1)
         if event in _PLACES:
             place = "an address that can't be read"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -77,8 +78,7 @@ class ModelCells:
         return errors
 
 
-def check_models(model: object, home: Path | None) -> None:
-    """Refuse wrong models of `--model` early. Raises `PolicyError`, `HostError`."""
-    for name in model.split(",") if isinstance(model, str) else ():
-        if name.startswith(_PREFIX):
-            load_model(Path(name.removeprefix(_PREFIX)), home=home)
+def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
+    """The policies of those that run in a cell. Raises `PolicyError`, `HostError`: one is wrong."""
+    files = [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
+    return [load_model(Path(file), home=home) for file in files]

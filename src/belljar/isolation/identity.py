@@ -36,6 +36,7 @@ RANGES_START: Final = 0x8000_0000
 _RANGE_STEP: Final = 0x2_0000
 RANGE_SLOTS: Final = 1 << 12
 """Cells with a range on one host, all stores together."""
+_RANGE_BLOCK: Final = 64
 WORKLOAD_IDS: Final = NEEDED_IDS
 """A container's ids: 0 to 65535."""
 TREE_IDS_START: Final = 0xFFF0_0000
@@ -93,7 +94,7 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
         raise ValueError("root's cells are below no user namespace")
     with _lock_errors(locks):
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)
-        first = _hash_of(locks) % RANGE_SLOTS
+        first = _hash_of(locks) * _RANGE_BLOCK % RANGE_SLOTS
     slot, fd = _take_slot(locks, RANGE_SLOTS, first=first)
     try:
         stage = RANGES_START + slot * _RANGE_STEP
@@ -186,7 +187,7 @@ def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
 def _take_slot(directory: Path, slots: int, *, first: int = 0) -> tuple[int, int]:
     """Lock a free slot. `first`: where to begin, since a Belljar with another /run (in a container)
     sees none of these locks but shares the host's ids: a cell of it with the same ids would be
-    taken for a survivor, and killed.
+    taken for a survivor, and killed. Beginning at another of 64 blocks makes that unlikely.
     """
     for slot in ((first + number) % slots for number in range(slots)):
         fd = _lock_slot(directory, slot)

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
+import anyio.to_thread
 import h11
 from anyio.abc import ByteStream
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +28,9 @@ MAX_HEAD_BYTES: Final = 8 << 10
 MAX_LINE_BYTES: Final = 4 << 20
 """Of one server-sent event: a tool call comes whole in one."""
 MAX_DEPTH: Final = 64
+MAX_MARKS: Final = 1_000_000
+"""Of `,`, `[` and `{` in one document: each may be a value of a hundred bytes here."""
+_INLINE_BYTES: Final = 64 << 10  # parsed at once
 KEEP_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
 _PATH: Final = re.compile(r"/v1(/[A-Za-z0-9_-]+)+", re.ASCII)
@@ -52,11 +56,15 @@ class BrokenOffError(ServerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request to the server. Nothing else of a client reaches it."""
+    """A request to the server. Nothing else of a client reaches it.
+
+    `may_be_empty`: its answer may have a status and nothing else.
+    """
 
     method: str
     path: str
     body: bytes = b""
+    may_be_empty: bool = False
 
 
 def is_api(method: str, path: str) -> bool:
@@ -153,7 +161,9 @@ class Answer:
         tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
     """
 
-    def __init__(self, link: _Link, head: h11.Response, max_bytes: int) -> None:
+    def __init__(
+        self, link: _Link, head: h11.Response, max_bytes: int, *, may_be_empty: bool
+    ) -> None:
         self.status = head.status_code
         self.tokens: dict[str, int | None] = {"prompt_tokens": None, "completion_tokens": None}
         self.is_whole = False
@@ -163,6 +173,9 @@ class Answer:
         self._is_done = False
         kinds = [value for name, value in head.headers if name == b"content-type"]
         self.content_type = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
+        self._is_empty = may_be_empty and (b"content-length", b"0") in head.headers
+        if self._is_empty:
+            return
         if len(kinds) != 1 or self.content_type not in (_JSON, _EVENT_STREAM):
             shown = printable(self.content_type, max_chars=60) or "nothing"
             raise ServerViolationError(f"the server's answer is {shown}, not JSON")
@@ -179,8 +192,8 @@ class Answer:
                 rest = bytes(self._held)
                 if is_stream and (rest.strip() or not self._is_done):
                     raise BrokenOffError("the server ended its answer in the middle")
-                if not is_stream:
-                    self._take_json(rest)
+                if not is_stream and not self._is_empty:
+                    await self._take_json(rest)
                 self.is_whole = True
                 return rest or None
             if not isinstance(event, h11.Data):
@@ -193,13 +206,13 @@ class Answer:
             if is_stream and b"\n" in event.data:
                 lines, _, self._held = self._held.rpartition(b"\n")
                 for line in lines.splitlines():  # a client takes "\r" for a line's end, too
-                    self._take_line(bytes(line))
+                    await self._take_line(bytes(line))
                 return bytes(lines + b"\n")
             if is_stream and len(self._held) > MAX_LINE_BYTES:
                 raise ServerViolationError("one line of the server's answer is too long")
         return None
 
-    def _take_line(self, line: bytes) -> None:
+    async def _take_line(self, line: bytes) -> None:
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
             return
         if not line.startswith(b"data:"):
@@ -207,11 +220,16 @@ class Answer:
         if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
             self._is_done = True
         else:
-            self._take_json(data)
+            await self._take_json(data)
 
-    def _take_json(self, data: bytes) -> None:
+    async def _take_json(self, data: bytes) -> None:
+        if sum(map(data.count, (b",", b"[", b"{"))) > MAX_MARKS:
+            raise ServerViolationError("the server's answer has too many values")
         try:
-            document = parse_json(data, MAX_DEPTH)
+            if len(data) > _INLINE_BYTES:  # other samples go on meanwhile
+                document = await anyio.to_thread.run_sync(parse_json, data, MAX_DEPTH)
+            else:
+                document = parse_json(data, MAX_DEPTH)
         except ValueError as error:
             what = f"the server's answer is not JSON: {printable(str(error), max_chars=100)}"
             raise ServerViolationError(what) from None
@@ -261,7 +279,7 @@ class Client:
             if head is None:
                 link = _Link(await owner.enter_async_context(self._connect()))
                 head = await link.send(question, give_up)
-            answer = Answer(link, head, max_bytes)
+            answer = Answer(link, head, max_bytes, may_be_empty=question.may_be_empty)
             yield answer
             if answer.is_whole and link.may_go_on():
                 link.owner = owner.pop_all()

@@ -16,7 +16,8 @@ from belljar.ledger import Line
 from belljar.units import format_size, printable
 
 # Inspect's model providers whose calls leave nothing: a cell, a script in this process, no model
-STAYS: Final = ("belljar", "mockllm", "none")
+_IN_CELL: Final = "belljar"
+STAYS: Final = (_IN_CELL, "mockllm", "none")
 
 
 class Way(StrEnum):
@@ -102,11 +103,14 @@ class LeftGatherer:
         self._unmeasured: set[tuple[object, str]] = set()
         self._unknown = ["the end of the evaluation is not on record"]
         self._programs: dict[str, int] = {}
+        self._has_model_cell = False
 
     def take(self, line: Line) -> None:
         """One event more."""
         data = line.data
         match line.kind:
+            case Kind.CELL_PLANNED if data.get("model"):
+                self._has_model_cell = True
             case Kind.MODEL_CALLED:
                 model = self._of(Way.MODEL, str(data["model"]))
                 model.calls, model.unscanned = (
@@ -157,14 +161,16 @@ class LeftGatherer:
         """All of it. `doubt`: why the record as a whole proves nothing."""
         for _, host in self._unmeasured:
             self._of(Way.UPSTREAM, host).sent_bytes = None
-        found = (
-            each
-            for each in self._found.values()
-            if each.way is not Way.MODEL or each.name.partition("/")[0] not in STAYS
-        )
+        found, unknown = list[Destination](), [*filter(None, [doubt]), *self._unknown]
+        for each in self._found.values():
+            provider = each.name.partition("/")[0] if each.way is Way.MODEL else ""
+            if provider not in STAYS:
+                found.append(each)
+            elif provider == _IN_CELL and not self._has_model_cell:
+                unknown.append(f"no model cell is on record, and {each.name} was called")
         return Left(
             destinations=tuple(found),
-            unknown=(*filter(None, [doubt]), *self._unknown),
+            unknown=tuple(unknown),
             host_processes=self._programs,
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from belljar.bundle import install as install_module
 from belljar.bundle.create import Contents, create_bundle, store_files
 from belljar.bundle.install import (
     ABOUT,
@@ -398,3 +399,56 @@ def test_weights_of_the_store_arrive_by_their_digest(
     with pytest.raises(BundleError):
         install(written(tmp_path / "c", key, {**FILES, **wrong}, **about), tmp_path / "third", key)
     assert list_weights(tmp_path / "third") == []
+
+
+UNNAMED: dict[str, Callable[[Path], object]] = {
+    "a wheel": lambda path: (path / "python/z.whl").write_bytes(b"z"),
+    "an index that apt prefers": lambda path: (path / "debian/Packages.xz").write_bytes(b"z"),
+    "a link": lambda path: (path / "debian/InRelease").symlink_to("Packages"),
+    "a link for a file": lambda path: (
+        (path / "python/a.whl").rename(path.parent / "a.whl"),
+        (path / "python/a.whl").symlink_to(path.parent / "a.whl"),
+    ),
+}
+
+
+@pytest.mark.parametrize("only_packages", [False, True])
+@pytest.mark.parametrize("added", [None, *UNNAMED])
+def test_install_sh_takes_nothing_that_the_manifest_does_not_name(
+    added: str | None, key: SigningKey, tmp_path: Path, *, only_packages: bool
+) -> None:
+    """`sha256sum -c` passes over such a file, and apt and pip would take it: it is refused before
+    any program runs. Without one, exactly the wheels of the manifest are installed."""
+    files = {
+        "python/a.whl": b"a",
+        "debian/Packages": b"",
+        "debian/install.txt": b"",
+        "key.txt": b"",
+    }
+    bundle, prefix, ran = tmp_path / "bundle", tmp_path / "prefix", tmp_path / "ran"
+    script = Path(str(install_module.__file__)).with_name("install.sh").read_bytes()
+    written(bundle, key, {**files, "install.sh": script})
+    (tmp_path / "bin").mkdir()
+    (prefix / "bin").mkdir(parents=True)
+    for fake in ("bin/apt-get", "prefix/bin/python", "prefix/bin/belljar"):
+        (tmp_path / fake).write_text(f'#!/bin/sh\necho {fake} "$@" >>"{ran}"\n')
+        (tmp_path / fake).chmod(0o755)
+    (tmp_path / "bin/id").write_text("#!/bin/sh\necho 0\n")
+    (tmp_path / "bin/id").chmod(0o755)
+    if added:
+        UNNAMED[added](bundle)
+    done = subprocess.run(
+        ["sh", bundle / "install.sh", *["--packages"] * only_packages, prefix],
+        env={
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+            "BELLJAR_HOME": str(tmp_path / "home"),
+        },
+        check=False,
+    )
+    if added:
+        assert done.returncode == 4
+        assert not ran.exists()
+    else:
+        assert done.returncode == 0
+        (pip,) = (line for line in ran.read_text().splitlines() if " pip " in line)
+        assert pip.endswith(f" ignore {bundle}/python/a.whl")

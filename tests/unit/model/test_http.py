@@ -13,6 +13,7 @@ from anyio.abc import ByteStream
 from belljar.model.http import (
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,
+    MAX_MARKS,
     Answer,
     BrokenOffError,
     Client,
@@ -21,6 +22,7 @@ from belljar.model.http import (
     ServerViolationError,
     is_api,
 )
+from belljar.model.serve import HEALTH
 
 pytestmark = pytest.mark.anyio
 MAX_BYTES = 1 << 20
@@ -123,6 +125,21 @@ async def test_a_request_goes_out_whole_and_says_nothing_of_its_client() -> None
     assert body == b'{"x":1}'
 
 
+@pytest.mark.parametrize("status", [200, 503])
+async def test_the_answer_to_a_look_at_health_may_be_empty(status: int) -> None:
+    """As vLLM's, which has no type, and to nothing else; what isn't empty is JSON there, too."""
+    head = b"HTTP/1.1 %d Said\r\nContent-Length: " % status
+    client = Client(to(ScriptedServer([head + b"0\r\n\r\n", head + b"2\r\n\r\n{}"])))
+    async with client.ask(HEALTH, max_bytes=MAX_BYTES, timeout_s=30) as got:
+        assert (await whole(got), got.status) == (b"", status)
+    with pytest.raises(ServerViolationError):
+        async with client.ask(HEALTH, max_bytes=MAX_BYTES, timeout_s=30):
+            pass
+    await client.aclose()
+    with pytest.raises(ServerViolationError):
+        await ask([head + b"0\r\n\r\n"])
+
+
 async def test_an_answers_usage_is_read_from_it() -> None:
     """With the details that servers add."""
     usage = (
@@ -161,6 +178,8 @@ VIOLATIONS = {
     "not json": [answer(b"tokens, tokens")],
     "no object": [answer(b"[1]")],
     "deep": [answer(b'{"a":' + b"[" * 100 + b"]" * 100 + b"}")],
+    "many values": [answer(b'{"a":[' + b"0," * MAX_MARKS + b"0]}")],
+    "many values in an event": stream(b'data: {"a":[' + b"[]," * (MAX_MARKS // 2) + b"0]}\n\n"),
     "very deep": [answer(b"[" * 100_000 + b"]" * 100_000)],
     "too much": [answer(b'{"a":"' + b"x" * (2 << 20) + b'"}')],
     "endless chunks": stream(*[b"data: {}" + b" " * 90_000 + b"\n\n"] * 20),

@@ -215,6 +215,17 @@ def test_weights_that_changed_back_are_not_unchanged(source: Path, added: Stored
     verify_weights(again, has_run=True)
 
 
+@pytest.mark.parametrize("name", ["small.gguf", "other-name.gguf"])
+def test_adding_again_leaves_a_running_models_weights_untouched(
+    name: str, source: Path, added: StoredWeights
+) -> None:
+    """The same file, also by another name, changes nothing of what a cell holds."""
+    again = source.rename(source.with_name(name))
+    held = verify_weights(added)  # a rename changes times, too
+    assert add_weights(again, home=added.path.parents[1]).digest == added.digest
+    verify_weights(held, has_run=True)
+
+
 def test_adding_copies_no_bytes_where_the_file_system_can(
     source: Path, added: StoredWeights
 ) -> None:

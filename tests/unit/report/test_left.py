@@ -17,6 +17,14 @@ from belljar.report.left import STAYS, Destination, Left, LeftGatherer, Way
 from belljar.report.samples import RunFindings, as_json
 
 PROVIDER = "openai/gpt-4o"
+ABOUT_CELL: dict[str, Any] = {
+    "policy_sha256": "",
+    "tier": "gvisor",
+    "emulated": False,
+    "layers": [],
+}
+PLANNED = line(Kind.CELL_PLANNED, "c1", **ABOUT_CELL)
+MODEL_CELL = line(Kind.CELL_PLANNED, "m1", **ABOUT_CELL, model={"name": "small", "weights": "w"})
 
 
 def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
@@ -69,7 +77,7 @@ def left_of(*lines: Line, doubt: str = "") -> Left:
 def test_a_model_that_stays_leaves_nothing(provider: str) -> None:
     """A script's and a cell's model get protected data, and nothing left this host."""
     model = f"{provider}/model.yaml"
-    left = left_of(call(model), hit("model", model, "flag"), evaluated())
+    left = left_of(MODEL_CELL, call(model), hit("model", model, "flag"), evaluated())
     assert (left.claim, left.destinations, left.unknown) == ("nothing", (), ())
     assert left.lines() == ["\nWhat left this host: nothing"]
 
@@ -146,7 +154,8 @@ def test_a_connection_of_the_process_leaves(connection: str) -> None:
 
 def test_missing_evidence_is_never_nothing() -> None:
     """Neither a run without an end, nor one whose process was not watched, whose task started
-    programs, whose environment names a proxy on this host, or whose record is in doubt; an upstream without its count has no bytes."""
+    programs, whose environment names a proxy on this host, which called a cell's model and has no such cell, or
+    whose record is in doubt; an upstream without its count has no bytes."""
     no_end = [call("mockllm/model")]
     unwatched = line(Kind.RUN_EVALUATED, None, interrupted=False, stopped=False, errors=[])
     for left in (
@@ -156,6 +165,7 @@ def test_missing_evidence_is_never_nothing() -> None:
         left_of(*no_end, unwatched),
         left_of(*no_end, evaluated(host_processes={"curl": 1})),
         left_of(*no_end, evaluated(proxies=["https_proxy"])),
+        left_of(call("belljar/model.yaml"), PLANNED, evaluated()),
         left_of(*no_end, evaluated(), doubt="the ledger does not verify"),
     ):
         assert left.claim == "can't tell"
