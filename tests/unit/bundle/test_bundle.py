@@ -401,14 +401,18 @@ def test_weights_of_the_store_arrive_by_their_digest(
     assert list_weights(tmp_path / "third") == []
 
 
+def linked_elsewhere(path: Path) -> None:
+    """Move a wheel away, and leave a link."""
+    wheel = path / "python/a.whl"
+    wheel.rename(path.parent / "a.whl")
+    wheel.symlink_to(path.parent / "a.whl")
+
+
 UNNAMED: dict[str, Callable[[Path], object]] = {
     "a wheel": lambda path: (path / "python/z.whl").write_bytes(b"z"),
     "an index that apt prefers": lambda path: (path / "debian/Packages.xz").write_bytes(b"z"),
     "a link": lambda path: (path / "debian/InRelease").symlink_to("Packages"),
-    "a link for a file": lambda path: (
-        (path / "python/a.whl").rename(path.parent / "a.whl"),
-        (path / "python/a.whl").symlink_to(path.parent / "a.whl"),
-    ),
+    "a link for a file": linked_elsewhere,
 }
 
 
