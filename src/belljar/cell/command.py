@@ -170,9 +170,10 @@ class RunningCommand:
             stderr_dropped_bytes=self._stderr.dropped_bytes + unsent[1],
         )
 
-    async def send_stdin(self, chunk: bytes | str) -> None:
+    async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
         """Send bytes or UTF-8 text to its standard input, once its window has room."""
-        chunk = chunk.encode() if isinstance(chunk, str) else chunk
+        # A copy: what is recorded is what is sent, whatever becomes of a buffer meanwhile
+        chunk = chunk.encode() if isinstance(chunk, str) else bytes(memoryview(chunk))
         self._seen.input(chunk)
         await self._channel.send_stdin(chunk)
 

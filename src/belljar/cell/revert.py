@@ -109,11 +109,11 @@ class Machines:
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
-            opened: Range | None = None
+            made: Range | None = None
             try:
                 async with AsyncExitStack() as stack:
                     async with canary_in(old.cell) if is_verified else nullcontext() as canary:
-                        opened = await stack.enter_async_context(make())
+                        opened = made = await stack.enter_async_context(make())
                         self._check(old.cell, opened.cell)
                         if canary is not None:
                             await canary.search(opened.cell)
@@ -137,8 +137,8 @@ class Machines:
                 old.cell.mark_failed(breach)  # what it has left may still do something
                 raise
             except BaseException:
-                if opened is not None:
-                    self._pass_on(opened)
+                if made is not None:
+                    self._pass_on(made)
                 raise
             self._retire(old, on_end)
 

@@ -47,6 +47,20 @@ async def test_a_conversation() -> None:
         assert bodies == {"stdin": b"you", "stdout": b"hello you"}
 
 
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+async def test_input_of_any_buffer_is_on_record(
+    kind: type[bytearray | memoryview],
+) -> None:
+    """As bytes are."""
+    async with staged({b"polite": polite}) as stage:
+        async with stage.cell.open_exec(["polite"]) as running:
+            await heard(running, b"hello ")
+            await running.send_stdin(kind(b"you"))
+            await heard(running, b"you")
+        bodies = {body.name: body.content for body in stage.last(Kind.EXEC_FAILED).bodies}
+        assert bodies["stdin"] == b"you"
+
+
 async def heard(running: RunningCommand, words: bytes) -> None:
     """Listen until these words come."""
     with anyio.CancelScope() as scope:
