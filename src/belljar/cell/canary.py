@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import ExecRequest, Operation, Stream
-from belljar.errors import CellError, ContainmentBreach
+from belljar.errors import CellError, ContainmentBreach, ProtocolViolation
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
 
@@ -52,6 +52,7 @@ class Canary:
     directories: tuple[str, ...]
     port: int
     said: frozenset[str]
+    running: Operation | None
 
     @property
     def traces(self) -> tuple[str, ...]:
@@ -91,9 +92,13 @@ class Canary:
             unseen.append("files, processes, port: not searched")
         unseen += [line.removeprefix("unseen ") for line in lines if line.startswith("unseen ")]
         found += [line for line in lines if line != "end" and not line.startswith("unseen ")]
+        planted = [trace for trace in self.traces if trace in self.said]
+        if planted and not await self._is_there():
+            unseen += [f"{trace}: ended before the search" for trace in planted]
+            planted = []
         data: dict[str, JsonValue] = {
             "from": self.cell.id,
-            "planted": [trace for trace in self.traces if trace in self.said],
+            "planted": [*planted],
             "found": found,
             "not_checked": unseen,
             "duration_ms": round((time.monotonic() - began) * 1000, 3),
@@ -108,27 +113,46 @@ class Canary:
         if failure is not None:
             raise failure
 
+    async def _is_there(self) -> bool:
+        """Whether the program that left the traces runs until now."""
+        if self.running is None:
+            return False
+        with anyio.CancelScope(shield=True), suppress(CellError):
+            # What it has sent is read with the answer
+            await self.cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
+            return self.running.result is None
+        return False
+
 
 @asynccontextmanager
 async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
-    """Leave traces in a cell until the block is left."""
+    """Leave traces in a cell until the block is left; they are removed if the block raises."""
     token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
     directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
     words = ["plant", token, str(port), *directories]
     request = _request(cell, words, env={f"_{token}": token})
-    stack = AsyncExitStack()
+    stack, running = AsyncExitStack(), None
     try:
         # A dead cell, or one that hangs, holds no traces: it is reverted all the same
-        with suppress(CellError, OSError), anyio.move_on_after(_TIMEOUT_S):
-            await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
-            running = await stack.enter_async_context(cell._live.client.open_exec(request))
-            stack.push_async_callback(_take_away, running)
-            while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
-                if (chunk := await running.receive_stdout()) is None:
-                    break
-                said += chunk
+        try:
+            with anyio.move_on_after(_TIMEOUT_S):
+                await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
+                running = await stack.enter_async_context(cell._live.client.open_exec(request))
+                while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
+                    if (chunk := await running.receive_stdout()) is None:
+                        break
+                    said += chunk
+        except ProtocolViolation as violation:
+            with suppress(CellError):
+                cell._end_if_dead(violation)
+        except (CellError, OSError):
+            pass
         lines = frozenset(said.decode("utf-8", "replace").split("\n"))
-        yield Canary(cell, token, directories, port, lines)
+        yield Canary(cell, token, directories, port, lines, running)
+    except BaseException:
+        if running is not None:  # the cell stays in use; else all of it is destroyed
+            stack.push_async_callback(_take_away, running)
+        raise
     finally:
         with anyio.CancelScope(shield=True), suppress(CellError, OSError):
             await stack.aclose()

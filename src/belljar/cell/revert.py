@@ -117,10 +117,10 @@ class Machines:
                         self._check(old.cell, opened.cell)
                         if canary is not None:
                             await canary.search(opened.cell)
-                    if on_ready is not None:
-                        await on_ready(opened)
-                    await _flush(old.cell)  # a finding may have the sample stopped
-                    raise_if_killed(old.opened.killed() or opened.killed(), where=where)
+                        if on_ready is not None:
+                            await on_ready(opened)
+                        await _flush(old.cell)  # a finding may have the sample stopped
+                        raise_if_killed(old.opened.killed() or opened.killed(), where=where)
                     old.cell.record_death()
                     data: dict[str, JsonValue] = {
                         "from": old.cell.id,
