@@ -10,9 +10,10 @@ import os
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -67,9 +68,12 @@ class Canary:
         """
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
+        skipped = set[int]()
         try:
-            if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode()):
+            if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode(), skipped):
                 found.append("memory")
+            elif skipped:
+                unseen.append("memory: not all of it")
         except OSError as error:  # an ordinary user may not read it
             unseen.append(f"memory: {error.strerror}")
         text = f"token={self.token}\nport={self.port}\n"
@@ -178,24 +182,26 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
     )
 
 
-def memory_has(machine: Sandbox, needle: bytes) -> bool:
+def memory_has(machine: Sandbox, needle: bytes, skipped: set[int]) -> bool:
     """Whether the memory of any process of a machine has these bytes. Blocking.
 
+    `skipped` gets the processes of which not all was searched.
     That of a VMM is the guest's memory, that of a gVisor sandbox its processes' too. Raises
     `OSError` where it can't be read.
     """
     processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
-    return any(_process_has(each, needle) for each in processes if machine.holds(int(each.name)))
+    own = (each for each in processes if machine.holds(int(each.name)))
+    return any(_process_has(each, needle, skipped) for each in own)
 
 
-def _process_has(process: Path, needle: bytes) -> bool:
+def _process_has(process: Path, needle: bytes, skipped: set[int]) -> bool:
     try:
         maps = (process / "maps").read_text("utf-8", "replace")
         with (
             (process / "mem").open("rb", 0) as memory,
             (process / "pagemap").open("rb", 0) as pages,
         ):
-            for start, end in _filled(maps, pages):
+            for start, end in _filled(maps, pages, partial(skipped.add, int(process.name))):
                 for at in range(start, end, _CHUNK_BYTES):
                     # with the end of the next chunk, where a needle may lie across
                     size = min(_CHUNK_BYTES + len(needle), end - at)
@@ -207,7 +213,7 @@ def _process_has(process: Path, needle: bytes) -> bool:
     return False
 
 
-def _filled(maps: str, pages: BinaryIO) -> Iterator[tuple[int, int]]:
+def _filled(maps: str, pages: BinaryIO, on_skip: Callable[[], object]) -> Iterator[tuple[int, int]]:
     """The stretches of memory that are there and are not just a file's content."""
     for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
         fields = line.split(maxsplit=5)
@@ -215,6 +221,7 @@ def _filled(maps: str, pages: BinaryIO) -> Iterator[tuple[int, int]]:
         if "r" not in fields[1] or fields[-1] in {"[vvar]", "[vsyscall]"} or start >= 1 << 63:
             continue
         if end - start > _MAX_MAPPING_BYTES:
+            on_skip()
             continue
         # Shared memory has an inode, too, whose file is gone
         is_file = fields[4] != "0" and not fields[-1].endswith("(deleted)")

@@ -113,7 +113,8 @@ class Machines:
             try:
                 async with AsyncExitStack() as stack:
                     async with canary_in(old.cell) if is_verified else nullcontext() as canary:
-                        opened = made = await stack.enter_async_context(make())
+                        opened = await stack.enter_async_context(make())
+                        made = opened
                         self._check(old.cell, opened.cell)
                         if canary is not None:
                             await canary.search(opened.cell)
@@ -226,9 +227,12 @@ class Machines:
                     raised = own
                 while self._retiring:
                     await self._retiring[0].wait()
+        raised = raised or self._error
+        if raised is not None and self._error is not None and raised is not self._error:
+            raised.add_note(str(self._error))
         if self._breach is not None and not isinstance(raised, ContainmentBreach):
             raise self._breach from raised
-        if (raised := raised or self._error) is not None and raised is not error:
+        if raised is not None and raised is not error:
             raise raised
 
 

@@ -136,4 +136,13 @@ def test_memory_is_searched_whatever_its_files_are_called(tmp_path: Path) -> Non
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert mapped[0] == 0
         machine = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
-        assert memory_has(machine, needle)
+        assert memory_has(machine, needle, set())
+
+
+def test_memory_that_is_not_searched_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping that is too large hides nothing silently."""
+    monkeypatch.setattr("belljar.cell.canary._MAX_MAPPING_BYTES", 0)
+    machine = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
+    skipped = set[int]()
+    assert not memory_has(machine, b"anything", skipped)
+    assert skipped == {os.getpid()}
