@@ -95,6 +95,7 @@ int search(void)
     static const char *const DIRECTORIES[] = {"dir0", "dir1", "dir2"};
     const char *token, *port;
     char path[4096];
+    prctl(PR_SET_DUMPABLE, 0); /* no other process reads the token in its memory */
     if (!parameters_read() || (token = parameter("token")) == NULL)
         return 64;
     for (size_t i = 0; i < sizeof DIRECTORIES / sizeof *DIRECTORIES; i++) {

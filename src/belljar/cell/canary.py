@@ -10,9 +10,10 @@ import os
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -20,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import ExecRequest, Operation, Stream
-from belljar.errors import CellError, ContainmentBreach
+from belljar.errors import CellError, ContainmentBreach, ProtocolViolation
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
 
@@ -52,6 +53,7 @@ class Canary:
     directories: tuple[str, ...]
     port: int
     said: frozenset[str]
+    running: Operation | None
 
     @property
     def traces(self) -> tuple[str, ...]:
@@ -66,9 +68,12 @@ class Canary:
         """
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
+        skipped = set[int]()
         try:
-            if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode()):
+            if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode(), skipped):
                 found.append("memory")
+            elif skipped:
+                unseen.append("memory: not all of it")
         except OSError as error:  # an ordinary user may not read it
             unseen.append(f"memory: {error.strerror}")
         text = f"token={self.token}\nport={self.port}\n"
@@ -91,9 +96,13 @@ class Canary:
             unseen.append("files, processes, port: not searched")
         unseen += [line.removeprefix("unseen ") for line in lines if line.startswith("unseen ")]
         found += [line for line in lines if line != "end" and not line.startswith("unseen ")]
+        planted = [trace for trace in self.traces if trace in self.said]
+        if planted and not await self._is_there():
+            unseen += [f"{trace}: ended before the search" for trace in planted]
+            planted = []
         data: dict[str, JsonValue] = {
             "from": self.cell.id,
-            "planted": [trace for trace in self.traces if trace in self.said],
+            "planted": [*planted],
             "found": found,
             "not_checked": unseen,
             "duration_ms": round((time.monotonic() - began) * 1000, 3),
@@ -108,27 +117,46 @@ class Canary:
         if failure is not None:
             raise failure
 
+    async def _is_there(self) -> bool:
+        """Whether the program that left the traces runs until now."""
+        if self.running is None:
+            return False
+        with anyio.CancelScope(shield=True), suppress(CellError):
+            # What it has sent is read with the answer
+            await self.cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
+            return self.running.result is None
+        return False
+
 
 @asynccontextmanager
 async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
-    """Leave traces in a cell until the block is left."""
+    """Leave traces in a cell until the block is left; they are removed if the block raises."""
     token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
     directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
     words = ["plant", token, str(port), *directories]
     request = _request(cell, words, env={f"_{token}": token})
-    stack = AsyncExitStack()
+    stack, running = AsyncExitStack(), None
     try:
         # A dead cell, or one that hangs, holds no traces: it is reverted all the same
-        with suppress(CellError, OSError), anyio.move_on_after(_TIMEOUT_S):
-            await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
-            running = await stack.enter_async_context(cell._live.client.open_exec(request))
-            stack.push_async_callback(_take_away, running)
-            while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
-                if (chunk := await running.receive_stdout()) is None:
-                    break
-                said += chunk
+        try:
+            with anyio.move_on_after(_TIMEOUT_S):
+                await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
+                running = await stack.enter_async_context(cell._live.client.open_exec(request))
+                while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
+                    if (chunk := await running.receive_stdout()) is None:
+                        break
+                    said += chunk
+        except ProtocolViolation as violation:
+            with suppress(CellError):
+                cell._end_if_dead(violation)
+        except (CellError, OSError):
+            pass
         lines = frozenset(said.decode("utf-8", "replace").split("\n"))
-        yield Canary(cell, token, directories, port, lines)
+        yield Canary(cell, token, directories, port, lines, running)
+    except BaseException:
+        if running is not None:  # the cell stays in use; else all of it is destroyed
+            stack.push_async_callback(_take_away, running)
+        raise
     finally:
         with anyio.CancelScope(shield=True), suppress(CellError, OSError):
             await stack.aclose()
@@ -154,24 +182,26 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
     )
 
 
-def memory_has(machine: Sandbox, needle: bytes) -> bool:
+def memory_has(machine: Sandbox, needle: bytes, skipped: set[int]) -> bool:
     """Whether the memory of any process of a machine has these bytes. Blocking.
 
+    `skipped` gets the processes of which not all was searched.
     That of a VMM is the guest's memory, that of a gVisor sandbox its processes' too. Raises
     `OSError` where it can't be read.
     """
     processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
-    return any(_process_has(each, needle) for each in processes if machine.holds(int(each.name)))
+    own = (each for each in processes if machine.holds(int(each.name)))
+    return any(_process_has(each, needle, skipped) for each in own)
 
 
-def _process_has(process: Path, needle: bytes) -> bool:
+def _process_has(process: Path, needle: bytes, skipped: set[int]) -> bool:
     try:
         maps = (process / "maps").read_text("utf-8", "replace")
         with (
             (process / "mem").open("rb", 0) as memory,
             (process / "pagemap").open("rb", 0) as pages,
         ):
-            for start, end in _filled(maps, pages):
+            for start, end in _filled(maps, pages, partial(skipped.add, int(process.name))):
                 for at in range(start, end, _CHUNK_BYTES):
                     # with the end of the next chunk, where a needle may lie across
                     size = min(_CHUNK_BYTES + len(needle), end - at)
@@ -183,7 +213,7 @@ def _process_has(process: Path, needle: bytes) -> bool:
     return False
 
 
-def _filled(maps: str, pages: BinaryIO) -> Iterator[tuple[int, int]]:
+def _filled(maps: str, pages: BinaryIO, on_skip: Callable[[], object]) -> Iterator[tuple[int, int]]:
     """The stretches of memory that are there and are not just a file's content."""
     for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
         fields = line.split(maxsplit=5)
@@ -191,6 +221,7 @@ def _filled(maps: str, pages: BinaryIO) -> Iterator[tuple[int, int]]:
         if "r" not in fields[1] or fields[-1] in {"[vvar]", "[vsyscall]"} or start >= 1 << 63:
             continue
         if end - start > _MAX_MAPPING_BYTES:
+            on_skip()
             continue
         # Shared memory has an inode, too, whose file is gone
         is_file = fields[4] != "0" and not fields[-1].endswith("(deleted)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from belljar.cell.base import spawn_task
 from belljar.cell.record import LimitWatch, Operation
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, Stream
 from belljar.channel import Operation as ChannelOperation
+from belljar.channel.frames import OUTPUT_WINDOW_BYTES
 from belljar.dataclass import dataclass, replace
 from belljar.errors import CellError
 from belljar.events import Body, Kind, Recorder
@@ -26,6 +28,7 @@ from belljar.units import format_duration
 
 Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
 _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
+_MAX_UNTAKEN_BYTES: Final = 2 * OUTPUT_WINDOW_BYTES  # what can have arrived of both streams
 
 
 class CommandRecord:
@@ -129,7 +132,9 @@ class RunningCommand:
         self._channel = channel
         self._seen = seen
         self._let_out = let_out
-        self._is_taken = False
+        self._is_taken = self._is_iterated = False
+        self._untaken: deque[tuple[Stream, bytes]] = deque()
+        self._untaken_bytes = 0
         self._stdout, self._stderr = _captures(0)
         self.outcome: ExecOutput | None = None
         self._error: BaseException | None = None
@@ -145,9 +150,22 @@ class RunningCommand:
         return self
 
     async def __anext__(self) -> tuple[Stream, bytes]:
-        stream, chunk = await anext(self._channel)
-        self._seen.output(stream, chunk)
+        self._is_iterated = True
+        while not self._untaken:
+            if not await self._take() and not self._untaken:
+                raise StopAsyncIteration
+        stream, chunk = self._untaken.popleft()
+        self._untaken_bytes -= len(chunk)
         return stream, self._let_out(chunk)
+
+    async def _take(self) -> bool:
+        """Take and record what comes next, for the iteration; False at the end."""
+        if (found := await self._channel.next_chunk()) is None:
+            return False
+        self._seen.output(*found)
+        self._untaken.append(found)
+        self._untaken_bytes += len(found[1])
+        return True
 
     @property
     def running(self) -> bool:
@@ -170,9 +188,10 @@ class RunningCommand:
             stderr_dropped_bytes=self._stderr.dropped_bytes + unsent[1],
         )
 
-    async def send_stdin(self, chunk: bytes | str) -> None:
+    async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
         """Send bytes or UTF-8 text to its standard input, once its window has room."""
-        chunk = chunk.encode() if isinstance(chunk, str) else chunk
+        # A copy: what is recorded is what is sent, whatever becomes of a buffer meanwhile
+        chunk = chunk.encode() if isinstance(chunk, str) else bytes(memoryview(chunk))
         self._seen.input(chunk)
         await self._channel.send_stdin(chunk)
 
@@ -201,17 +220,22 @@ class RunningCommand:
         await self._ended()
 
     async def kill(self) -> None:
-        """Kill it and all it started, and wait for its end."""
+        """Kill it and all it started, and wait for its end; what it wrote can still be iterated."""
         await self.signal(SIGKILL, whole_tree=True)
-        await self._ended()
+        await self._ended(keeps=True)
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
         """Its outcome, when it has ended, as `Cell.exec` gives it; what was iterated is not in it.
 
+        What nobody iterates is dropped and counted, on record nevertheless. With `timeout_s`
+        nothing is dropped: a command whose output is not iterated ends only if it is below 1 MiB.
+
         Raises `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
         """
         with anyio.move_on_after(timeout_s):
-            await self._ended()
+            if timeout_s is not None and not self._is_taken and self.running:
+                await self._channel.wait_ended()
+            await self._ended(keeps=timeout_s is not None or self._is_iterated)
         if self.running:
             message = f"command {self.id} has not ended within {format_duration(timeout_s or 0)}"
             raise TimeoutError(message)
@@ -221,16 +245,21 @@ class RunningCommand:
             raise CellError("the command was cut off by the end of its cell")
         return replace(self.outcome, **asdict(self.output()))
 
-    async def _ended(self) -> None:
-        """Wait for its end; what is not taken by anyone is dropped."""
+    async def _ended(self, *, keeps: bool = False) -> None:
+        """Wait for its end; its output is recorded, and kept for the iteration or dropped."""
         if self._is_taken or not self.running:
             await self._done.wait()
-        else:
-            await self._finish()
-            self._done.set()
+            return
+        while await self._take():
+            if not keeps or self._untaken_bytes > _MAX_UNTAKEN_BYTES:
+                stream, chunk = self._untaken.pop()
+                self._untaken_bytes -= len(chunk)
+                self._channel.discarded[stream] += len(chunk)
+        self._finish()
+        self._done.set()
 
-    async def _finish(self) -> None:
-        self.outcome = self._seen.with_limits(await self._channel.wait())
+    def _finish(self) -> None:
+        self.outcome = self._seen.with_limits(self._channel.output())
 
     def take_output(self, opened: AsyncExitStack, keep_bytes: int) -> None:
         """Have its output taken in a task of its own, which closes `opened` at its end."""
@@ -245,7 +274,7 @@ class RunningCommand:
                     await self.close_stdin()
                     async for stream, chunk in self:
                         (self._stdout if stream is Stream.STDOUT else self._stderr).feed(chunk)
-                    await self._finish()
+                    self._finish()
         except BaseException as error:  # noqa: BLE001 - raised by `wait`
             self._error, self.outcome = error, None  # it ended with a machine that was reverted
         finally:

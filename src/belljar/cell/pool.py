@@ -339,13 +339,15 @@ class Pool:
             while self._idle:
                 await self._discard(self._idle.pop(), Discard.UNUSED)
             with anyio.move_on_after(_END_TIMEOUT_S):
-                while self._filling is not None or self._discarding or self._out:
+                while self._out:
                     await self._changed.wait()
             for idle in tuple(self._out):
                 try:
                     await idle.owner.aclose()
                 except Exception as error:  # noqa: BLE001
                     self.troubles.append(error)
+            while self._filling is not None or self._discarding:  # else their ends had no proof
+                await self._changed.wait()
 
 
 @asynccontextmanager

@@ -109,19 +109,19 @@ class Machines:
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
-            made: list[Range] = []
+            made: Range | None = None
             try:
                 async with AsyncExitStack() as stack:
                     async with canary_in(old.cell) if is_verified else nullcontext() as canary:
                         opened = await stack.enter_async_context(make())
-                        made.append(opened)
+                        made = opened
                         self._check(old.cell, opened.cell)
                         if canary is not None:
                             await canary.search(opened.cell)
-                    if on_ready is not None:
-                        await on_ready(opened)
-                    await _flush(old.cell)  # a finding may have the sample stopped
-                    raise_if_killed(old.opened.killed() or opened.killed(), where=where)
+                        if on_ready is not None:
+                            await on_ready(opened)
+                        await _flush(old.cell)  # a finding may have the sample stopped
+                        raise_if_killed(old.opened.killed() or opened.killed(), where=where)
                     old.cell.record_death()
                     data: dict[str, JsonValue] = {
                         "from": old.cell.id,
@@ -138,8 +138,8 @@ class Machines:
                 old.cell.mark_failed(breach)  # what it has left may still do something
                 raise
             except BaseException:
-                for new in made:
-                    self._pass_on(new)
+                if made is not None:
+                    self._pass_on(made)
                 raise
             self._retire(old, on_end)
 
@@ -227,9 +227,12 @@ class Machines:
                     raised = own
                 while self._retiring:
                     await self._retiring[0].wait()
+        raised = raised or self._error
+        if raised is not None and self._error is not None and raised is not self._error:
+            raised.add_note(str(self._error))
         if self._breach is not None and not isinstance(raised, ContainmentBreach):
             raise self._breach from raised
-        if (raised := raised or self._error) is not None and raised is not error:
+        if raised is not None and raised is not error:
             raise raised
 
 

@@ -104,7 +104,7 @@ class CellFindings:
     `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
     own. `host_tools`: allowed outside of it, `*` for all. `death`: why it died in use.
     `preparing`: the sample never began. `replaces`: the cell that was reverted to this one,
-    `left_by_old`: what was found of it.
+    `left_by_old`: what was found of it, `unverified`: why a search for it proves nothing.
     """
 
     cell_id: str
@@ -122,6 +122,7 @@ class CellFindings:
     preparing: bool = False
     replaces: str = ""
     left_by_old: tuple[str, ...] = ()
+    unverified: str = ""
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -360,6 +361,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.model.completion_tokens += _count(data.get("completion_tokens"))
         case Kind.CELL_REVERT_VERIFIED:
             cell.left_by_old = tuple(str(each) for each in data["found"])
+            if not data["planted"]:
+                cell.unverified = "; ".join(map(str, data["not_checked"])) or "nothing was left"
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:

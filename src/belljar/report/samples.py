@@ -100,6 +100,10 @@ class Row:
         """What a reader of its score should know, and no reason."""
         found = [f"cell {cell}: {each}" for cell, each in self.degraded]
         found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
+        for cell in self.cells:
+            if cell.replaces and cell.unverified:
+                why = printable(cell.unverified, max_chars=300)
+                found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
         for name, count in self.not_run.items():
             shown = printable(name, max_chars=100)
             found.append(f"scorer: `{shown}` not found or not runnable, {count:,} time(s)")

@@ -88,6 +88,17 @@ def _at_once(
     return _mirrored(method, lambda call, _loop: call())
 
 
+async def _called(call: Callable[[], _T]) -> _T:
+    return call()
+
+
+def _in_loop(
+    method: Callable[Concatenate[_A, _P], _T],
+) -> Callable[Concatenate[_Facade[_A], _P], _T]:
+    """The same method, which waits for nothing but starts tasks in the facade's loop."""
+    return _mirrored(method, lambda call, loop: loop.call(_called, call))
+
+
 def _fact(getter: Callable[[Any], _T]) -> _T:
     """The same property. Its type is that of its value: mypy takes `getter` for a function."""
     read = cast("property", getter).__get__
@@ -284,7 +295,7 @@ class Pool(_Facade[AsyncPool]):
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
-    refill = _at_once(AsyncPool.refill)
+    refill = _in_loop(AsyncPool.refill)
     filled = _waiting(AsyncPool.filled)
 
 

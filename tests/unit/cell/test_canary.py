@@ -58,6 +58,44 @@ async def test_the_old_machine_neither_forges_nor_hides_a_trace() -> None:
     } == missing
 
 
+@pytest.mark.parametrize("ends", ["program", "agent"])
+async def test_traces_that_ended_before_the_search_verify_nothing(ends: str) -> None:
+    """The old machine's workload may end the program that left them, or all: the record says so."""
+
+    async def plant(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"process\nmemory\nend\n")
+        if ends == "program":
+            await guest.finish(op, g.SIGNALED, 9)
+        else:
+            guest.close()
+
+    async def search(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"end\n")
+        await guest.finish(op)
+
+    async with staged({b"sh": plant}) as old, staged({b"sh": search}) as new:
+        async with canary_in(old.cell) as canary:
+            await canary.search(new.cell)
+        data = new.last(Kind.CELL_REVERT_VERIFIED).data
+    assert data["planted"] == []
+    assert "memory: ended before the search" in cast("Any", data["not_checked"])
+
+
+async def test_a_broken_protocol_while_traces_are_left_is_on_record() -> None:
+    """The old machine's guest is hostile; the revert goes on."""
+
+    async def violate(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.send(g.frame(g.RESULT, op.id, b"no result"))
+
+    async with staged({b"sh": violate}) as old:
+        async with canary_in(old.cell) as canary:
+            assert canary.said == {""}
+        assert Kind.PROTOCOL_VIOLATION in old.kinds()
+
+
 @pytest.mark.parametrize("ending", ["guest dies", "search is killed", "says too little"])
 @pytest.mark.parametrize("where", ["memory", "guest", ""])
 async def test_a_trace_that_ends_the_search_is_found(
@@ -98,4 +136,13 @@ def test_memory_is_searched_whatever_its_files_are_called(tmp_path: Path) -> Non
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert mapped[0] == 0
         machine = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
-        assert memory_has(machine, needle)
+        assert memory_has(machine, needle, set())
+
+
+def test_memory_that_is_not_searched_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping that is too large hides nothing silently."""
+    monkeypatch.setattr("belljar.cell.canary._MAX_MAPPING_BYTES", 0)
+    machine = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
+    skipped = set[int]()
+    assert not memory_has(machine, b"anything", skipped)
+    assert skipped == {os.getpid()}

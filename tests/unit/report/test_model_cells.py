@@ -104,6 +104,11 @@ def test_a_reverted_cell_is_of_its_sample() -> None:
     assert (found.verdict, found.rows[0].reverts) == (Verdict.CONTAINED, 1)
     for lines in ([reverted, ended], [*probed, reverted]):
         assert judge(evidence(lines=[*story(), *lines])).rows[0].verdict is Verdict.VOID
+    vacuous = {"from": "c1", "planted": [], "found": [], "not_checked": ["port: not left"]}
+    unverified = line(Kind.CELL_REVERT_VERIFIED, "c9", **vacuous)
+    [row] = judge(evidence(lines=[*story(), unverified, *probed, reverted, ended])).rows
+    assert any("not verified: port: not left" in remark for remark in row.remarks)
+    assert row.verdict is Verdict.CONTAINED
     left = {"from": "c1", "planted": ["memory"], "found": ["memory"], "not_checked": []}
     unclean = line(Kind.CELL_REVERT_VERIFIED, "c9", **left)
     [row] = judge(evidence(lines=[*story(), unclean, ended])).rows

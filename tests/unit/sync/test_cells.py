@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.vm import staged
+from tests.unit.cell.test_pool import stand
 
 import belljar
 from belljar import sync
@@ -149,3 +150,12 @@ def test_a_cell_whose_block_was_left() -> None:
         cell = sync.Cell(stage.cell, loop)
     with pytest.raises(CellError):
         cell.exec(["true"])
+
+
+def test_a_pool_is_filled_from_the_callers_thread() -> None:
+    """`refill` starts its work in the pool's own event loop."""
+    with own_loop() as loop, loop.entered(stand()) as made:
+        pool = sync.Pool(made.pool, loop)
+        pool.refill()
+        assert pool.filled() == 1
+        assert pool.counts["made"] == 1
