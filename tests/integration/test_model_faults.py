@@ -290,16 +290,18 @@ async def test_a_record_of_digests_keeps_no_text(world: World) -> None:
 
 
 def overwrite(served: ModelCell) -> None:
-    """Put other bytes in the place of its weights."""
+    """Put other bytes in the place of its weights, and be interrupted."""
     stored = served.policy.weights
     assert stored is not None
     file = stored / "data" / "weights.bin"
     file.unlink()  # it may be a hard link of the test's own file
     file.write_bytes(b"other words")
+    raise RuntimeError("interrupted")
 
 
 async def test_changed_weights_start_nothing(world: World) -> None:
-    """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed."""
+    """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed, also
+    if an error ends it."""
     with pytest.raises(HostError, match="changed while the model ran"):
         async with world.model() as served:
             overwrite(served)

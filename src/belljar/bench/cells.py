@@ -6,17 +6,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
 from belljar.bench.figures import Figures, Measure, Row
 from belljar.cell import Cell, Pool, open_cell, open_pool, start_run
 from belljar.errors import BelljarError, CellError, ContainmentBreach
-from belljar.host.settings import PolicyLike
 from belljar.ledger import RunDirectory
 
-POLICY: Final = {
+POLICY: Final[dict[str, Any]] = {
     "belljar": 1,
     "risk": "low",
     "resources": {"memory": "256MiB", "disk": "128MiB"},
@@ -44,7 +43,7 @@ class Workload:
     blob: bytes
 
     @property
-    def policy(self) -> PolicyLike:
+    def policy(self) -> dict[str, Any]:
         """The small policy in this tier."""
         return {**POLICY, "tier": self.tier}
 
@@ -64,6 +63,9 @@ async def time_tier(work: Workload, figures: Figures, report: Callable[[str], No
         report(f"{work.tier}: one cell")
         async with open_cell(work.policy, run=run) as cell:
             await _use(cell, work, figures)
+        report(f"{work.tier}: snapshots and forks")
+        async with open_cell({**work.policy, "snapshots": True}, run=run) as cell:
+            await _save(cell, work, figures)
         report(f"{work.tier}: cells made ahead")
         async with open_pool(work.policy, run=run, size=2) as pool:
             await _use_pool(pool, work, figures)
@@ -91,6 +93,19 @@ async def _use(cell: Cell, work: Workload, figures: Figures) -> None:
         await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])
         with figures.timed(Row(work.tier, Measure.REVERT)):
             await cell.revert(verify=False)
+
+
+async def _save(cell: Cell, work: Workload, figures: Figures) -> None:
+    await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])
+    for _ in range(_FILE_ROUNDS):
+        with figures.timed(Row(work.tier, Measure.SNAPSHOT)):
+            snapshot = await cell.snapshot()
+        began = perf_counter()
+        async with snapshot.fork() as fork:
+            figures.add(Row(work.tier, Measure.FORK), (perf_counter() - began) * 1e3)
+            output = await fork.exec(["cat", _BLOB])
+        if output.stdout != b"used\n":
+            raise CellError("a fork lacks what its cell had", where=f"cell {fork.id}")
 
 
 async def _use_pool(pool: Pool, work: Workload, figures: Figures) -> None:

@@ -21,6 +21,8 @@ class Measure(StrEnum):
     POOL_FIRST_OUTPUT = "from pool to first output"
     REVERT = "revert, cold"
     POOL_REVERT = "revert from pool"
+    SNAPSHOT = "snapshot"
+    FORK = "fork"
     EXEC = "exec of true"
     FILE_IN = "file in"
     FILE_OUT = "file out"

@@ -37,7 +37,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import PrivateApt, debian_sources, host_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch
-from belljar.image.store import Store, file_sha256
+from belljar.image.store import Store, file_sha256, verify
 from belljar.image.tools import run_tool, tool
 from belljar.ledger.keys import load_or_make_key
 from belljar.model.weights import find_weights, verify_weights
@@ -112,8 +112,11 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         _keep_only(part, digests)
         write_manifest(part, digests, key)
         os.sync()
+        bundle = open_bundle(part, expected_key=key.fingerprint)
+        report("verifying")
+        bundle.verify(lambda _line: None)
         part.rename(out)
-    return open_bundle(out, expected_key=key.fingerprint)
+    return replace(bundle, path=out)
 
 
 # --- the store and the checkout
@@ -137,6 +140,7 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
     for ref in dict.fromkeys(wanted.images):
         with named_if_missing():
             image = Store(home).find(ref)
+            verify(image)
             files |= _tree(image.rootfs.parent, f"images/{image.digest}")
             named = {"names": [*image.names], "origins": [*image.origins]}
             about["images"].append({"digest": image.digest, **named})
@@ -144,6 +148,9 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
         with named_if_missing():
             weights = find_weights(ref, home=home)
             verify_weights(weights)
+            if not PATH.fullmatch(weights.name):
+                what = f"a bundle can't hold the name of the weights {weights.name!r}"
+                raise HostError(what, hint="rename them and add them again")
             inside = f"/{weights.name}" if weights.is_directory else ""
             files |= _tree(weights.path / "data", f"weights/{weights.digest}{inside}")
             about["weights"].append({"digest": weights.digest, "name": weights.name})

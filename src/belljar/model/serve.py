@@ -29,7 +29,7 @@ from belljar.model.http import (
     is_api,
 )
 from belljar.model.weights import StoredWeights, find_weights, verify_weights
-from belljar.policy import LoadedPolicy
+from belljar.policy import LoadedPolicy, Tier
 from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.probe.run import breach_of, probe_cell
 from belljar.store.home import belljar_home
@@ -252,11 +252,14 @@ async def open_model(
             await _wait_healthy(served, stored)
             yield served
         finally:
-            with anyio.CancelScope(shield=True), suppress(CellError):
-                await served.client.aclose()
-                if cell.destruction is None:  # the verdict knows that a dead cell was not probed
-                    await _probe(cell, run, "end")
-        await anyio.to_thread.run_sync(partial(verify_weights, stored, has_run=True))
+            with anyio.CancelScope(shield=True):  # also when `model serve` is interrupted
+                with suppress(CellError):
+                    await served.client.aclose()
+                    if cell.destruction is None:  # the verdict knows that a dead one has no probe
+                        await _probe(cell, run, "end")
+                in_vm = cell.tier == Tier.MICROVM.value
+                look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)
+                await anyio.to_thread.run_sync(look)
 
 
 async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:

@@ -29,7 +29,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.descriptors import NO_ROOM
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
-from belljar.isolation.microvm.data_disk import locked_drafts, sweep_drafts
+from belljar.isolation.microvm.data_disk import is_as_made, locked_drafts, sweep_drafts
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked, retire_unclaimed
@@ -166,18 +166,20 @@ def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
     return found
 
 
-def verify_weights(weights: StoredWeights, *, has_run: bool = False) -> StoredWeights:
+def verify_weights(
+    weights: StoredWeights, *, has_run: bool = False, in_vm: bool = False
+) -> StoredWeights:
     """Compare each file with its stamp, and where one differs, its content with the digest.
 
     Blocking. `has_run`: no file may have been touched since its stamp, even if its bytes are the
-    same now: a cell that saw them in between may have been given others.
+    same now: a cell that saw them in between may have been given others. `in_vm`: nor their disk.
     Returns them with the stamps of now. Raises `HostError` for what is missing or changed.
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
     try:
         present = _files(weights.path / "data")
-        if _stamps(present) == weights.stamps:
+        if _stamps(present) == weights.stamps and (not in_vm or is_as_made(weights.path)):
             return weights
         if has_run:
             raise HostError("a file was changed while the model ran", where=where)

@@ -26,6 +26,7 @@ from belljar.bundle.install import (
     write_manifest,
 )
 from belljar.errors import HostError, PolicyError
+from belljar.image import ImageConfig, Store
 from belljar.image.kernel import REQUIRED_MODULES, Kernel
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.model.weights import add_weights, find_weights, list_weights, verify_weights
@@ -281,18 +282,29 @@ def test_a_medium_that_changes_after_it_was_verified_is_caught(
 
 
 def test_everything_that_a_bundle_would_lack_is_named_and_none_is_made(tmp_path: Path) -> None:
-    """Image, kernel, weights, documentation and lock file, in one message."""
+    """Image, kernel, weights, documentation and lock file, in one message, and with them an image
+    that was altered, and weights with a name that no manifest may have."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "made").write_bytes(b"hsqs")
+    image = Store(home).add(home / "made", ImageConfig(), name="odd", source="", created="")
+    image.rootfs.chmod(0o644)
+    image.rootfs.write_bytes(image.rootfs.read_bytes().replace(b"hsqs", b"HSQS"))
+    (tmp_path / "my model").mkdir()
+    (tmp_path / "my model/w").write_bytes(b"")
+    add_weights(tmp_path / "my model", home=home)
     wanted = Contents(
-        images=("tools:1",),
+        images=("tools:1", "odd"),
         packages=("zstd",),
-        weights=("model.gguf",),
+        weights=("model.gguf", "my model"),
         lock=tmp_path / "none.lock",
         checkout=tmp_path / "nowhere",
     )
     out = tmp_path / "out"
     with pytest.raises(HostError) as raised:
         create_bundle(tmp_path / "home", out, wanted, report=silent)
-    for name in ("tools:1", "kernel", "model.gguf", "docs", "examples", "none.lock"):
+    lacks = ("tools:1", "kernel", "model.gguf", "docs", "examples", "none.lock")
+    for name in (*lacks, "not those of its digest", "my model"):
         assert name in raised.value.what
     assert not out.exists()
 
@@ -401,18 +413,11 @@ def test_weights_of_the_store_arrive_by_their_digest(
     assert list_weights(tmp_path / "third") == []
 
 
-def linked_elsewhere(path: Path) -> None:
-    """Move a wheel away, and leave a link."""
-    wheel = path / "python/a.whl"
-    wheel.rename(path.parent / "a.whl")
-    wheel.symlink_to(path.parent / "a.whl")
-
-
 UNNAMED: dict[str, Callable[[Path], object]] = {
     "a wheel": lambda path: (path / "python/z.whl").write_bytes(b"z"),
     "an index that apt prefers": lambda path: (path / "debian/Packages.xz").write_bytes(b"z"),
     "a link": lambda path: (path / "debian/InRelease").symlink_to("Packages"),
-    "a link for a file": linked_elsewhere,
+    "a pipe": lambda path: os.mkfifo(path / "debian/Release"),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.isolation.microvm.data_disk import locked_drafts
+from belljar.isolation.microvm.data_disk import ensure_data_disk, locked_drafts
 from belljar.isolation.program_root import file_stamp
 from belljar.isolation.reap import reap_now
 from belljar.model import weights
@@ -224,6 +224,23 @@ def test_adding_again_leaves_a_running_models_weights_untouched(
     held = verify_weights(added)  # a rename changes times, too
     assert add_weights(again, home=added.path.parents[1]).digest == added.digest
     verify_weights(held, has_run=True)
+
+
+@pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="makes a disk")
+def test_a_microvms_disk_is_looked_at_after_it_ran(added: StoredWeights) -> None:
+    """The cell read that, not the files: one that was written to in between is not unchanged."""
+    home = added.path.parents[1]
+    ensure_data_disk(home, added.path)
+    verify_weights(added, has_run=True, in_vm=True)
+    disk = added.path / "disk.sqfs"
+    content = disk.read_bytes()
+    disk.chmod(0o644)
+    disk.write_bytes(content)
+    verify_weights(added, has_run=True)
+    with pytest.raises(HostError, match="changed"):
+        verify_weights(added, has_run=True, in_vm=True)
+    ensure_data_disk(home, added.path)
+    verify_weights(added, has_run=True, in_vm=True)
 
 
 def test_adding_copies_no_bytes_where_the_file_system_can(

@@ -15,6 +15,7 @@ from belljar.store.home import need_space
 from belljar.store.locks import claimed, locked
 
 DATA_DISK: Final = "disk.sqfs"
+_MADE: Final = "disk.json"
 # Nothing is compressed: weights gain nothing by it, and an emulated guest would pay for inflating.
 _OPTIONS: Final = "-noappend -noI -noD -noF -noX -no-xattrs -all-root -all-time 0 -mkfs-time 0"
 _TIMEOUT_S: Final = 4 * 3600.0
@@ -25,11 +26,10 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
 
     Raises `HostError`: no space, no mksquashfs, or the weights are not those that were verified.
     """
-    directory, disk, made = weights / "data", weights / DATA_DISK, weights / "disk.json"
+    directory, disk = weights / "data", weights / DATA_DISK
     with claimed(weights), locked_drafts(home, weights) as draft:
-        with suppress(OSError, ValueError):
-            if json.loads(made.read_text()) == file_stamp(disk):
-                return
+        if is_as_made(weights):
+            return
         total_bytes = sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
         need_space(home, total_bytes, "a disk of the weights for microVMs")
         argv = [tool("mksquashfs"), str(directory), str(draft), *_OPTIONS.split()]
@@ -44,7 +44,14 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
             raise HostError("the weights changed while their disk was made", where=str(weights))
         draft.chmod(0o444)
         draft.rename(disk)
-        made.write_text(json.dumps(file_stamp(disk)))
+        (weights / _MADE).write_text(json.dumps(file_stamp(disk)))
+
+
+def is_as_made(weights: Path) -> bool:
+    """Return whether the disk is there, and nobody has touched it since it was made."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((weights / _MADE).read_text()) == file_stamp(weights / DATA_DISK))
+    return False
 
 
 @contextmanager
