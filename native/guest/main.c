@@ -81,7 +81,7 @@ static void on_freeze(struct reader *r)
     uint8_t answer[4];
     uint64_t on = take_int(r, 1), realtime_ns = take_int(r, 8);
     if (r->bad || on > 1)
-        fatal("the host sent a malformed FREEZE", 0);
+        fatal("the host sent an unknown frame", 0);
     int error = !in_machine() || !renewed ? EOPNOTSUPP : on && !ops_idle() ? EBUSY : 0;
     if (error == 0 && !on)
         set_clock(realtime_ns);
