@@ -108,15 +108,15 @@ async def test_everything_but_the_policy_is_new(tier: str, vm_home: Path, tmp_pa
 
 async def test_a_trace_that_is_there_is_found(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """Searched for where they were left, all five traces are found, which is a breach; and they are
-    gone when the block is left."""
+    gone when the block raises: the cell stays in use."""
     async with revertible(tier, vm_home, tmp_path) as world:
-        async with canary_in(world.cell) as canary:
-            with pytest.raises(ContainmentBreach):
+        with pytest.raises(ContainmentBreach):
+            async with canary_in(world.cell) as canary:
                 await canary.search(world.cell)
-            (verified,) = world.lines(Kind.CELL_REVERT_VERIFIED)
-            assert {trace.split()[0] for trace in verified.data["found"]} == {
-                *("file", "process", "environment", "memory", "port")
-            } - {*not_seen(tier)}
+        (verified,) = world.lines(Kind.CELL_REVERT_VERIFIED)
+        assert {trace.split()[0] for trace in verified.data["found"]} == {
+            *("file", "process", "environment", "memory", "port")
+        } - {*not_seen(tier)}
         assert await said(world.cell, f"ls /tmp/{canary.token} /data/{canary.token}") == []
         assert await said(
             world.cell, f"ps -e -o args= | grep -c {canary.token[:31]}[{canary.token[31]}]"
