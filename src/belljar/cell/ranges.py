@@ -18,9 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, TypeAlias
 
-import anyio
-import anyio.to_thread
-
 from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
@@ -39,7 +36,6 @@ from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import Range as Network
 from belljar.network.owner.range import open_range as open_network
-from belljar.network.owner.reading import Task, read_back
 from belljar.network.stand_ins import modules_of
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import MIN_RANDOM_BYTES, lay_out
@@ -192,7 +188,7 @@ async def open_with_network(
             on_failure=mark_failed,
         )
         network = await stack.enter_async_context(opening)
-        stack.push_async_exit(partial(_after, network, spec.network, home, recorder))
+        stack.push_async_exit(partial(_after, network))
         # when the cells are gone, and before the network's end
         stack.callback(model_requests.close)
     targets = {target.id: target for target in plan.targets}
@@ -314,31 +310,12 @@ async def wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
 
 async def _after(
     network: Network,
-    plan: NetworkPlan,
-    home: Path,
-    recorder: Recorder,
     _kind: type[BaseException] | None,
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """End the range; when its packet record is whole, read what its cells asked of each other; then
-    raise what its end found, if nothing is raised already.
-    """
-
-    def read() -> None:
-        task = Task.of(
-            network.packet_files,
-            network.counters(),
-            range_id=network.id,
-            layout=network.layout,
-            network=plan,
-        )
-        read_back(task, home=home, recorder=recorder)
-
-    with anyio.CancelScope(shield=True):
-        await network.destroy()
-        if plan.reached_cells:
-            await anyio.to_thread.run_sync(read)
+    """End the range; raise what its end found, if nothing is raised already."""
+    await network.destroy()
     if error is not None:
         return
     if network.error is not None:

@@ -1,4 +1,4 @@
-"""The prepared parent of a run's supervisors, gateways and readers: imports, then forks.
+"""The prepared parent of a run's supervisors and gateways: imports, then forks.
 
 A gateway can import nothing once it is confined. What its stand-ins need is imported here, before
 the first gateway that has them is forked; later ones share it.
@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from belljar.network import ipc, syscalls
-from belljar.network.capture.traffic_analysis import run_reader
 from belljar.network.gateway.main import run_gateway
 from belljar.network.supervisor.main import run_supervisor
 
@@ -89,7 +88,6 @@ class _ForkServer:
         self._children: dict[int, int | None] = {}
         self._roles: Mapping[str, Child] = {
             "supervisor": run_supervisor,
-            "reader": run_reader,
             "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
         }
         self._wake, wake = os.pipe()

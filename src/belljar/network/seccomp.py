@@ -155,6 +155,7 @@ SUPERVISOR_ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "sendto": _SENDTO,
     "sendmsg": _SENDMSG,
     "bind": (49, 200),
+    "connect": (42, 203),
     "ftruncate": (77, 46),
     "pipe2": (293, 59),
     "dup2": (33, None),
@@ -210,7 +211,7 @@ _WRITING: Final = (
     os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 )
 _SOCKET: Final = (41, 198)
-# AF_INET for ioctl(2) of a device alone: the range's namespace leads nowhere.
+# AF_INET for ioctl(2) of a device, and to dial target cells: the rules let nothing else leave.
 _FAMILIES: Final = (socket.AF_NETLINK, socket.AF_INET)
 _CLONE: Final = (56, 220)
 _NEW_NAMESPACES: Final = 0x7E02_0000

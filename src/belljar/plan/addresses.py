@@ -65,6 +65,7 @@ class RangeLayout:
         resolver: the gateway's address for DNS, and every cell's next hop.
         catch_all: what an unknown name resolves to; None: NXDOMAIN.
         sink_port: the sink's TCP port.
+        proxy_port: where connections to cells are taken, if any cell has a name.
     """
 
     prefix: str
@@ -73,6 +74,7 @@ class RangeLayout:
     catch_all: str | None
     cells: tuple[CellPort, ...]
     sink_port: int | None = None
+    proxy_port: int | None = None
 
     @property
     def local_prefixes(self) -> tuple[str, ...]:
@@ -102,6 +104,7 @@ class RangeLayout:
             catch_all=None if data["catch_all"] is None else _address(data["catch_all"]),
             cells=tuple(_checked(CellPort(**item)) for item in data["cells"]),
             sink_port=None if data["sink_port"] is None else int(data["sink_port"]),
+            proxy_port=None if data["proxy_port"] is None else int(data["proxy_port"]),
         )
 
 
@@ -133,13 +136,15 @@ def lay_out(
     free = _shuffled(range(_RESOLVER_HOST + 1, 255), _stream(random_bytes, "names"))
     names = tuple(_names(network, {port.name: port.address for port in ports}, names_net, free))
     catch_all = str(names_net[free.pop()]) if network.default == "simulate" else None
+    sink_port, proxy_port = _own_ports(network, random_bytes)
     return RangeLayout(
         prefix=str(prefix),
         resolver=str(names_net[_RESOLVER_HOST]),
         names=names,
         catch_all=catch_all,
         cells=ports,
-        sink_port=_sink_port(network, random_bytes) if network.sink else None,
+        sink_port=sink_port if network.sink else None,
+        proxy_port=proxy_port if network.reached_cells else None,
     )
 
 
@@ -238,10 +243,9 @@ def _names(
             yield NameAddress(pattern=METADATA_ADDRESS, stand_in=item.id, address=METADATA_ADDRESS)
 
 
-def _sink_port(network: NetworkPlan, random_bytes: bytes) -> int:
+def _own_ports(network: NetworkPlan, random_bytes: bytes) -> tuple[int, int]:
+    """Two ports that no name has: the sink's, and that of connections between cells."""
     taken = {*network.gateway_ports(), *(port.number for port in CATCH_ALL_PORTS)}
-    stream = _stream(random_bytes, "sink")
-    while True:
-        port = _SINK_PORTS[next(stream) % len(_SINK_PORTS)]
-        if port not in taken:
-            return port
+    numbers = (_SINK_PORTS[n % len(_SINK_PORTS)] for n in _stream(random_bytes, "sink"))
+    sink = next(port for port in numbers if port not in taken)
+    return sink, next(port for port in numbers if port not in {*taken, sink})

@@ -138,14 +138,16 @@ class UpstreamPlan:
 
 GATEWAY_OTHER_FILES: Final = 256
 """A gateway's descriptors beside its connections'."""
+_FILES_OF_CELLS: Final = 2
+"""Descriptors of a connection between two cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
     """What a guest could make grow, and what happens at the limit."""
 
-    packet_record_bytes: int = 64 << 20
-    """More is dropped, which may void the sample."""
+    packet_record_bytes: int = 512 << 20
+    """More of what cells send is not recorded, which voids the sample."""
     recorded_bytes: int = 1 << 30
     """Events are cut down, and after a quarter more the range ends."""
     recorded_body_bytes: int = 64 << 10
@@ -156,6 +158,8 @@ class NetworkBounds:
     """Open at one time at the gateway: more are closed."""
     connections_per_cell: int = 5_000
     """Likewise, of one cell."""
+    cell_connections: int = 1_000
+    """Likewise, between cells."""
     new_connections_per_s: int = 500
     """Of one cell: a further one is refused (`rate`)."""
     new_connections_burst: int = 1_000
@@ -333,14 +337,24 @@ def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
         recorded_body_bytes=network.record.bodies,
         recorded_stream_bytes=network.record.streams,
     )
-    if open_files_max is None or open_files_max - GATEWAY_OTHER_FILES >= bounds.connections:
+    wanted = gateway_files(bounds.connections, bounds.cell_connections)
+    if open_files_max is None or open_files_max >= wanted:
         return bounds
-    connections = max(2, open_files_max - GATEWAY_OTHER_FILES)
+    # Of what is left, a quarter is for connections between cells
+    free = max(4, open_files_max - GATEWAY_OTHER_FILES)
+    cell_connections = min(bounds.cell_connections, free // (4 * _FILES_OF_CELLS))
+    connections = free - _FILES_OF_CELLS * cell_connections
     return replace(
         bounds,
         connections=connections,
         connections_per_cell=min(bounds.connections_per_cell, connections // 2),
+        cell_connections=max(1, cell_connections),
     )
+
+
+def gateway_files(connections: int, cell_connections: int) -> int:
+    """Return how many descriptors a gateway with these bounds may have open."""
+    return connections + _FILES_OF_CELLS * cell_connections + GATEWAY_OTHER_FILES
 
 
 def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:

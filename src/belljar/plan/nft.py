@@ -49,20 +49,6 @@ def source() -> Statement:
     return {"concat": [field("ip", "saddr"), L4PROTO, field("th", "sport")]}
 
 
-def conversation(*, answered: bool = False) -> Statement:
-    """Client, server and TCP port, as an element of a set of conversations.
-
-    `answered`: of a packet that goes back. To be used after a match of TCP flags.
-    """
-    client, server, port = ("daddr", "saddr", "sport") if answered else ("saddr", "daddr", "dport")
-    return {"concat": [field("ip", client), field("ip", server), field("tcp", port)]}
-
-
-def remember(element: Statement, name: str) -> Statement:
-    """Adds or renews it; stops when the set is full."""
-    return {"set": {"op": "update", "elem": element, "set": f"@{name}"}}
-
-
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
     """Of these TCP flags, only `are` is set."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)

@@ -2,8 +2,9 @@
 
 One document for `nft -j -f -`. `prerouting` decides alone, before fragments are put together
 (priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` let through only
-what it could have. Connections are not tracked, but who spoke to a target cell's port within the
-hour is remembered (65,536 at most), to report segments without a connection.
+what it could have. Connections are not tracked. Nothing is forwarded: a connection between two
+cells ends here on both sides. Its first segment is logged and dropped; the supervisor dials the
+target cell, and lets the segment in again, by loopback, or has it refused.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ Rule: TypeAlias = list[nft.Statement]
 TABLE: Final = "range"
 LOG_GROUP: Final = 1
 LOG_SNAP_BYTES: Final = 128
-SINK_MARK: Final = 1
-"""On packets to the sink and (SO_MARK) on its answers."""
+LOCAL_MARK: Final = 1
+"""On packets to addresses of others that end here, and (SO_MARK) on the answers."""
+DIAL_MARK: Final = 2
+"""On what the supervisor sends to a target cell's port, on behalf of another cell."""
+ENTER_MARK, REFUSE_MARK = 3, 4
+"""On a connection's first segment, sent again by loopback: it is let in, or refused."""
 _BEFORE_ASSEMBLY: Final = -450
-SPOKEN_S: Final = 3600
-"""How long a conversation of two cells is not reported anew."""
-_SPOKEN, _MAX_SPOKEN = "spoken", 65_536
 _CHECK, _UNNAMED = "checked", "unnamed"
 _LOGGED: Final = "logged"
 """The counter of everything that is logged."""
@@ -88,13 +90,11 @@ class Reason(StrEnum):
     STRAY = "stray"
     """To this namespace without `prerouting`'s consent."""
     FORWARDED = "forwarded"
-    """From cell to cell, though `prerouting` let it through."""
+    """From cell to cell: nothing is forwarded."""
     OUTPUT = "output"
     """Sent by the range's own namespace, and no answer."""
     CONNECTION = "connection"
-    """A connection to a target cell begins; let through."""
-    SEGMENT = "segment"
-    """Of two ends without a connection within the hour; let through."""
+    """A connection to a target cell begins: let in when the target takes it."""
 
     @property
     def counter(self) -> str:
@@ -102,7 +102,7 @@ class Reason(StrEnum):
         return f"count_{self}"
 
 
-LET_THROUGH: Final = frozenset({Reason.CONNECTION, Reason.SEGMENT})
+LET_THROUGH: Final = frozenset({Reason.CONNECTION})
 ANSWERED: Final = frozenset(
     {
         *(Reason.FORBIDDEN, Reason.NEIGHBOUR, Reason.PORT, Reason.ADDRESS),
@@ -193,7 +193,7 @@ class _Services:
         tcp = {(address, "tcp", port) for address, port in named}
         resolver = {(layout.resolver, proto, DNS_PORT) for proto in ("tcp", "udp")}
         self.answered = sorted(tcp | resolver)
-        self.forwarded: list[tuple[str, str, object]] = sorted(
+        self.of_cells: list[tuple[str, str, object]] = sorted(
             (layout.cell(item).address, "tcp", port)
             for item in targets
             for port in set(ports[item])
@@ -202,7 +202,7 @@ class _Services:
             layout.cell(item.id).address for item in network.reached_cells if item.all_ports
         )
         self.has_intervals = bool(open_cells)
-        self.forwarded += [(address, "tcp", {"range": [1, 65535]}) for address in open_cells]
+        self.of_cells += [(address, "tcp", {"range": [1, 65535]}) for address in open_cells]
         self.targets = targets
         cells = network.reached_cells
         apart = {one.id: [other.id for other in cells if one.is_apart_from(other)] for one in cells}
@@ -229,17 +229,14 @@ def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
     ]
     yield {"set": _own(name="forbidden", type="ipv4_addr", flags=["interval"], elem=forbidden)}
     yield _set("answered", service, [{"concat": list(item)} for item in services.answered])
-    forwarded = [{"concat": list(item)} for item in services.forwarded]
-    yield _set("forwarded", service, forwarded, has_intervals=services.has_intervals)
+    of_cells = [{"concat": list(item)} for item in services.of_cells]
+    yield _set("of_cells", service, of_cells, has_intervals=services.has_intervals)
     yield _set("addresses", "ipv4_addr", sorted(addresses))
     yield _set("cells", "ipv4_addr", sorted(port.address for port in layout.cells))
     for port in layout.cells:
         if port.name in services.apart:
             yield _set(f"apart_{port.outer_device}", "ipv4_addr", services.apart[port.name])
     yield _set("devices", "ifname", sorted(port.outer_device for port in layout.cells))
-    spoken = ["ipv4_addr", "ipv4_addr", "inet_service"]
-    remembered = {"size": _MAX_SPOKEN, "flags": ["timeout"], "timeout": SPOKEN_S}
-    yield {"set": _own(name=_SPOKEN, type=spoken, **remembered)}
     yield {"set": _own(name="refused", type="ifname", size=2 * max(1, len(layout.cells)))}
 
 
@@ -265,15 +262,17 @@ def _chains(
     yield _CHECK, list(_checked())
     yield _UNNAMED, list(_unnamed(layout))
     for port in layout.cells:
-        yield f"open_{port.outer_device}", list(_open(network))
+        yield f"open_{port.outer_device}", list(_open(layout, network))
         yield f"from_{port.outer_device}", list(_from(port, services))
     by_device = [
         [port.outer_device, nft.goto(f"from_{port.outer_device}")] for port in layout.cells
     ]
     verdicts = {"vmap": {"key": nft.IIFNAME, "data": {"set": by_device}}}
-    yield "prerouting", [*([[verdicts]] if by_device else []), [nft.goto(_to(Reason.STRAY))]]
+    entering = _entering(layout.proxy_port) if layout.proxy_port is not None else ()
+    first = [*([[verdicts]] if by_device else []), *entering]
+    yield "prerouting", [*first, [nft.goto(_to(Reason.STRAY))]]
     yield "input", list(_input(layout))
-    yield "forward", list(_forward())
+    yield "forward", [[nft.goto(_to(Reason.FORWARDED))]]
     yield "output", list(_output(layout))
 
 
@@ -313,39 +312,43 @@ def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
     yield [nft.match(nft.L4PROTO, "tcp", "!="), nft.goto(_to(Reason.PROTOCOL))]
     yield [nft.match(nft.field("ip", "daddr"), "@cells"), nft.goto(_to(Reason.NEIGHBOUR))]
     if layout.sink_port is not None:
-        mark = {"mangle": {"key": nft.MARK, "value": SINK_MARK}}
-        yield [tcp, {"tproxy": {"family": "ip", "port": layout.sink_port}}, mark, nft.ACCEPT]
+        yield [tcp, *_taken_by(layout.sink_port)]
     yield [nft.match(nft.field("ip", "daddr"), "@addresses"), nft.goto(_to(Reason.PORT))]
     yield [nft.goto(_to(Reason.ADDRESS))]
 
 
-def _open(network: NetworkPlan) -> Iterator[Rule]:
+def _taken_by(port: int) -> Rule:
+    """The listener at this port gets it, whatever its destination (TCP alone)."""
+    mark = {"mangle": {"key": nft.MARK, "value": LOCAL_MARK}}
+    return [{"tproxy": {"family": "ip", "port": port}}, mark, nft.ACCEPT]
+
+
+def _entering(proxy_port: int) -> Iterator[Rule]:
+    """First segments that the supervisor sends again."""
+    again = [nft.match(nft.IIFNAME, "lo"), nft.match(nft.L4PROTO, "tcp")]
+    yield [*again, nft.match(nft.MARK, ENTER_MARK), *_taken_by(proxy_port)]
+    yield [*again, nft.match(nft.MARK, REFUSE_MARK), nft.TCP_RESET]
+
+
+def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
     """What is answered, as much as the bounds allow this port."""
     bounds = network.bounds
     to_rate = nft.goto(_to(Reason.RATE))
     yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
     queries = nft.over(bounds.queries_per_s, bounds.queries_burst)
     yield [nft.match(nft.L4PROTO, "udp"), queries, to_rate]
-    forwarded = nft.match(nft.destination(), "@forwarded")
-    yield [forwarded, nft.FIRST, *_report(Reason.CONNECTION, nft.conversation())]
-    yield [forwarded, nft.NOT_FIRST, *_report_once(nft.conversation())]
-    yield [forwarded, nft.ACCEPT]
+    if layout.proxy_port is not None:
+        of_cell = [nft.match(nft.destination(), "@of_cells"), nft.match(nft.L4PROTO, "tcp")]
+        counted = nft.counter(Reason.CONNECTION.counter)
+        yield [*of_cell, nft.FIRST, counted, *_log(Reason.CONNECTION), nft.DROP]
+        yield [*of_cell, *_taken_by(layout.proxy_port)]
     yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
     yield [nft.goto(_UNNAMED)]
-
-
-def _report(reason: Reason, conversation: nft.Statement) -> Rule:
-    # Remembered last: it is reported when the set is full, too.
-    return [nft.counter(reason.counter), *_log(reason), nft.remember(conversation, _SPOKEN)]
 
 
 def _log(reason: Reason) -> Rule:
     """Also counted: the kernel may drop records."""
     return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
-
-
-def _report_once(conversation: nft.Statement) -> Rule:
-    return [nft.match(conversation, f"@{_SPOKEN}", "!="), *_report(Reason.SEGMENT, conversation)]
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
@@ -359,31 +362,26 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
         yield [apart, nft.goto(_to(Reason.NEIGHBOUR))]
     if port.name in services.targets:
         to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
-        answer = [nft.match(nft.source(), "@forwarded"), to_cell, nft.NOT_FIRST]
-        yield [*answer, *_report_once(nft.conversation(answered=True))]
-        yield [*answer, nft.ACCEPT]
+        answer = [nft.match(nft.source(), "@of_cells"), to_cell, nft.NOT_FIRST]
+        yield [*answer, {"mangle": {"key": nft.MARK, "value": LOCAL_MARK}}, nft.ACCEPT]
     yield [nft.goto(f"open_{port.outer_device}")]
 
 
 def _input(layout: RangeLayout) -> Iterator[Rule]:
     from_cell = nft.match(nft.IIFNAME, "@devices")
     yield [from_cell, nft.match(nft.destination(), "@answered"), nft.ACCEPT]
-    if layout.sink_port is not None:
-        yield [from_cell, nft.match(nft.MARK, SINK_MARK), nft.match(nft.L4PROTO, "tcp"), nft.ACCEPT]
+    taken = [nft.match(nft.MARK, LOCAL_MARK), nft.match(nft.L4PROTO, "tcp"), nft.ACCEPT]
+    if layout.proxy_port is not None:  # by loopback comes what was marked as entering
+        yield taken
+    elif layout.sink_port is not None:
+        yield [from_cell, *taken]
     yield [nft.goto(_to(Reason.STRAY))]
-
-
-def _forward() -> Iterator[Rule]:
-    between = [nft.match(nft.IIFNAME, "@devices"), nft.match(nft.OIFNAME, "@devices")]
-    yield [*between, nft.match(nft.destination(), "@forwarded"), nft.ACCEPT]
-    yield [*between, nft.match(nft.source(), "@forwarded"), nft.NOT_FIRST, nft.ACCEPT]
-    yield [nft.goto(_to(Reason.FORWARDED))]
 
 
 def _output(layout: RangeLayout) -> Iterator[Rule]:
     """Answers of listeners, and the refusals of the rules above.
 
-    No connection can be begun from here.
+    No connection can be begun from here but one that the supervisor dials, to a target's port.
     """
     to_cell = nft.match(nft.OIFNAME, "@devices")
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
@@ -392,6 +390,14 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
     port = nft.match(nft.field("icmp", "code"), "port-unreachable")
     yield [to_cell, unreachable, port, nft.ACCEPT]
+    taken = [to_cell, nft.match(nft.MARK, LOCAL_MARK), nft.NOT_FIRST]
+    if layout.proxy_port is not None:
+        again = [nft.match(nft.OIFNAME, "lo"), nft.match(nft.L4PROTO, "tcp"), nft.FIRST]
+        for mark in (ENTER_MARK, REFUSE_MARK):
+            yield [*again, nft.match(nft.MARK, mark), nft.ACCEPT]
+        dialled = [to_cell, nft.match(nft.MARK, DIAL_MARK)]
+        yield [*dialled, nft.match(nft.destination(), "@of_cells"), nft.ACCEPT]
+        yield [*taken, nft.match(nft.source(), "@of_cells"), nft.ACCEPT]
     if layout.sink_port is not None:
-        yield [to_cell, nft.match(nft.MARK, SINK_MARK), nft.NOT_FIRST, nft.ACCEPT]
+        yield [*taken, nft.ACCEPT]
     yield [nft.goto(_to(Reason.OUTPUT))]

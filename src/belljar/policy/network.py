@@ -91,10 +91,10 @@ class Record(Strict):
     """The bounds of a range's record."""
 
     packets: Annotated[int, kinds.Size(min="1MiB", max="64GiB")] = Field(
-        default=64 << 20,
-        description="The packet record at most; beyond it packets are thrown away and counted, "
-        "and the sample is void unless events hold them whole. From 1MiB to 64GiB.",
-        json_schema_extra={"default": "64MiB"},
+        default=512 << 20,
+        description="The packet record at most; what cells send beyond it is counted, and the "
+        "sample is void. From 1MiB to 64GiB.",
+        json_schema_extra={"default": "512MiB"},
     )
     events: Annotated[int, kinds.Size(min="16MiB", max="1TiB")] = Field(
         default=1 << 30,

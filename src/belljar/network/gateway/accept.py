@@ -21,6 +21,7 @@ from belljar.network.gateway.dns_server import DnsServer
 from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
+from belljar.network.gateway.proxy import Proxy
 from belljar.network.gateway.site import RANGE_ENDED, Account, Peer, Site, connection_item
 from belljar.network.gateway.stream import Stream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
@@ -63,6 +64,9 @@ class Front:
         ]
         if listeners.sink is not None:
             served.append((listeners.sink, "connections", serve_sink))
+        if listeners.cells is not None and listeners.dialled is not None:
+            proxy = Proxy(self._site, listeners.dialled)
+            served.append((listeners.cells, "cell_connections", proxy.serve))
         for tcp, kind, handler in served:
             self._group.create_task(self.accept(tcp, kind, handler))
 

@@ -11,7 +11,13 @@ from typing import Any, Final
 from belljar.dataclass import json_of
 from belljar.network.decide import UPSTREAM
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network import (
+    NetworkBounds,
+    PortPlan,
+    StandInPlan,
+    UpstreamPlan,
+    gateway_files,
+)
 from belljar.policy.guarding import Action, Place
 from belljar.signals.values import ScanSpec
 
@@ -26,6 +32,8 @@ class Bounds:
     # Open at one time: a further one is reset, and counted (`limit.hit`).
     connections: int = 10_000
     connections_per_cell: int = 5_000  # Likewise, of one cell.
+    # Likewise, between two cells; a half of one that the other has not joined yet counts too.
+    cell_connections: int = 1_000
     tls_connections: int = 2_000  # Likewise, of those with TLS (about 60 KiB each).
     # From a connection's begin to its TLS handshake's end: closed, refused by name.
     handshake_timeout_s: float = 10.0
@@ -94,6 +102,11 @@ class Bounds:
     alive_every_s: float = 5.0  # How often the owner hears that the loop turns.
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
 
+    @property
+    def files(self) -> int:
+        """Return how many descriptors the gateway may have open."""
+        return gateway_files(self.connections, self.cell_connections)
+
     @classmethod
     def of(cls, plan: NetworkBounds, **changes: Any) -> Bounds:  # noqa: ANN401 - any field's value
         """A plan's bounds, the rest as here."""
@@ -101,6 +114,7 @@ class Bounds:
             **{
                 "connections": plan.connections,
                 "connections_per_cell": plan.connections_per_cell,
+                "cell_connections": plan.cell_connections,
                 "tls_connections": min(plan.connections, 2_000),
                 "handshake_timeout_s": plan.header_timeout_s,
                 "head_timeout_s": plan.header_timeout_s,
@@ -221,3 +235,7 @@ class Listeners:
     dns_tcp: socket.socket
     tcp: Mapping[int, socket.socket]
     sink: socket.socket | None = None
+    cells: socket.socket | None = None
+    """Takes connections to cells."""
+    dialled: socket.socket | None = None
+    """From the supervisor: their other halves, connected to those cells."""

@@ -22,7 +22,6 @@ from belljar.network import ipc
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.guard import warm_up
-from belljar.plan.network import GATEWAY_OTHER_FILES
 
 _LOOK_EVERY_S: Final = 0.02
 """Of processor time: short, since a guest can have all its requests ready in one turn, and each
@@ -94,7 +93,6 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     asyncio.set_event_loop(watched_loop(config.bounds.standstill_s))
     # The supervisor makes its namespace first, and reports where the kernel's limit is reached.
     listeners = receive_listeners(supervisor)
-    supervisor.close()
     if config.guard is not None:
         warm_up(config.guard)
     uid = document["uid"]
@@ -102,7 +100,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
         uid=None if uid is None else int(uid),
         directories={str(name): Path(path) for name, path in document["directories"].items()},
         memory_bytes=int(document["memory_bytes"]),
-        descriptors=config.bounds.connections + GATEWAY_OTHER_FILES,
+        descriptors=config.bounds.files,
     )
     confine(box, parent=parent)
     serve(config, listeners, events)
@@ -134,5 +132,10 @@ def receive_listeners(supervisor: socket.socket) -> Listeners:
         listener.settimeout(0.0)
     tcp = {int(name): listener for name, listener in found.items() if name.isdecimal()}
     return Listeners(
-        dns_udp=found["dns_udp"], dns_tcp=found["dns_tcp"], tcp=tcp, sink=found.get("sink")
+        dns_udp=found["dns_udp"],
+        dns_tcp=found["dns_tcp"],
+        tcp=tcp,
+        sink=found.get("sink"),
+        cells=found.get("cells"),
+        dialled=supervisor,
     )

@@ -13,7 +13,6 @@ from typing import Any, Final
 from belljar.errors import HostError
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
-from belljar.network.capture.packets import join, with_frames
 from belljar.network.confine import FILES_ROOT
 from belljar.network.gateway.config import (
     HTTP_PORT,
@@ -35,7 +34,6 @@ from belljar.plan.rules import render_rules
 CHECK_EVERY_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
 PACKETS: Final = "packets.pcapng"
-PACKETS_BESIDE: Final = ("packets-2.pcapng", "packets-3.pcapng")
 _SEED_BYTES: Final = 32
 _MAX_FILES_LOOKED_AT: Final = 200_000
 
@@ -103,11 +101,11 @@ def fork_pair(
         rules, supervisor_document, gateway_document = (
             closed_after(ipc.new_file()) for _ in range(3)
         )
-        files = [closed_after(fd) for fd in _packet_files(spec.directory)]
+        file = closed_after(_packet_file(spec.directory))
         supervisors = [supervisors_control.fileno(), to_gateway.fileno(), supervisor_document]
         gateways = [gateways_events.fileno(), to_supervisor.fileno(), gateway_document]
         given = {
-            "supervisor": [*supervisors, stderr_write, rules, *files, *held],
+            "supervisor": [*supervisors, stderr_write, rules, file, *held],
             "gateway": [*gateways, stderr_write],
         }
         # They read what was written when they may go
@@ -138,36 +136,17 @@ def close_processes(processes: RangeProcesses) -> None:
         os.close(fd)
 
 
-def _packet_files(directory: Path) -> Iterator[int]:
-    """Open new files, for the caller to close; a record is written once."""
+def _packet_file(directory: Path) -> int:
+    """Open the new file, for the caller to close; a record is written once."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        for name in (PACKETS, *PACKETS_BESIDE):
-            yield os.open(directory / name, flags, 0o600)
+        return os.open(directory / PACKETS, flags, 0o600)
     except OSError as exc:
         raise HostError(
             f"the packet record can't be made: {exc.strerror}",
             where=str(exc.filename or directory),
             hint="free some space there, or put BELLJAR_HOME elsewhere",
         ) from exc
-
-
-def packet_files(directory: Path) -> tuple[Path, ...]:
-    """Packet files that hold a frame. Raises `OSError`."""
-    return with_frames(directory / name for name in (PACKETS, *PACKETS_BESIDE))
-
-
-def join_packets(directory: Path) -> str:
-    """Merge the packet files; returns the disk's error, if any."""
-    beside = [directory / name for name in PACKETS_BESIDE]
-    if not any(path.exists() for path in beside):
-        return ""
-    try:
-        join(directory / PACKETS, *beside)
-    except OSError as exc:
-        names = " and ".join(path.name for path in packet_files(directory))
-        return f"{exc.strerror}: the packet record stays in several files, {names}, each whole"
-    return ""
 
 
 def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:

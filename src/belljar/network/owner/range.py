@@ -28,8 +28,6 @@ from belljar.network.owner.making import (
     RangeSpec,
     close_processes,
     fork_pair,
-    join_packets,
-    packet_files,
 )
 from belljar.network.owner.processes import end_groups, map_ids, shared_fork_server
 from belljar.network.owner.range_state import (
@@ -126,11 +124,6 @@ class Range:
     def layout(self) -> RangeLayout:
         """Who has which address."""
         return self._spec.layout
-
-    @property
-    def packet_files(self) -> tuple[Path, ...]:
-        """The packet record's files that hold a frame: several before destruction."""
-        return packet_files(self._spec.directory)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -359,10 +352,6 @@ class Range:
             finally:
                 self._end_processes()
                 self.destruction = destruction = self._prove_gone(started)
-                if self._processes is not None and (effect := join_packets(self._spec.directory)):
-                    name = "packet_record_files"
-                    value = self._spec.network.bounds.packet_record_bytes
-                    self._record(Kind.LIMIT_HIT, limit=name, value=value, effect=effect)
             counters = {**self.counters(), **self._group_counts}
             about = {"counters": counters, "sent_bytes": self._sent_bytes()}
             self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), **about)

@@ -24,12 +24,12 @@ from belljar.network import syscalls
 from belljar.network.supervisor import netlink
 from belljar.network.supervisor.netlink import Route
 from belljar.plan.addresses import CellPort, RangeLayout
-from belljar.plan.rules import SINK_MARK
+from belljar.plan.rules import ENTER_MARK, LOCAL_MARK, REFUSE_MARK
 from belljar.units import printable
 
 INNER_DEVICE: Final = "eth0"
-_SINK_TABLE: Final = 100
-_SINK_PRIORITY: Final = 100
+_LOCAL_TABLE: Final = 100
+_LOCAL_PRIORITY: Final = 100
 _SIOCETHTOOL: Final = 0x8946
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
 _ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
@@ -90,9 +90,9 @@ class Port:
     peer: tuple[int, int | None] | None
 
 
-def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
+def prepare_namespace(layout: RangeLayout) -> socket.socket:
     """Settings, loopback and the range's addresses; returns its netlink socket."""
-    _write(SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
+    _write(SETTINGS / "ipv4/ip_forward", "0")
     for name, value in _IPV4:
         _write(SETTINGS / "ipv4" / name, value)
     for name, value in _IPV6:
@@ -104,13 +104,15 @@ def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
     netlink.exchange(
         kernel, *(netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
     )
-    if layout.sink_port is not None:
-        everything = netlink.local_route(loopback, "0.0.0.0/0", table=_SINK_TABLE)
-        # The sink's answers bear the mark too, and are to leave.
-        own = netlink.rule_for_own(_SINK_PRIORITY - 1)
-        netlink.exchange(
-            kernel, everything, own, netlink.rule_for_mark(SINK_MARK, _SINK_TABLE, _SINK_PRIORITY)
-        )
+    if layout.sink_port is not None or layout.proxy_port is not None:
+        everything = netlink.local_route(loopback, "0.0.0.0/0", table=_LOCAL_TABLE)
+        # Answers bear the mark too, and are to leave; first segments are sent again by loopback.
+        own = netlink.rule_for_own(_LOCAL_PRIORITY - 1)
+        marks = {_LOCAL_PRIORITY: LOCAL_MARK}
+        if layout.proxy_port is not None:
+            marks |= {_LOCAL_PRIORITY - 2: ENTER_MARK, _LOCAL_PRIORITY - 3: REFUSE_MARK}
+        rules = (netlink.rule_for_mark(mark, _LOCAL_TABLE, at) for at, mark in marks.items())
+        netlink.exchange(kernel, everything, own, *rules)
     return kernel
 
 

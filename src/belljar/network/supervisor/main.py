@@ -25,22 +25,21 @@ from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
-from belljar.network.capture.accounting import Connections
-from belljar.network.capture.packets import FILES, RECORD, PacketFiles, Tap
 from belljar.network.confine import NO_CORE, limit_address_space
 from belljar.network.gateway.main import send_listeners
+from belljar.network.packets import RECORD, PacketFile, Tap
 from belljar.network.seccomp import supervisor_filter
 from belljar.network.supervisor import links, netfilter, netlink
+from belljar.network.supervisor.cell_dialler import IP_TRANSPARENT, CellDialler
 from belljar.network.supervisor.links import differences, read_baseline, read_settings
 from belljar.network.supervisor.netfilter import Flows
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.nft import KnownRules, changed_rules, known_rules
-from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, Reason, counts, logged
+from belljar.plan.rules import LOCAL_MARK, LOG_GROUP, LOG_SNAP_BYTES, Reason, counts, logged
 from belljar.process import PORTS_DOWN
 
 _BACKLOG: Final = 1024
-_IP_TRANSPARENT: Final = 19
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
 # In a user namespace of its own it enters the cells' namespaces itself, which needs this one.
 _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
@@ -53,7 +52,6 @@ _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
 _MAX_REPORTED_DEVICES: Final = 8
-_AT_RISK_A_MESSAGE: Final = 100
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
@@ -70,16 +68,15 @@ class _Task:
 
 
 def run_supervisor(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: owner, gateway, document, stderr, rules, packet files, others held."""
+    """`fds`: owner, gateway, document, stderr, rules, packet file, others held."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
     document = ipc.from_file(fds[2])
     layout = RangeLayout.from_json(document.pop("layout"))
     task = _Task(layout, NetworkPlan.from_json(document.pop("network")), **document)
     try:
-        supervisor = _Supervisor(task, owner, fds[4], fds[5 : 5 + FILES])
+        supervisor = _Supervisor(task, owner, fds[4], fds[5])
         supervisor.make(gateway, parent)
-        gateway.close()
         supervisor.work()
     except ipc.Closed:
         os._exit(0)
@@ -127,15 +124,15 @@ class _OwnerTimeoutError(OSError):
 
 
 class _Supervisor:
-    def __init__(self, task: _Task, owner: socket.socket, rules: int, files: Sequence[int]) -> None:
-        self._task, self._owner, self._rules, self._fds = task, owner, rules, files
+    def __init__(self, task: _Task, owner: socket.socket, rules: int, file: int) -> None:
+        self._task, self._owner, self._rules = task, owner, rules
+        self._file = PacketFile(file, task.network.bounds.packet_record_bytes)
         owner.setsockopt(
             socket.SOL_SOCKET,
             socket.SO_SNDTIMEO,
             struct.pack("@ll", int(task.timeout_s), int(task.timeout_s % 1 * 1_000_000)),
         )
         self._flows = Flows(task.layout)
-        self._connections = Connections(task.layout)
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
         self._known: KnownRules | None = None
@@ -153,7 +150,7 @@ class _Supervisor:
             os.setresuid(0, 0, 0)
             syscalls.die_with_parent(parent)
         _unshare(syscalls.CLONE_NEWNET, "net")
-        self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
+        self._kernel = links.prepare_namespace(task.layout)
         syscalls.no_new_privileges()
         syscalls.become(
             task.uid, _RIGHTS_IN_OWN_NAMESPACE if task.uid is None else _RIGHTS, ambient=True
@@ -166,11 +163,10 @@ class _Supervisor:
         send_listeners(gateway, listeners)
         for listener in listeners.values():
             listener.close()
+        self._dialler = CellDialler(gateway)
         with netfilter.Loading(task.nft, self._rules) as loading:
             self._baseline = read_baseline(self._kernel, ())
             self._tap = Tap()
-            max_bytes = task.network.bounds.packet_record_bytes
-            self._files = PacketFiles(self._fds, max_bytes, self._connections)
             self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
         # No way back: what is left is to ask the kernel by netlink, run nft, and write frames
@@ -202,9 +198,12 @@ class _Supervisor:
 
     def _turn(self) -> None:
         sources = [self._owner, self._log, self._changes, self._tap.socket]
-        ready, _, _ = select.select(sources, [], [], max(0.0, self._next_check - time.monotonic()))
+        left_s = max(0.0, self._next_check - time.monotonic())
+        ready, dialled, _ = select.select(sources, [*self._dialler.waiting], [], left_s)
+        for end in dialled:
+            self._dialler.finish(end)
         if self._tap.socket in ready:
-            self._tap.read_into(self._files)
+            self._tap.read_into(self._file)
         if self._log in ready:
             self._read_log(_LOGS_AT_ONCE)
         if self._changes in ready:
@@ -219,6 +218,8 @@ class _Supervisor:
         """Whether nothing is left."""
         for taken, datagram in enumerate(netfilter.read_all(self._log), 1):
             for packet in netfilter.parse_log(datagram):
+                if packet.reason == Reason.CONNECTION:
+                    self._dialler.begin(packet.packet)
                 if (flow := self._flows.take(packet)) is not None:
                     self._report(flow=flow)
             if taken >= max_datagrams:
@@ -333,10 +334,8 @@ class _Supervisor:
         return {
             **{str(reason): number for reason, number in packets.items()},
             "only_counted": sum(packets.values()) - packets[Reason.ARP] - logged(listed),
-            "packets_recorded": self._files.packets,
-            "packets_recorded_and_dropped": self._files.dropped_packets,
-            "evidence_dropped": self._files.dropped_evidence,
-            "packets_not_recorded": self._tap.count_lost(),
+            "packets_recorded": self._file.packets,
+            "packets_not_recorded": self._tap.count_lost() + self._file.dropped_packets,
             "logs_lost": self._flows.lost,
         }
 
@@ -354,20 +353,17 @@ class _Supervisor:
             listed = self._look_at_rules()
         self._flows.count_lost(logged(listed))
         self._report_counted()
-        at_risk = self._connections.at_risk()
-        while batch := [*islice(at_risk, _AT_RISK_A_MESSAGE)]:
-            self._report(at_risk=batch)
         self._report(counters=self._counters(listed))
         self._report(done=number)
         os._exit(0)
 
     def _take_all(self) -> bool:
-        before = self._files.packets, self._flows.taken
-        while self._tap.read_into(self._files):
+        before = self._file.packets, self._flows.taken
+        while self._tap.read_into(self._file):
             pass
         while not self._read_log(_ALL_LOGS):
             pass
-        return before != (self._files.packets, self._flows.taken)
+        return before != (self._file.packets, self._flows.taken)
 
     def _shut(self) -> None:
         with suppress(OSError):
@@ -384,7 +380,7 @@ class _Supervisor:
                     return
                 break
             if readable:
-                self._tap.read_into(self._files)
+                self._tap.read_into(self._file)
         raise _OwnerTimeoutError(errno.EAGAIN, "it has read nothing for too long", "the owner")
 
 
@@ -396,15 +392,17 @@ def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socke
     found = {"dns_udp": dns_udp, "dns_tcp": _tcp(DNS_PORT)}
     found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
     if layout.sink_port is not None:
-        found["sink"] = _tcp(layout.sink_port, is_sink=True)
+        found["sink"] = _tcp(layout.sink_port, is_transparent=True)
+    if layout.proxy_port is not None:
+        found["cells"] = _tcp(layout.proxy_port, is_transparent=True)
     return found
 
 
-def _tcp(port: int, *, is_sink: bool = False) -> socket.socket:
+def _tcp(port: int, *, is_transparent: bool = False) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if is_sink:  # it answers for addresses that no machine has
-        listener.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, SINK_MARK)
+    if is_transparent:  # it answers for addresses that are not the namespace's own
+        listener.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
     _bind(listener, "0.0.0.0", port)  # noqa: S104 - the range's own namespace, which has no way out
     listener.listen(_BACKLOG)
     return listener

@@ -41,11 +41,12 @@ _READ_BYTES: Final = 1 << 16
 _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _WITH_PORTS: Final = frozenset({6, 17, 132})
 _MAX_PREFIX_CHARS: Final = 32
+_Packet: TypeAlias = bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """One logged packet; `bytes` by its IP header; may lack addresses."""
+    """One logged packet; `bytes` by its IP header; may lack addresses. `packet`: its beginning."""
 
     reason: str
     device: int
@@ -54,6 +55,7 @@ class Logged:
     destination: str
     port: int | None
     bytes: int
+    packet: _Packet = field(default=b"", compare=False, repr=False)
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
@@ -94,7 +96,8 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
             found = dict(netlink.attributes(payload[_NFGEN.size :]))
             prefix = found.get(_AT_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")
             device = found.get(_AT_IN_DEVICE, b"")
-            protocol, source, destination, port, length = parse_packet(found.get(_AT_PAYLOAD, b""))
+            packet = found.get(_AT_PAYLOAD, b"")
+            protocol, source, destination, port, length = parse_packet(packet)
             yield Logged(
                 reason=prefix[:_MAX_PREFIX_CHARS],
                 device=int.from_bytes(device, "big") if len(device) == 4 else 0,
@@ -103,6 +106,7 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
                 destination=destination,
                 port=port,
                 bytes=length,
+                packet=packet,
             )
 
 

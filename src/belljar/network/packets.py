@@ -1,0 +1,154 @@
+"""The packet record: frames of a range's ports in one bounded pcapng file.
+
+A frame's `epb_flags` are inbound (from a cell) or outbound (the range sent it to a cell: its rules
+had let it through). Inbound frames are kept whole. Outbound ones are too until half of the room is
+used, then by their headers: the gateway sent them, and its events hold what matters.
+
+Source: draft-ietf-opsawg-pcapng (Section Header, Interface Description, Enhanced Packet Block).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from typing import Final
+
+from belljar.network.syscalls import set_receive_buffer
+
+RECORD: Final = "the packet record"
+"""Stands for the file's name in a write error: the writer has only descriptors."""
+SNAP_BYTES: Final = 1 << 16
+_LINKTYPE_ETHERNET: Final = 1
+_NANOSECONDS: Final = 9  # if_tsresol: units of 10^-9 s
+HEADER: Final = struct.pack(
+    "<IIIHHqI IIHHI HHB3xHHI",
+    *(0x0A0D_0D0A, 28, 0x1A2B_3C4D, 1, 0, -1, 28),  # section header, of unknown length
+    *(1, 32, _LINKTYPE_ETHERNET, 0, SNAP_BYTES, 9, 1, _NANOSECONDS, 0, 0, 32),  # interface
+)
+# An enhanced packet block: head, the frame padded to a multiple of four, then option and length.
+_PACKET_BLOCK: Final = 6
+_HEAD: Final = struct.Struct("<IIIIIII")
+_TAILS: Final = tuple(struct.Struct(f"<{padding}xHHIHHI") for padding in range(4))
+_FLAGS_OPTION: Final = 2
+_INBOUND, _OUTBOUND = 1, 2
+_BLOCK_BYTES: Final = _HEAD.size + _TAILS[0].size  # beside the padded frame
+_MAX_BLOCK_BYTES: Final = _BLOCK_BYTES + SNAP_BYTES
+MIN_BYTES: Final = 8 * _MAX_BLOCK_BYTES  # The least that a file may be given.
+_HEADERS_BYTES: Final = 128  # Ethernet, IPv4 and TCP with all their options.
+_PENDING_BYTES: Final = 8 * _MAX_BLOCK_BYTES
+_ALL_PROTOCOLS: Final = 0x0003
+_LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
+_SO_TIMESTAMPNS: Final = 35
+_TIMESPEC: Final = struct.Struct("@qq")
+_SOL_PACKET, _PACKET_STATISTICS = 263, 6
+_STATISTICS: Final = struct.Struct("=II")
+_RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_SOCKET_BUFFER_BYTES: Final = 64 << 20
+"""Most of a second of what a gateway can send.
+
+An ordinary user gets what `net.core.rmem_max` allows.
+"""
+_MAX_AT_ONCE: Final = 512
+
+
+class PacketFile:
+    """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
+
+    `dropped_packets`: inbound frames without room, which are missing evidence.
+    """
+
+    def __init__(self, fd: int, max_bytes: int) -> None:
+        """Take over the descriptor of an empty file. Raises `OSError`."""
+        self.packets = self.dropped_packets = 0
+        self.room: Final = memoryview(bytearray(SNAP_BYTES))
+        """Where the caller puts a frame before it calls `keep`."""
+        self._fd, self._max_bytes = fd, max(max_bytes, MIN_BYTES)
+        self._pending = memoryview(bytearray(_PENDING_BYTES))
+        self._end = 0
+        self._written = len(HEADER)
+        _write_all(fd, memoryview(HEADER))
+
+    def keep(self, time_ns: int, length: int, *, is_sent: bool) -> None:
+        """Keep the frame in `room`, `length` bytes long on the wire, until `flush`.
+
+        `is_sent`: by the range, to a cell. Raises `OSError`.
+        """
+        self.packets += 1
+        used = self._written + self._end
+        is_cut = is_sent and used > self._max_bytes // 2
+        kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
+        padding = -kept & 3
+        size = _BLOCK_BYTES + kept + padding
+        if used + size > self._max_bytes:
+            self.dropped_packets += not is_sent
+            return
+        if self._end + size > _PENDING_BYTES:
+            self.flush()
+        pending, at = self._pending, self._end
+        high, low = time_ns >> 32 & 0xFFFF_FFFF, time_ns & 0xFFFF_FFFF
+        _HEAD.pack_into(pending, at, _PACKET_BLOCK, size, 0, high, low, kept, length)
+        at += _HEAD.size
+        pending[at : at + kept] = self.room[:kept]
+        flags = _OUTBOUND if is_sent else _INBOUND
+        _TAILS[padding].pack_into(pending, at + kept, _FLAGS_OPTION, 4, flags, 0, 0, size)
+        self._end += size
+
+    def flush(self) -> None:
+        """Give everything to the kernel. Raises `OSError`."""
+        _write_all(self._fd, self._pending[: self._end])
+        self._written += self._end
+        self._end = 0
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while view:
+        try:
+            done = os.write(fd, view)
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, RECORD) from exc
+        if done == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RECORD)
+        view = view[done:]
+
+
+class Tap:
+    """Every frame of this namespace's devices but loopback. Made before any device."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Frames that the kernel had no room for."""
+        self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        set_receive_buffer(self.socket, _SOCKET_BUFFER_BYTES)
+        self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        """As the kernel counts: a frame takes more than its bytes."""
+
+    def read_into(self, file: PacketFile) -> bool:
+        """Take at most 512 frames; whether there may be more. Raises `OSError`."""
+        taken = 0
+        try:
+            while taken < _MAX_AT_ONCE:
+                length, ancillary, _, address = self.socket.recvmsg_into(
+                    [file.room], 64, socket.MSG_TRUNC
+                )
+                taken += 1
+                if address[3] == _LOOPBACK:
+                    continue
+                time_ns = 0
+                for level, kind, data in ancillary:
+                    if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
+                        seconds, rest = _TIMESPEC.unpack_from(data)
+                        time_ns = seconds * 1_000_000_000 + rest
+                file.keep(time_ns, length, is_sent=address[2] == socket.PACKET_OUTGOING)
+        except BlockingIOError:
+            pass
+        file.flush()
+        return taken == _MAX_AT_ONCE
+
+    def count_lost(self) -> int:
+        """How many frames were lost since it was made."""
+        statistics = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
+        self.lost += _STATISTICS.unpack(statistics)[1]  # the kernel counts anew each time
+        return self.lost
