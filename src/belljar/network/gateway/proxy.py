@@ -1,0 +1,294 @@
+"""Connections between cells: each byte is on record before it goes on.
+
+The supervisor has dialled the target cell by the time that a cell's connection is accepted, and
+hands over that half. HTTP is recorded by requests and answers. All else, and messages that are not
+complete yet, are recorded piece by piece, as far as `kept_stream_bytes` of each direction go; what
+follows is counted and in the digest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from typing import Final, TypeAlias
+
+import h11
+
+from belljar.capture import Capture, body_of
+from belljar.events import Body, JsonValue, Kind
+from belljar.network import ipc
+from belljar.network.gateway.observer import (
+    NotHttpError,
+    Observer,
+    PassingExchange,
+    PassingMessage,
+)
+from belljar.network.gateway.pipe import TcpPipe, reset
+from belljar.network.gateway.reporter import (
+    MAX_RECORDED_URL_CHARS,
+    printable_headers,
+    printable_text,
+)
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, since_ms
+from belljar.network.gateway.stream import stream_data
+from belljar.network.ipc import Item
+
+# A half that its client doesn't join: the client has gone before its connection was there.
+JOIN_TIMEOUT_S: Final = 10.0
+_REASON: Final = "a target cell's port"
+_NO_HTTP: Final = "no HTTP/1.1 from here on"
+_Key: TypeAlias = tuple[str, int, str, int]
+"""Addresses and ports of client and target."""
+
+
+class Proxy:
+    """Joins the halves of all connections between cells."""
+
+    def __init__(self, site: Site, dialled: socket.socket) -> None:
+        """`dialled`: brings the halves to the targets."""
+        self._site, self._from_supervisor = site, dialled
+        self._halves: dict[_Key, tuple[socket.socket, asyncio.TimerHandle]] = {}
+        self._joined = 0
+        self._targets = {
+            site.layout.cell(plan.id).address: plan.id for plan in site.stand_ins if plan.is_target
+        }
+        dialled.setblocking(False)  # noqa: FBT003 - the library's signature
+        asyncio.get_running_loop().add_reader(dialled.fileno(), self._take_halves)
+
+    def _take_halves(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                message, fds = ipc.receive(self._from_supervisor)
+            except BlockingIOError:
+                return
+            except (ipc.Closed, OSError):  # the owner sees its end
+                loop.remove_reader(self._from_supervisor.fileno())
+                return
+            half = socket.socket(fileno=fds[0])
+            half.setblocking(False)  # noqa: FBT003 - the library's signature
+            key = (*message["client"], *message["target"])
+            self._drop(key)
+            if len(self._halves) + self._joined >= self._site.bounds.cell_connections:
+                self._site.hit("cell_connections")
+                reset(half)
+            else:
+                self._halves[key] = half, loop.call_later(JOIN_TIMEOUT_S, self._drop, key)
+
+    def _drop(self, key: _Key) -> None:
+        if (found := self._halves.pop(key, None)) is not None:
+            reset(found[0])
+            found[1].cancel()
+
+    async def serve(self, sock: socket.socket, peer: Peer) -> None:
+        """One connection, from its accepting to its end."""
+        key = (*sock.getpeername(), peer.address, peer.port)
+        half, timer = self._halves.pop(key, (None, None))
+        if half is None or timer is None:
+            peer.account.end_for("the target has not accepted it")
+            reset(sock)
+            return
+        timer.cancel()
+        self._joined += 1
+        try:
+            target = self._targets.get(peer.address, "")
+            await _Relay(self._site, peer, target, sock, half).run()
+        finally:
+            self._joined -= 1
+            half.close()
+
+
+class _Direction:
+    """One direction's bytes outside of HTTP, and the room for pieces of them on record."""
+
+    def __init__(self, name: str, kept_bytes: int) -> None:
+        self.name, self.kept_bytes = name, kept_bytes
+        self.raw = Capture(max_kept_bytes=kept_bytes)
+        self.room = kept_bytes
+
+
+class _Relay:
+    """One connection between two cells."""
+
+    def __init__(
+        self, site: Site, peer: Peer, target: str, client: socket.socket, half: socket.socket
+    ) -> None:
+        self._site, self._peer, self._target = site, peer, target
+        self._client, self._half = TcpPipe(client, peer.account), TcpPipe(half)
+        self._start = time.monotonic()
+        self._observer: Observer | None = Observer(site.bounds.kept_body_bytes)
+        self._numbers: dict[int, int] = {}
+        kept = site.bounds.kept_stream_bytes
+        self._received, self._sent = _Direction("received", kept), _Direction("sent", kept)
+
+    async def run(self) -> None:
+        """Relay until both sides have ended, or one is reset."""
+        reason = ""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(self._client, self._half, self._received))
+                group.create_task(self._pump(self._half, self._client, self._sent))
+        except asyncio.CancelledError:
+            reason = RANGE_ENDED
+            raise
+        except BaseExceptionGroup as group_error:
+            error = first_error(group_error)
+            if not isinstance(error, OSError):
+                raise error from None
+            reason = "cut"
+            reset(self._half.sock)
+        finally:
+            try:
+                for item in self._last_items(reason):
+                    self._site.reporter.post(item)
+            except MemoryError:
+                self._site.unreported += 1
+            if reason == "cut":
+                reset(self._client.sock)
+
+    async def _pump(self, source: TcpPipe, to: TcpPipe, way: _Direction) -> None:
+        while True:
+            data = await source.receive()
+            # At once: when the range ends, no byte is between a socket and an event
+            items = self._items_of(way, data)
+            if way is self._received:
+                self._peer.account.record(len(data))
+            if items:
+                await self._site.record(*items)
+            if not data:
+                break
+            await to.send(data)
+        with contextlib.suppress(OSError):
+            to.sock.shutdown(socket.SHUT_WR)
+
+    def _items_of(self, way: _Direction, data: bytes) -> list[Item]:
+        """What is to be on record before these bytes go on."""
+        items: list[Item] = []
+        observer = self._observer
+        if observer is None:
+            way.raw.feed(data)
+        else:
+            try:
+                items += self._http_items(observer, way, data)
+            except NotHttpError:
+                items += self._leave_http(observer)
+                items.append(self._stream_item("opened", way, 0))
+                observer = None
+        if not data:
+            return items
+        if observer is not None and observer.is_whole(sent=way is self._sent):
+            way.room = way.kept_bytes
+            return items
+        if piece := data[: way.room]:
+            way.room -= len(piece)
+            body = body_of(way.name, piece, len(piece))
+            items.append(self._stream_item("data", way, len(data), (body,)))
+        return items
+
+    def _http_items(self, observer: Observer, way: _Direction, data: bytes) -> list[Item]:
+        if way is self._received:
+            done = observer.feed_request(data, time.monotonic()) if data else ()
+            return [self._request_item(exchange) for exchange in done if not exchange.is_recorded]
+        if observer.is_idle and data:
+            raise NotHttpError  # the server speaks first
+        # A request that is answered before its end is on record by then
+        first = [each for each in [*observer.unanswered][:1] if not each.is_recorded and data]
+        items = [self._request_item(exchange) for exchange in first]
+        return items + [self._answer_item(each) for each in observer.feed_answer(data)]
+
+    def _leave_http(self, observer: Observer) -> list[Item]:
+        """What HTTP there was; bytes of no message are a stream's."""
+        self._observer = None
+        items = []
+        for way in (self._received, self._sent):
+            way.raw.feed(observer.rest(sent=way is self._sent))
+        for exchange in observer.unanswered:
+            if not exchange.is_recorded:
+                items.append(self._request_item(exchange))
+            if exchange.answer.head is not None:
+                items.append(self._answer_item(exchange))
+        return items
+
+    def _last_items(self, reason: str) -> list[Item]:
+        items = [] if self._observer is None else self._leave_http(self._observer)
+        if self._received.raw.total_bytes or self._sent.raw.total_bytes:
+            bodies = self._received.raw.bodies("received") + self._sent.raw.bodies("sent")
+            data = {
+                **self._stream_data("closed", reason),
+                "bytes": self._received.raw.total_bytes,
+                "sent_bytes": self._sent.raw.total_bytes,
+                "duration_ms": since_ms(self._start),
+            }
+            items.append(Item(Kind.NETWORK_STREAM, data, bodies))
+        return items
+
+    def _stream_data(self, phase: str, reason: str = "") -> dict[str, JsonValue]:
+        common = stream_data(self._peer, self._target, "allowed", reason or _REASON)
+        return {**common, "phase": phase, "between_cells": True}
+
+    def _stream_item(
+        self, phase: str, way: _Direction, size: int, bodies: tuple[Body, ...] = ()
+    ) -> Item:
+        data = {**self._stream_data(phase), "bytes": size, "direction": way.name}
+        return Item(Kind.NETWORK_STREAM, data, bodies)
+
+    def _common(self, exchange: PassingExchange) -> dict[str, JsonValue]:
+        number = self._numbers.get(exchange.number)
+        if number is None:
+            number = self._numbers[exchange.number] = next(self._site.numbers)
+        return {
+            **self._peer.connection_fields(),
+            "exchange": number,
+            "stand_in": self._target,
+            "between_cells": True,
+        }
+
+    def _request_item(self, exchange: PassingExchange) -> Item:
+        head, request = exchange.request.head, exchange.request
+        if not isinstance(head, h11.Request):
+            raise TypeError("an exchange without a request")
+        exchange.is_recorded, exchange.recorded_bytes = True, request.body.total_bytes
+        host = next((value for name, value in head.headers if name == b"host"), b"")
+        host = host or f"{self._peer.address}:{self._peer.port}".encode()
+        url = head.target if b"://" in head.target else b"http://" + host + head.target
+        data: dict[str, JsonValue] = {
+            **self._common(exchange),
+            "method": printable_text(head.method, 64),
+            "url": printable_text(url, MAX_RECORDED_URL_CHARS),
+            "verdict": "allowed",
+            "reason": _REASON,
+            "address": self._peer.address,
+            "port": self._peer.port,
+            "bytes": request.body.total_bytes,
+            "complete": request.is_complete,
+            "version": head.http_version.decode("ascii"),
+            **_headers(request),
+        }
+        return Item(Kind.NETWORK_HTTP, data, request.body.bodies("request"))
+
+    def _answer_item(self, exchange: PassingExchange) -> Item:
+        request, answer = exchange.request, exchange.answer
+        data: dict[str, JsonValue] = {
+            **self._common(exchange),
+            "status": 0 if not isinstance(answer.head, _ANSWERS) else answer.head.status_code,
+            "bytes": answer.body.total_bytes,
+            "request_bytes": request.body.total_bytes,
+            "duration_ms": since_ms(exchange.start_s),
+            **_headers(answer),
+            **({} if answer.is_complete else {"reason": "it has no end"}),
+        }
+        self._numbers.pop(exchange.number, None)
+        went_on = request.body.total_bytes > exchange.recorded_bytes
+        bodies = answer.body.bodies("response") + (request.body.bodies("request") * went_on)
+        return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
+
+
+_ANSWERS: Final = (h11.Response, h11.InformationalResponse)
+
+
+def _headers(message: PassingMessage) -> dict[str, JsonValue]:
+    fields = () if message.head is None else message.head.headers.raw_items()
+    pairs, dropped = printable_headers(fields)
+    return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}

@@ -1,0 +1,150 @@
+"""Dials a target cell before a connection of another cell is let in.
+
+The rules drop the first segment (SYN) of each connection to a target cell's port, and log it. It is
+sent again by loopback, marked to be let in once the target has accepted, or to be refused (RST) as
+the target refused. So a cell sees an open port exactly where the target has one, at once, and the
+gateway, which gets both ends, can begin no connection by itself.
+
+The target sees the client cell's own address; the port is another.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from belljar.network import ipc
+from belljar.plan.rules import DIAL_MARK, ENTER_MARK, REFUSE_MARK
+
+# Targets that don't answer: a further client tries again, as when the target's queue is full.
+MAX_WAITING: Final = 256
+# First segments that may come again, as their client has seen no answer.
+MAX_REMEMBERED: Final = 4096
+# Of the kernel's attempts: some 15 s. A client that waits longer asks for another.
+_ATTEMPTS: Final = 3
+IP_TRANSPARENT: Final = 19
+_IP_BIND_ADDRESS_NO_PORT: Final = 24
+_TCP: Final = 6
+_MIN_IP_BYTES, _MIN_TCP_BYTES = 20, 20
+
+
+class First(NamedTuple):
+    """A connection's first segment. `packet`: its headers, with a checksum, without data."""
+
+    client: tuple[str, int]
+    target: tuple[str, int]
+    sequence: int
+    packet: bytes
+
+
+def parse_first(packet: bytes) -> First | None:
+    """Read a logged IPv4 packet. Pure; None: no whole TCP header."""
+    if len(packet) < _MIN_IP_BYTES or packet[0] >> 4 != 4 or packet[9] != _TCP:
+        return None
+    at = 4 * (packet[0] & 15)
+    if at < _MIN_IP_BYTES or len(packet) < at + _MIN_TCP_BYTES:
+        return None
+    end = at + 4 * (packet[at + 12] >> 4)
+    if not at + _MIN_TCP_BYTES <= end <= len(packet):
+        return None
+    source_port, target_port, sequence = struct.unpack_from("!HHI", packet, at)
+    # A cell's device may leave the checksum to whoever sends it on, and data would be cut off
+    segment = bytearray(packet[at:end])
+    segment[16:18] = bytes(2)
+    pseudo = packet[12:20] + struct.pack("!HH", _TCP, len(segment))
+    segment[16:18] = struct.pack("!H", checksum(pseudo + segment))
+    head = packet[:2] + struct.pack("!H", end) + packet[4:at]
+    return First(
+        client=(socket.inet_ntoa(packet[12:16]), source_port),
+        target=(socket.inet_ntoa(packet[16:20]), target_port),
+        sequence=sequence,
+        packet=head + bytes(segment),
+    )
+
+
+def checksum(data: bytes | bytearray) -> int:
+    """Return the Internet checksum (RFC 1071)."""
+    total = int.from_bytes(bytes(data) + bytes(len(data) % 2), "big") % 0xFFFF
+    return ~total & 0xFFFF
+
+
+class CellDialler:
+    """One range's. Make it before the supervisor confines itself; nothing blocks."""
+
+    def __init__(self, gateway: socket.socket) -> None:
+        """`gateway`: gets each connected socket. Raises `OSError`."""
+        gateway.setblocking(False)  # noqa: FBT003 - the library's signature
+        self.waiting: dict[socket.socket, First] = {}
+        self._gateway = gateway
+        # Connected or not, by client, target and first sequence number
+        self._begun: OrderedDict[tuple[Any, ...], bool] = OrderedDict()
+        self._enter, self._refuse = _raw(ENTER_MARK), _raw(REFUSE_MARK)
+
+    def begin(self, packet: bytes) -> None:
+        """Dial for a logged first segment, or let it in again if that was done."""
+        first = parse_first(packet)
+        if first is None or len(self.waiting) >= MAX_WAITING:
+            return
+        if (is_connected := self._begun.get(first[:3])) is not None:
+            if is_connected:  # the answer to the segment was lost
+                _send_again(self._enter, first)
+            return
+        end = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            end.setblocking(False)  # noqa: FBT003 - the library's signature
+            end.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
+            end.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, DIAL_MARK)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _ATTEMPTS)
+            end.bind((first.client[0], 0))
+            number = end.connect_ex(first.target)
+        except OSError as exc:
+            number = exc.errno or errno.EIO
+        self._begun[first[:3]] = False
+        if len(self._begun) > MAX_REMEMBERED:
+            self._begun.popitem(last=False)
+        if number == errno.EINPROGRESS:
+            self.waiting[end] = first
+        else:
+            self._dialled(end, first, number)
+
+    def finish(self, end: socket.socket) -> None:
+        """Take the outcome of a dial that is over."""
+        first = self.waiting.pop(end)
+        self._dialled(end, first, end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _dialled(self, end: socket.socket, first: First, number: int) -> None:
+        with end:
+            if not number and self._hand_over(end, first):
+                self._begun[first[:3]] = True
+                _send_again(self._enter, first)
+                return
+        self._begun.pop(first[:3], None)
+        # No answer, or no room: the client gets none either, and tries again
+        if number not in (0, errno.ETIMEDOUT):
+            _send_again(self._refuse, first)
+
+    def _hand_over(self, end: socket.socket, first: First) -> bool:
+        message: dict[str, Any] = {"client": first.client, "target": first.target}
+        try:
+            ipc.send(self._gateway, message, [end.fileno()])
+        except (ipc.Closed, OSError):  # gone, or it reads too slowly
+            return False
+        return True
+
+
+def _raw(mark: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+    made.setblocking(False)  # noqa: FBT003 - the library's signature
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+    return made
+
+
+def _send_again(by: socket.socket, first: First) -> None:
+    with suppress(OSError):  # without room the client tries again
+        by.sendto(first.packet, (first.target[0], 0))
