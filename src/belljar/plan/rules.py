@@ -338,10 +338,10 @@ def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
     queries = nft.over(bounds.queries_per_s, bounds.queries_burst)
     yield [nft.match(nft.L4PROTO, "udp"), queries, to_rate]
     if layout.proxy_port is not None:
-        of_cell = [nft.match(nft.destination(), "@of_cells"), nft.match(nft.L4PROTO, "tcp")]
+        of_cell = nft.match(nft.destination(), "@of_cells")
         counted = nft.counter(Reason.CONNECTION.counter)
-        yield [*of_cell, nft.FIRST, counted, *_log(Reason.CONNECTION), nft.DROP]
-        yield [*of_cell, *_taken_by(layout.proxy_port)]
+        yield [of_cell, nft.FIRST, counted, *_log(Reason.CONNECTION), nft.DROP]
+        yield [of_cell, nft.match(nft.L4PROTO, "tcp"), *_taken_by(layout.proxy_port)]
     yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
     yield [nft.goto(_UNNAMED)]
 
@@ -390,14 +390,14 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
     port = nft.match(nft.field("icmp", "code"), "port-unreachable")
     yield [to_cell, unreachable, port, nft.ACCEPT]
-    taken = [to_cell, nft.match(nft.MARK, LOCAL_MARK), nft.NOT_FIRST]
+    taken = [to_cell, nft.match(nft.MARK, LOCAL_MARK)]
     if layout.proxy_port is not None:
-        again = [nft.match(nft.OIFNAME, "lo"), nft.match(nft.L4PROTO, "tcp"), nft.FIRST]
+        again = [nft.match(nft.OIFNAME, "lo"), nft.FIRST]
         for mark in (ENTER_MARK, REFUSE_MARK):
             yield [*again, nft.match(nft.MARK, mark), nft.ACCEPT]
         dialled = [to_cell, nft.match(nft.MARK, DIAL_MARK)]
         yield [*dialled, nft.match(nft.destination(), "@of_cells"), nft.ACCEPT]
-        yield [*taken, nft.match(nft.source(), "@of_cells"), nft.ACCEPT]
+        yield [*taken, nft.match(nft.source(), "@of_cells"), nft.NOT_FIRST, nft.ACCEPT]
     if layout.sink_port is not None:
-        yield [*taken, nft.ACCEPT]
+        yield [*taken, nft.NOT_FIRST, nft.ACCEPT]
     yield [nft.goto(_to(Reason.OUTPUT))]

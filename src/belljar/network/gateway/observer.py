@@ -79,11 +79,6 @@ class Observer:
         self._asks_to_switch = False
         self._count = 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request has begun."""
-        return not self._count and self._requests.is_between
-
     def is_whole(self, *, sent: bool) -> bool:
         """Whether all bytes of this direction are of complete messages."""
         return (self._answers if sent else self._requests).is_between

@@ -38,7 +38,6 @@ from belljar.network.ipc import Item
 # A half that its client doesn't join: the client has gone before its connection was there.
 JOIN_TIMEOUT_S: Final = 10.0
 _REASON: Final = "a target cell's port"
-_NO_HTTP: Final = "no HTTP/1.1 from here on"
 _Key: TypeAlias = tuple[str, int, str, int]
 """Addresses and ports of client and target."""
 
@@ -191,8 +190,6 @@ class _Relay:
         if way is self._received:
             done = observer.feed_request(data, time.monotonic()) if data else ()
             return [self._request_item(exchange) for exchange in done if not exchange.is_recorded]
-        if observer.is_idle and data:
-            raise NotHttpError  # the server speaks first
         # A request that is answered before its end is on record by then
         first = [each for each in [*observer.unanswered][:1] if not each.is_recorded and data]
         items = [self._request_item(exchange) for exchange in first]
@@ -225,7 +222,7 @@ class _Relay:
         return items
 
     def _stream_data(self, phase: str, reason: str = "") -> dict[str, JsonValue]:
-        common = stream_data(self._peer, self._target, "allowed", reason or _REASON)
+        common = stream_data(self._peer, self._target, "allowed", reason)
         return {**common, "phase": phase, "between_cells": True}
 
     def _stream_item(
