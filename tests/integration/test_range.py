@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from belljar.network.capture.packets import SNAP_BYTES
 from tests.fakes.pcapng import IN, OUT, packets
 from tests.integration.as_user import (
     REPOSITORY,
@@ -31,7 +32,6 @@ from tests.machine import public_folder
 
 from belljar.host.tools import MAPPERS
 from belljar.isolation.reap import reap_now
-from belljar.network.capture.packets import SNAP_BYTES
 from belljar.process import ProcessId, identify, is_alive
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

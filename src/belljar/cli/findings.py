@@ -190,8 +190,8 @@ def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) 
         about = f"range {found.range_id}, cells {', '.join(map(printable, names))}{packets}"
         lines.append(f"\nNetwork of {sample}: {about}")
         for title, requests in (
-            ("to the gateway, each on record before it was answered", found.requests),
-            ("between cells, decoded from the packet record afterwards", found.between_cells),
+            ("to stand-ins, each on record before it was answered", found.requests),
+            ("between cells, likewise", found.between_cells),
         ):
             lines += (f"  {line}" for line in _requests(title, found, requests, run_id))
         lines += (f"  {line}" for line in range_sentences(found, verbose=verbose))
@@ -214,7 +214,7 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
                 request.what,
                 "-" if request.status is None else str(request.status),
                 f"{format_size(request.request_bytes)} → {answer}",
-                f"{request.verdict}{why}{', ambiguous' if request.ambiguous else ''}",
+                f"{request.verdict}{why}",
                 request.stand_in or "-",
             )
         )

@@ -9,7 +9,7 @@ from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.reasons import Reason, ReasonCode
-from belljar.report.requests import Places, Requests, in_traffic_analysis, place, times_of
+from belljar.report.requests import Places, Requests, is_between_cells, place, times_of
 from belljar.units import printable
 
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
@@ -68,14 +68,13 @@ class Flow:
     """Packets of one cell with one verdict.
 
     `probed`: to new places during a probe, so most likely Belljar's. `again`: without an event
-    (repeats, or too many places). `to`: the others. `traffic_analysis`: from the packet record.
+    (repeats, or too many places). `to`: the others.
     """
 
     cell: str
     verdict: str
     reason: str
     protocol: str
-    traffic_analysis: bool = False
     packets: int = 0
     bytes: int = 0
     probed: int = 0
@@ -87,10 +86,10 @@ class Flow:
 class RangeFindings:
     """One range.
 
-    `cells`: names by id. `packets`: path of the packet record. `requests`: the gateway's;
-    `between_cells`: from the packet record. `remainder`: received bytes outside of messages, by
-    kind; `missing_bytes`: in no event; `left_out`: not reported; `unread_packets`: overwritten
-    first; `reader_ended`: why reading stopped early.
+    `cells`: names by id. `packets`: path of the packet record. `requests`: to stand-ins and
+    upstreams. `remainder`: received bytes outside of messages, by kind; `missing_bytes`: in no
+    event. Of older runs, whose traffic between cells was read from the packet record:
+    `unread_packets`, and `reader_ended`: why reading stopped early.
     """
 
     range_id: str
@@ -98,12 +97,11 @@ class RangeFindings:
     cells: dict[str, str] = field(default_factory=dict)
     requests: Requests = field(default_factory=Requests)
     between_cells: Requests = field(default_factory=Requests)
-    left_out: Counts = field(default_factory=Counts)
     remainder: dict[str, int] = field(default_factory=dict)
     missing_bytes: int = 0
     unread_packets: int = 0
     reader_ended: str = ""
-    flows: dict[tuple[str, str, str, str, bool], Flow] = field(default_factory=dict)
+    flows: dict[tuple[str, str, str, str], Flow] = field(default_factory=dict)
     names_found: Counts = field(default_factory=Counts)
     names_refused: Counts = field(default_factory=Counts)
     attempts: Counts = field(default_factory=Counts)
@@ -147,7 +145,7 @@ class RangeFindings:
 
     @property
     def lost(self) -> list[Reason]:
-        """Missing evidence. A dropped packet whose events are complete is not missing."""
+        """Missing evidence."""
         counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
         dropped = self.counters.get("packets_recorded_and_dropped", 0)
         unaccounted = self.counters.get("packets_unaccounted", dropped)
@@ -170,16 +168,15 @@ class RangeFindings:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        counted = ("names_found", "names_refused", "attempts", "tls_refused", "limits", "left_out")
+        counted = ("names_found", "names_refused", "attempts", "tls_refused", "limits")
         return {
             "range": self.range_id,
             "cells": dict(self.cells),
             "packets": self.packets,
             "requests": [request.to_json() for request in (*self.requests, *self.between_cells)],
             "requests_in_all": self.requests.count + self.between_cells.count,
-            "requests_in_traffic_analysis": self.between_cells.count,
-            "requests_ambiguous": self.requests.ambiguous + self.between_cells.ambiguous,
-            "connections_open_at_the_end": self.requests.still_open,
+            "requests_between_cells": self.between_cells.count,
+            "connections_open_at_the_end": self.requests.still_open + self.between_cells.still_open,
             "flows": [asdict(flow) for flow in self.flows.values()],
             **{name: asdict(getattr(self, name)) for name in counted},
             "reasons": [reason.to_json() for reason in self.reasons],
@@ -223,7 +220,7 @@ class RangeGatherer:
 
 def _add(found: RangeFindings, line: Line) -> None:
     data = line.data
-    (found.between_cells if in_traffic_analysis(data) else found.requests).take(line)
+    (found.between_cells if is_between_cells(data) else found.requests).take(line)
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
@@ -269,29 +266,22 @@ def _add(found: RangeFindings, line: Line) -> None:
 
 
 def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    limit = str(data["limit"])
-    if not in_traffic_analysis(data):
-        found.limits.add(limit, times_of(data))
-        return
-    match limit.removeprefix("traffic_analysis_"):
-        case "packets":
+    match limit := str(data["limit"]):
+        case "traffic_analysis_packets":
             found.unread_packets += times_of(data)
-        case "reader":
+        case "traffic_analysis_reader":
             found.reader_ended = printable(str(data.get("effect")), max_chars=600)
-        case what:
-            found.left_out.add(what.replace("_", " "), times_of(data))
+        case _:
+            found.limits.add(limit, times_of(data))
 
 
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     fields = (_word(data[name]) for name in ("cell", "verdict", "reason", "protocol"))
     cell, verdict, reason, protocol = fields
-    is_analysis = in_traffic_analysis(data)
-    key = (cell, verdict, reason, protocol, is_analysis)
+    key = (cell, verdict, reason, protocol)
     if key not in found.flows and len(found.flows) >= _MAX_KINDS:
-        key = ("", verdict, "others", "", is_analysis)
-    made = Flow(
-        cell=key[0], verdict=verdict, reason=key[2], protocol=key[3], traffic_analysis=is_analysis
-    )
+        key = ("", verdict, "others", "")
+    made = Flow(cell=key[0], verdict=verdict, reason=key[2], protocol=key[3])
     flow = found.flows.setdefault(key, made)
     times = times_of(data)
     flow.packets += times

@@ -46,7 +46,10 @@ class ReasonCode(Sentence):
         "range_destruction_unproven",
         "its destruction is not proven; not looked for: {}",
     )
-    PACKETS_NOT_RECORDED = "packets_not_recorded", "{} packet(s) are in no packet record"
+    PACKETS_NOT_RECORDED = (
+        "packets_not_recorded",
+        "{} packet(s) are in no packet record: record.packets sets the room",
+    )
     PACKETS_OVERWRITTEN = (
         "packets_overwritten",
         "{} packet(s) were thrown away that no event holds whole: record.packets sets the room",

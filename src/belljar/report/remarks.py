@@ -19,7 +19,6 @@ _OPERATIONS: Final = {"exec": "commands", "read_file": "file reads", "write_file
 # The rules' words (`plan.rules.Reason`) that need explaining.
 WHY: Final = {
     "connection": "",
-    "segment": "outside of any connection that is known",
     "others": "for several reasons",
     "spoofed": "a sender's address that is not the cell's",
     "source_route": "a route of the sender's choice",
@@ -133,16 +132,8 @@ def range_sentences(found: RangeFindings, *, verbose: bool = False) -> Iterator[
     """What happened in a range, but for the list of its requests."""
     if not found.requests.count and not found.between_cells.count:
         yield "no requests"
-    if found.requests.ambiguous or found.between_cells.ambiguous:
-        yield (
-            "ambiguous: overlapping TCP segments carried different data, or data that a receiver "
-            "may ignore; the first version is shown"
-        )
-    if found.left_out:
-        what = "traffic between cells that was not decoded or not listed"
-        yield f"{what}, and is only in the packet record: {found.left_out.sentence()}"
-    if found.requests.still_open:
-        yield f"{found.requests.still_open} raw connection(s) open until the range ended"
+    if still_open := found.requests.still_open + found.between_cells.still_open:
+        yield f"{still_open} raw connection(s) open until the range ended"
     for title, group in (
         ("attempts to publish, push or send", found.attempts),
         ("names looked up that exist here", found.names_found),
@@ -157,9 +148,6 @@ def range_sentences(found: RangeFindings, *, verbose: bool = False) -> Iterator[
         what = "bytes outside of requests, messages and streams, in the events network.connection"
         yield f"{what}: {', '.join(unusual)}"
     yield from _flows(found, verbose=verbose)
-    if thrown := found.counters.get("packets_recorded_and_dropped"):
-        what = f"{thrown} packet(s) of the packet record were dropped"
-        yield f"{what}: it reached the policy's record.packets"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
     for lost in found.lost:
@@ -171,8 +159,7 @@ def _flows(found: RangeFindings, *, verbose: bool) -> Iterator[str]:
     for flow in (flow for flow in flows if flow.to):
         kind = "connections" if flow.reason == "connection" else "packets"
         why = WHY.get(flow.reason, flow.reason)
-        afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
-        note = f" ({why}{afterwards})" if why else ""
+        note = f" ({why})" if why else ""
         sender = flow.cell or "an unknown sender"
         yield f"{flow.verdict}: {flow.protocol} {kind} of {sender} to {flow.to.sentence()}{note}"
     if stopped := [flow for flow in flows if flow.verdict != "allowed"]:

@@ -6,7 +6,6 @@ A guest chose what requests quote, and may have compromised the gateway: it is e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
@@ -61,8 +60,7 @@ class Request:
     """One request or connection.
 
     `time`: RFC 3339. `what`: a URL, or name and port. `address`: of other than HTTP. `status` 0:
-    closed without an answer, None: not recorded. `traffic_analysis`: from the packet record.
-    `ambiguous`: overlapping data differed, or has several readings; the first is shown.
+    closed without an answer, None: not recorded.
     """
 
     time: str
@@ -75,8 +73,7 @@ class Request:
     request_bytes: int
     status: int | None = None
     answer_bytes: int | None = None
-    traffic_analysis: bool = False
-    ambiguous: bool = False
+    between_cells: bool = False
     address: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +86,6 @@ class Requests:
     """A range's requests; keeps `FIRST` and `LAST`, counts the rest."""
 
     count: int = 0
-    ambiguous: int = 0
     first: list[Request] = field(default_factory=list)
     last: list[Request] = field(default_factory=list)
     _pending: dict[int, Request] = field(default_factory=dict)
@@ -130,6 +126,8 @@ class Requests:
                 pending.request_bytes = max(pending.request_bytes, size)
         elif line.kind is Kind.NETWORK_STREAM:
             key = (str(data["cell"]), str(data["stand_in"]), str(data["address"]), data["port"])
+            if data.get("phase") == "data":  # its bytes are in the last event too
+                return
             if data.get("phase") == "opened":  # listed when it ends: only then it has sizes
                 self._open[key] = self._open.get(key, 0) + 1
                 return
@@ -142,7 +140,6 @@ class Requests:
 
     def _add(self, request: Request) -> None:
         self.count += 1
-        self.ambiguous += request.ambiguous
         if len(self.first) < FIRST:
             self.first.append(request)
             return
@@ -157,7 +154,7 @@ class Requests:
 def _request(line: Line, *, method: str, what: str) -> Request:
     data = line.data
     return Request(
-        time=_time_of(line),
+        time=line.time,
         cell=_word(data["cell"]),
         method=method,
         what=what,
@@ -165,8 +162,7 @@ def _request(line: Line, *, method: str, what: str) -> Request:
         reason=_word(data["reason"]),
         stand_in=_word(data["stand_in"]),
         request_bytes=data["bytes"],
-        traffic_analysis=in_traffic_analysis(data),
-        ambiguous=data.get("ambiguous") is True,
+        between_cells=is_between_cells(data),
     )
 
 
@@ -176,25 +172,15 @@ def place(data: Mapping[str, Any]) -> str:
     return address if port is None else f"{address}:{port}"
 
 
-def in_traffic_analysis(data: Mapping[str, Any]) -> bool:
-    """Whether it comes from the packet record, after the range."""
-    return data.get("traffic_analysis") is True
+def is_between_cells(data: Mapping[str, Any]) -> bool:
+    """Whether it is traffic between two cells; older runs read it from the packet record."""
+    return data.get("between_cells") is True or data.get("traffic_analysis") is True
 
 
 def times_of(data: Mapping[str, Any]) -> int:
     """How many packets or refusals an event stands for."""
     count = data.get("count", 1)
     return count if isinstance(count, int) and count > 0 else 1
-
-
-def _time_of(line: Line) -> str:
-    if not in_traffic_analysis(line.data):
-        return line.time
-    try:
-        time = datetime.fromtimestamp(float(line.data["at_s"]), UTC)
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return ""
-    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _word(value: object) -> str:

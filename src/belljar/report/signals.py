@@ -14,7 +14,7 @@ from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.policy.guarding import GUARD_CLASSES
 from belljar.report.reasons import Sentence
-from belljar.report.requests import in_traffic_analysis, times_of
+from belljar.report.requests import is_between_cells, times_of
 from belljar.units import printable
 
 MAX_EVIDENCE: Final = 100  # event numbers listed per signal
@@ -240,7 +240,7 @@ class SignalGatherer:
         elif line.kind is Kind.GUARD_HIT:
             value = str(data.get("value") or "")
             yield self._of_hit(data), value or str(data["class"]), 1
-        elif line.kind in _NETWORK and not in_traffic_analysis(data):
+        elif line.kind in _NETWORK and not is_between_cells(data):
             if (data.get("range"), data.get("cell")) not in self._probing:
                 yield from _refused(line)
         elif line.kind is Kind.LIMIT_HIT and data["limit"] in _RECORD_LIMITS:
@@ -297,7 +297,7 @@ _NETWORK: Final = frozenset(
         Kind.NETWORK_UPSTREAM,
     }
 )
-_RECORD_LIMITS: Final = frozenset({"range_record", "packet_record_files"})
+_RECORD_LIMITS: Final = frozenset({"range_record"})
 # A cell that reaches one of them dies: that is no attack on its agent.
 _DEADLY_LIMITS: Final = frozenset({"memory", "lifetime"})
 _REFUSED_NAMES: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})

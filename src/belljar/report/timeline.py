@@ -188,7 +188,7 @@ class Timelines:
 
     def _note_exchange(self, data: Mapping[str, Any], place: str, *, is_flow: bool) -> None:
         is_allowed = data["verdict"] in ("allowed", "dialled")
-        if data.get("phase") == "opened" or (is_flow and (is_allowed or not data["address"])):
+        if data.get("phase") in _PARTS or (is_flow and (is_allowed or not data["address"])):
             return
         stand_in, url = str(data.get("stand_in") or ""), str(data.get("url") or "")
         if is_allowed and stand_in:
@@ -224,7 +224,7 @@ class Timelines:
                     del self._pending[(place, *number)]
             return None
         is_quiet = kind in _ONLY_REFUSED and data["verdict"] == "allowed"
-        if kind not in _OTHERS or is_quiet or data.get("phase") == "opened":
+        if kind not in _OTHERS or is_quiet or data.get("phase") in _PARTS:
             return None  # a stream is shown when it ends: only then it has sizes
         return _made(line, *_OTHERS[kind]) if data.get("cause", True) else None
 
@@ -335,6 +335,7 @@ _EXCHANGES: Final = (
 )
 _CUT_OFF: Final = "its end is not on record"
 _NO_NAME: Final = ("NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY")
+_PARTS: Final = ("opened", "data")  # Of a stream, whose end has an event of all of it.
 _ONLY_REFUSED: Final = (Kind.NETWORK_FLOW, Kind.NETWORK_TLS)
 _ALWAYS_BAD: Final = (Group.LIMIT, Group.DECOY, Group.GUARD)
 # Templates over an event's data. An operation's start and its end are one entry.

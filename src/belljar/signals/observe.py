@@ -147,7 +147,9 @@ def _bodies(event: Event) -> Iterator[Carried]:
     names, channel = _SENT_BODIES.get(event.kind, ((), Channel.STREAM))
     if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
         return
-    is_between_cells = event.data.get("traffic_analysis") is True
+    if event.data.get("phase") == "data":  # the connection's last event has it once more, whole
+        return
+    is_between_cells = event.data.get("between_cells") is True
     what = event.data.get("what")
     contact = Contact.USED if what in _LOGINS else Contact.SENT
     word = channel.value
@@ -317,7 +319,7 @@ class ServiceContacts:
     def touched(self, event: Event, evidence: int) -> Event | None:
         """The event of a connection's first contact."""
         data = event.data
-        if event.kind not in _CONTACTS or data.get("traffic_analysis") is True:
+        if event.kind not in _CONTACTS or data.get("between_cells") is True:
             return None
         decoy = data.get("stand_in") or self._addresses.get(str(data.get("address", "")))
         connection = data.get("connection")

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from belljar.network.capture.packets import HEADER
+from belljar.network.owner.reading import Task, read_back
 from tests.fakes.pcapng import OUT, block, packets
 from tests.integration.range_programs.groups import controllers
 from tests.integration.range_programs.ordinary import POUR
@@ -19,11 +21,9 @@ from tests.integration.range_programs.scene import Scene, cell
 
 from belljar.events import MemoryRecorder
 from belljar.network import ipc
-from belljar.network.capture.packets import HEADER
 from belljar.network.owner import reading
 from belljar.network.owner.making import PACKETS_BESIDE
 from belljar.network.owner.processes import shared_fork_server, wait_readable
-from belljar.network.owner.reading import Task, read_back
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from belljar.network.capture.traffic_analysis import seen_exchanges
 from tests.integration.range_programs.scene import Cell, Scene, cell, within
 
-from belljar.network.capture.traffic_analysis import seen_exchanges
 from belljar.network.owner.making import PACKETS
 from belljar.plan.network import PortPlan, StandInPlan
 

@@ -9,13 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.fakes.gateway import layout
-from tests.fakes.pcapng import IN, OUT, packets
-from tests.unit.network.capture.test_accounting import ACK, SYN
-from tests.unit.network.capture.test_accounting import frame as segment
-
 from belljar.network.capture.accounting import Connection, Connections
 from belljar.network.capture.packets import (
     HEADER,
@@ -26,6 +19,12 @@ from belljar.network.capture.packets import (
     sent_frames,
     with_frames,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.gateway import layout
+from tests.fakes.pcapng import IN, OUT, packets
+from tests.unit.network.capture.test_accounting import ACK, SYN
+from tests.unit.network.capture.test_accounting import frame as segment
 
 GATEWAY, CELL = (
     bytes(map(int, end.split("."))) for end in (layout().resolver, layout().cells[0].address)
