@@ -29,7 +29,7 @@ _USUAL: Final = (
 )
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 _RESOLVER_HOST: Final = 1
-_SINK_PORTS: Final = range(20_000, 32_000)
+_OWN_PORTS: Final = range(20_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +136,22 @@ def lay_out(
     free = _shuffled(range(_RESOLVER_HOST + 1, 255), _stream(random_bytes, "names"))
     names = tuple(_names(network, {port.name: port.address for port in ports}, names_net, free))
     catch_all = str(names_net[free.pop()]) if network.default == "simulate" else None
-    sink_port, proxy_port = _own_ports(network, random_bytes)
+    taken = {*network.gateway_ports(), *(port.number for port in CATCH_ALL_PORTS)}
+    free_ports = (
+        _OWN_PORTS[number % len(_OWN_PORTS)]
+        for number in _stream(random_bytes, "sink")
+        if _OWN_PORTS[number % len(_OWN_PORTS)] not in taken
+    )
+    sink_port = next(free_ports) if network.sink else None
+    taken |= {sink_port or 0}
     return RangeLayout(
         prefix=str(prefix),
         resolver=str(names_net[_RESOLVER_HOST]),
         names=names,
         catch_all=catch_all,
         cells=ports,
-        sink_port=sink_port if network.sink else None,
-        proxy_port=proxy_port if network.reached_cells else None,
+        sink_port=sink_port,
+        proxy_port=next(free_ports) if network.reached_cells else None,
     )
 
 
@@ -241,11 +248,3 @@ def _names(
     for item in network.stand_ins:
         if item.kind == "metadata":
             yield NameAddress(pattern=METADATA_ADDRESS, stand_in=item.id, address=METADATA_ADDRESS)
-
-
-def _own_ports(network: NetworkPlan, random_bytes: bytes) -> tuple[int, int]:
-    """Two ports that no name has: the sink's, and that of connections between cells."""
-    taken = {*network.gateway_ports(), *(port.number for port in CATCH_ALL_PORTS)}
-    numbers = (_SINK_PORTS[n % len(_SINK_PORTS)] for n in _stream(random_bytes, "sink"))
-    sink = next(port for port in numbers if port not in taken)
-    return sink, next(port for port in numbers if port not in {*taken, sink})

@@ -371,10 +371,10 @@ def _input(layout: RangeLayout) -> Iterator[Rule]:
     from_cell = nft.match(nft.IIFNAME, "@devices")
     yield [from_cell, nft.match(nft.destination(), "@answered"), nft.ACCEPT]
     taken = [nft.match(nft.MARK, LOCAL_MARK), nft.match(nft.L4PROTO, "tcp"), nft.ACCEPT]
-    if layout.proxy_port is not None:  # by loopback comes what was marked as entering
-        yield taken
-    elif layout.sink_port is not None:
+    if layout.proxy_port is not None or layout.sink_port is not None:
         yield [from_cell, *taken]
+    if layout.proxy_port is not None:  # what came by loopback, marked as entering
+        yield [nft.match(nft.IIFNAME, "lo"), *taken]
     yield [nft.goto(_to(Reason.STRAY))]
 
 

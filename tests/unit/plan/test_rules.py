@@ -18,6 +18,7 @@ from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
 from belljar.plan.rules import (
     FORBIDDEN,
+    LOCAL_MARK,
     LOG_GROUP,
     TABLE,
     Reason,
@@ -204,8 +205,8 @@ def test_only_what_the_plan_names_is_let_through() -> None:
         (layout.catch_all, "tcp", 80),
         (layout.catch_all, "tcp", 443),
     }
-    assert services(plan, "forwarded") == {(layout.cell("db").address, "tcp", 5432)}
-    assert services(PLANS["shop"], "forwarded") == set()
+    assert services(plan, "of_cells") == {(layout.cell("db").address, "tcp", 5432)}
+    assert services(PLANS["shop"], "of_cells") == set()
 
 
 def test_only_a_target_may_answer_a_cell() -> None:
@@ -217,9 +218,29 @@ def test_only_a_target_may_answer_a_cell() -> None:
         for name, device in port.items()
     }
     assert accepts["default"] == []
-    ((_, _, not_first, _),) = accepts["db"]
+    ((_, _, not_first, ends_here, _),) = accepts["db"]
     assert not_first["match"]["op"] == "!="
     assert not_first["match"]["right"] == "syn"
+    assert ends_here["mangle"]["value"] == LOCAL_MARK
+
+
+def test_nothing_is_forwarded() -> None:
+    """Not even between cells that reach each other: the chain has no rule but the refusal."""
+    for plan in PLANS.values():
+        assert chain(plan, "forward") == [[{"goto": {"target": "drop_forwarded"}}]]
+
+
+def test_a_first_segment_to_a_cell_goes_no_further() -> None:
+    """The kernel logs and drops it: what goes on is what the supervisor sends again."""
+    plan = PLANS["everything"]
+    (port, *_) = layout_of(plan).cells
+    to_cells = [
+        rule for rule in chain(plan, f"open_{port.outer_device}") if "@of_cells" in str(rule)
+    ]
+    first, later = to_cells
+    assert "log" in str(first)
+    assert first[-1] == {"drop": None}
+    assert "tproxy" in str(later)
 
 
 def test_a_sink_is_there_only_when_the_plan_has_one() -> None:
@@ -227,9 +248,9 @@ def test_a_sink_is_there_only_when_the_plan_has_one() -> None:
     with_sink, without = PLANS["everything"], replace(PLANS["everything"], sink=False)
     targets = [rule[-1] for rule in chain(with_sink, "unnamed")]
     assert targets.index({"goto": {"target": "refuse_neighbour"}}) < targets.index({"accept": None})
-    for name in ("unnamed", "input", "output"):
+    for name in ("unnamed", "output"):
         assert len(chain(with_sink, name)) == len(chain(without, name)) + 1
-    assert "tproxy" not in json.dumps(render_rules(layout_of(without), without))
+    assert "tproxy" not in json.dumps(chain(without, "unnamed"))
 
 
 @given(st.binary(min_size=16, max_size=32), st.booleans(), st.integers(0, 0xFFFFFFFF))

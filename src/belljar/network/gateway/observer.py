@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -37,18 +38,24 @@ class PassingMessage:
     head: _Head | None = None
     is_complete: bool = False
 
+    @property
+    def fields(self) -> Sequence[tuple[bytes, bytes]]:
+        """The head's fields as they came."""
+        return () if self.head is None else self.head.headers.raw_items()
+
 
 @dataclass(slots=True, kw_only=True)
 class PassingExchange:
-    """A request and its answer, as far as they came."""
+    """A request and its answer, as far as they came. The caller sets number and `recorded_bytes`.
 
-    number: int
+    `recorded_bytes`: of the request's body, when it was recorded; None: it is not yet.
+    """
+
     start_s: float
     request: PassingMessage
     answer: PassingMessage
-    is_recorded: bool = False
-    """Whether the request is on record; `recorded_bytes` of its body were there by then."""
-    recorded_bytes: int = 0
+    number: int = 0
+    recorded_bytes: int | None = None
 
     @property
     def method(self) -> bytes:
@@ -77,7 +84,6 @@ class Observer:
         self._kept_bytes = kept_bytes
         self._requests, self._answers = _Way(), _Way()
         self._asks_to_switch = False
-        self._count = 0
 
     def is_whole(self, *, sent: bool) -> bool:
         """Whether all bytes of this direction are of complete messages."""
@@ -102,17 +108,17 @@ class Observer:
             return []
         while way.waiting and not self._asks_to_switch:
             if way.parser is None:
-                if not _METHOD.match(way.waiting):
+                if not _METHOD.match(way.waiting) or len(self.unanswered) >= MAX_UNANSWERED:
                     raise NotHttpError
-                if (head := _take_head(way.waiting)) is None:
+                parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+                if (head := _read_head(way, parser)) is None:
                     break
-                way.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-                self._begin(_parsed_head(way.parser, head), now_s)
+                self._begin(head, now_s)
             exchange = self._asking
             if exchange is not None and self._take_body(way, exchange.request):
                 done.append(exchange)
                 self._asks_to_switch = exchange.method == b"CONNECT" or any(
-                    name == b"upgrade" for name, _ in _head_of(exchange.request).headers
+                    name.lower() == b"upgrade" for name, _ in exchange.request.fields
                 )
             elif way.parser is not None:
                 break
@@ -129,15 +135,14 @@ class Observer:
         while (way.waiting or not data) and self.unanswered:
             exchange = self.unanswered[0]
             if way.parser is None:
-                if (head := _take_head(way.waiting)) is None:
+                if (head := _read_head(way, _client(exchange.method))) is None:
                     break
-                way.parser = _client(exchange.method)
-                exchange.answer.head = _parsed_head(way.parser, head)
-            answered = _head_of(exchange.answer)
+                exchange.answer.head = head
+            answered = exchange.answer.head
             if isinstance(answered, h11.InformationalResponse) and answered.status_code != 101:
                 way.parser = None
                 continue
-            is_switched = way.parser.their_state is h11.SWITCHED_PROTOCOL
+            is_switched = way.parser is not None and way.parser.their_state is h11.SWITCHED_PROTOCOL
             if is_switched or self._take_body(way, exchange.answer, is_last=not data):
                 exchange.answer.is_complete = True
             if is_switched:
@@ -151,17 +156,11 @@ class Observer:
         return done
 
     def _begin(self, head: _Head, now_s: float) -> None:
-        is_ours = isinstance(head, h11.Request) and head.http_version < b"2"
-        if not is_ours or len(self.unanswered) >= MAX_UNANSWERED:
-            raise NotHttpError
-        self._count += 1
         request, answer = (
             PassingMessage(body=Capture(max_kept_bytes=self._kept_bytes)) for _ in range(2)
         )
         request.head = head
-        self._asking = PassingExchange(
-            number=self._count, start_s=now_s, request=request, answer=answer
-        )
+        self._asking = PassingExchange(start_s=now_s, request=request, answer=answer)
         self.unanswered.append(self._asking)
 
     def _take_body(self, way: _Way, message: PassingMessage, *, is_last: bool = False) -> bool:
@@ -190,35 +189,27 @@ class Observer:
         return False
 
 
-def _head_of(message: PassingMessage) -> _Head:
-    if message.head is None:
-        raise NotHttpError
-    return message.head
-
-
-def _take_head(waiting: bytearray) -> bytes | None:
-    """Take a whole head off, or None: its end has not come. Raises `NotHttpError`."""
-    found = _HEAD_END.search(waiting, 0, MAX_HEAD_BYTES)
+def _read_head(way: _Way, parser: h11.Connection) -> _Head | None:
+    """Read a whole head, or nothing as long as its end has not come. Raises `NotHttpError`."""
+    found = _HEAD_END.search(way.waiting, 0, MAX_HEAD_BYTES)
     if found is None:
-        if len(waiting) > MAX_HEAD_BYTES:
+        if len(way.waiting) > MAX_HEAD_BYTES:
             raise NotHttpError
         return None
-    head = bytes(waiting[: found.end()])
+    head = bytes(way.waiting[: found.end()])
     if head.count(b"\n") > MAX_LINES or _BLANKS.search(head):
         raise NotHttpError
-    del waiting[: found.end()]
-    return head
-
-
-def _parsed_head(parser: h11.Connection, head: bytes) -> _Head:
     try:
         parser.receive_data(head)
         event = parser.next_event()
     except h11.ProtocolError as error:
         raise NotHttpError from error
-    if isinstance(event, h11.Request | h11.Response | h11.InformationalResponse):
-        return event
-    raise NotHttpError
+    is_head = isinstance(event, h11.Request | h11.Response | h11.InformationalResponse)
+    if not is_head or event.http_version >= b"2":
+        raise NotHttpError
+    del way.waiting[: found.end()]
+    way.parser = parser
+    return event
 
 
 def _client(method: bytes) -> h11.Connection:

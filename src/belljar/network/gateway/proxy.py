@@ -118,7 +118,6 @@ class _Relay:
         self._client, self._half = TcpPipe(client, peer.account), TcpPipe(half)
         self._start = time.monotonic()
         self._observer: Observer | None = Observer(site.bounds.kept_body_bytes)
-        self._numbers: dict[int, int] = {}
         kept = site.bounds.kept_stream_bytes
         self._received, self._sent = _Direction("received", kept), _Direction("sent", kept)
 
@@ -189,9 +188,13 @@ class _Relay:
     def _http_items(self, observer: Observer, way: _Direction, data: bytes) -> list[Item]:
         if way is self._received:
             done = observer.feed_request(data, time.monotonic()) if data else ()
-            return [self._request_item(exchange) for exchange in done if not exchange.is_recorded]
+            return [
+                self._request_item(exchange) for exchange in done if exchange.recorded_bytes is None
+            ]
         # A request that is answered before its end is on record by then
-        first = [each for each in [*observer.unanswered][:1] if not each.is_recorded and data]
+        first = [
+            each for each in [*observer.unanswered][:1] if each.recorded_bytes is None and data
+        ]
         items = [self._request_item(exchange) for exchange in first]
         return items + [self._answer_item(each) for each in observer.feed_answer(data)]
 
@@ -202,7 +205,7 @@ class _Relay:
         for way in (self._received, self._sent):
             way.raw.feed(observer.rest(sent=way is self._sent))
         for exchange in observer.unanswered:
-            if not exchange.is_recorded:
+            if exchange.recorded_bytes is None:
                 items.append(self._request_item(exchange))
             if exchange.answer.head is not None:
                 items.append(self._answer_item(exchange))
@@ -232,12 +235,10 @@ class _Relay:
         return Item(Kind.NETWORK_STREAM, data, bodies)
 
     def _common(self, exchange: PassingExchange) -> dict[str, JsonValue]:
-        number = self._numbers.get(exchange.number)
-        if number is None:
-            number = self._numbers[exchange.number] = next(self._site.numbers)
+        exchange.number = exchange.number or next(self._site.numbers)
         return {
             **self._peer.connection_fields(),
-            "exchange": number,
+            "exchange": exchange.number,
             "stand_in": self._target,
             "between_cells": True,
         }
@@ -246,7 +247,7 @@ class _Relay:
         head, request = exchange.request.head, exchange.request
         if not isinstance(head, h11.Request):
             raise TypeError("an exchange without a request")
-        exchange.is_recorded, exchange.recorded_bytes = True, request.body.total_bytes
+        exchange.recorded_bytes = request.body.total_bytes
         host = next((value for name, value in head.headers if name == b"host"), b"")
         host = host or f"{self._peer.address}:{self._peer.port}".encode()
         url = head.target if b"://" in head.target else b"http://" + host + head.target
@@ -276,8 +277,7 @@ class _Relay:
             **_headers(answer),
             **({} if answer.is_complete else {"reason": "it has no end"}),
         }
-        self._numbers.pop(exchange.number, None)
-        went_on = request.body.total_bytes > exchange.recorded_bytes
+        went_on = request.body.total_bytes > (exchange.recorded_bytes or 0)
         bodies = answer.body.bodies("response") + (request.body.bodies("request") * went_on)
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
 
@@ -286,6 +286,5 @@ _ANSWERS: Final = (h11.Response, h11.InformationalResponse)
 
 
 def _headers(message: PassingMessage) -> dict[str, JsonValue]:
-    fields = () if message.head is None else message.head.headers.raw_items()
-    pairs, dropped = printable_headers(fields)
+    pairs, dropped = printable_headers(message.fields)
     return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}

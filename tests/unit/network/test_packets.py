@@ -1,0 +1,66 @@
+"""The packet record: bounded, in the order of time; what cells send is whole or counted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.pcapng import IN, OUT, packets
+
+from belljar.network.packets import MIN_BYTES, PacketFile
+
+HEADERS_BYTES = 128
+
+
+def add(record: PacketFile, time_ns: int, frame: bytes) -> None:
+    """One frame; the range sends those with an odd time."""
+    record.room[: len(frame)] = frame
+    record.keep(time_ns, len(frame), is_sent=bool(time_ns & 1))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.integers(34, 65536), st.booleans()), max_size=60))
+def test_what_cells_send_is_whole_or_counted(
+    tmp_path_factory: pytest.TempPathFactory, frames: list[tuple[int, bool]]
+) -> None:
+    """However much comes: within the bound, in the order of time. A frame of a cell is whole or
+    counted as dropped; one that the range sent may be cut to its headers, or missing."""
+    path = tmp_path_factory.mktemp("record") / "packets"
+    record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
+    sent = {at * 2 + is_ours: bytes([at]) * size for at, (size, is_ours) in enumerate(frames, 1)}
+    for time_ns, frame in sent.items():
+        add(record, time_ns, frame)
+    record.flush()
+    assert path.stat().st_size <= MIN_BYTES
+    kept = {time_ns: (frame, way) for time_ns, frame, way in packets(path.read_bytes())}
+    assert list(kept) == sorted(kept)
+    for time_ns, (frame, way) in kept.items():
+        assert way == (OUT if time_ns & 1 else IN)
+        whole = sent[time_ns]
+        assert frame == whole or (way == OUT and frame == whole[:HEADERS_BYTES])
+    cells = {time_ns for time_ns in sent if not time_ns & 1}
+    assert record.dropped_packets == len(cells - kept.keys())
+    assert record.packets == len(frames)
+    fits = sum(len(frame) + 64 for frame in sent.values()) < MIN_BYTES // 2
+    assert not fits or {time_ns: frame for time_ns, (frame, _) in kept.items()} == sent
+
+
+def test_answers_leave_room_for_what_cells_send(tmp_path: Path) -> None:
+    """Of a download twice as large as the record, nothing that a cell sent is dropped."""
+    path = tmp_path / "packets"
+    record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), 4 << 20)
+    for at in range(1, 2 * (4 << 20) // 60_000 * 2, 2):
+        add(record, at, bytes(60_000))
+        add(record, at + 1, bytes(66))
+    assert record.dropped_packets == 0
+
+
+def test_what_cannot_be_written_is_an_error() -> None:
+    """No frame goes unrecorded without an error."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OSError, match=r"No space left|Invalid argument"):
+        PacketFile(full, MIN_BYTES)
+    os.close(full)
