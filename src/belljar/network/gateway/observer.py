@@ -204,8 +204,9 @@ def _read_head(way: _Way, parser: h11.Connection) -> _Head | None:
         event = parser.next_event()
     except h11.ProtocolError as error:
         raise NotHttpError from error
-    is_head = isinstance(event, h11.Request | h11.Response | h11.InformationalResponse)
-    if not is_head or event.http_version >= b"2":
+    if not isinstance(event, h11.Request | h11.Response | h11.InformationalResponse):
+        raise NotHttpError
+    if event.http_version >= b"2":
         raise NotHttpError
     del way.waiting[: found.end()]
     way.parser = parser

@@ -84,6 +84,7 @@ class Proxy:
     async def serve(self, sock: socket.socket, peer: Peer) -> None:
         """One connection, from its accepting to its end."""
         key = (*sock.getpeername(), peer.address, peer.port)
+        self._take_halves()  # the connection may have been accepted first
         half, timer = self._halves.pop(key, (None, None))
         if half is None or timer is None:
             peer.account.end_for("the target has not accepted it")
@@ -187,16 +188,13 @@ class _Relay:
 
     def _http_items(self, observer: Observer, way: _Direction, data: bytes) -> list[Item]:
         if way is self._received:
-            done = observer.feed_request(data, time.monotonic()) if data else ()
-            return [
-                self._request_item(exchange) for exchange in done if exchange.recorded_bytes is None
-            ]
-        # A request that is answered before its end is on record by then
-        first = [
-            each for each in [*observer.unanswered][:1] if each.recorded_bytes is None and data
-        ]
-        items = [self._request_item(exchange) for exchange in first]
-        return items + [self._answer_item(each) for each in observer.feed_answer(data)]
+            due = observer.feed_request(data, time.monotonic()) if data else []
+        else:  # a request that is answered before its end is on record by then
+            due = [*observer.unanswered][: 1 if data else 0]
+        items = [self._request_item(each) for each in due if each.recorded_bytes is None]
+        if way is self._sent:
+            items += [self._answer_item(each) for each in observer.feed_answer(data)]
+        return items
 
     def _leave_http(self, observer: Observer) -> list[Item]:
         """What HTTP there was; bytes of no message are a stream's."""
@@ -207,8 +205,7 @@ class _Relay:
         for exchange in observer.unanswered:
             if exchange.recorded_bytes is None:
                 items.append(self._request_item(exchange))
-            if exchange.answer.head is not None:
-                items.append(self._answer_item(exchange))
+            items.append(self._answer_item(exchange))
         return items
 
     def _last_items(self, reason: str) -> list[Item]:
