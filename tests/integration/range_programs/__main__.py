@@ -12,12 +12,12 @@ from pathlib import Path
 
 import anyio
 from tests.integration.range_programs import (
+    between,
     blows,
     ends,
     floods,
     groups,
     ordinary,
-    reading,
     record,
 )
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     scenario, home = sys.argv[1:]
     scenarios = {
         name: run
-        for part in (ordinary, blows, ends, floods, groups, reading, record)
+        for part in (between, ordinary, blows, ends, floods, groups, record)
         for name, run in part.SCENARIOS.items()
     }
     print(json.dumps(anyio.run(scenarios[scenario], Path(home))))

@@ -22,7 +22,7 @@ MAX_BLANKS: Final = 64  # In a row, of a head.
 MAX_UNANSWERED: Final = 64  # Requests of one connection.
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
 _BLANKS: Final = re.compile(rb"[ \t]{%d}" % (MAX_BLANKS + 1))
-_METHOD: Final = re.compile(rb"[A-Za-z-]{1,32}(?: |\Z)")
+_METHOD: Final = re.compile(rb"[A-Z-]{1,32}(?: |\Z)")
 _Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
 
 

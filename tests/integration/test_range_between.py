@@ -1,0 +1,88 @@
+"""Traffic between the cells of a range: what they see of each other, and what is on record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.integration import test_range as ranges
+from tests.integration.range_programs.between import (
+    ANSWER_BYTES,
+    CLOSED,
+    DEAF,
+    ECHO,
+    FULL,
+    FULL_BYTES,
+    RESET,
+    UNNAMED,
+)
+from tests.integration.test_range import Who, installed, who
+
+__all__ = ["installed", "who"]
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+def test_cells_reach_each_others_ports_as_if_directly(who: Who) -> None:
+    """A target sees the client's own address. A closed port refuses at once, as does one that the
+    plan does not name; half an end, an end and a reset pass; a target that reads nothing holds its
+    client back. All of it is on record, each byte before it went on; what no connection had reached
+    nobody.
+    """
+    seen = who.run("between")
+    ranges.assert_gone(seen)
+    assert (seen["before"], seen["up"]) == (["ConnectionRefusedError 111"], True)
+    talked = seen["seen"]
+    assert (talked["got"], talked["peer"]) == (ANSWER_BYTES, True)
+    assert (talked["echo"], talked["half"]) == ("hello", "end")
+    assert talked["full"] == FULL_BYTES
+    assert 0 < talked["deaf"] < 8 << 20
+    assert talked["reset"] == "ConnectionResetError"
+    for port in (CLOSED, UNNAMED):
+        error, took_s = talked[str(port)]
+        assert error == "ConnectionRefusedError"
+        assert took_s < 1
+    assert seen["back"] == ["ConnectionRefusedError 111"]
+    assert (seen["lie"], seen["forged"]) == ("", 0)
+    assert seen["counters"]["forwarded"] == seen["counters"]["packets_not_recorded"] == 0
+    check_web([event for event in seen["events"] if event["kind"].startswith("network.http")])
+    check_streams([event for event in seen["events"] if event["kind"] == "network.stream"])
+    flows = [event for event in seen["events"] if event["kind"] == "network.flow"]
+    refused = {flow["port"] for flow in flows if flow["verdict"] == "refused"}
+    assert UNNAMED in refused
+    assert CLOSED not in refused
+
+
+def check_web(events: list[dict[str, Any]]) -> None:
+    """Each request before its answer; half of one when the range ended."""
+    assert {event["between_cells"] for event in events} == {True}
+    assert {(event["cell"], event["stand_in"]) for event in events} == {("agent", "other")}
+    first, answered, second, again, half, cut = events
+    assert (first["method"], first["url"].split("/")[3], first["bytes"]) == (
+        "POST",
+        "real",
+        100_000,
+    )
+    assert (answered["status"], answered["bytes"]) == (200, ANSWER_BYTES)
+    assert (second["bytes"], second["bodies"]["request"][0]) == (5, "bbbbb")
+    assert (again["status"], again["exchange"]) == (200, second["exchange"])
+    assert (half["complete"], half["bytes"], cut["status"]) == (False, 4, 0)
+
+
+def check_streams(events: list[dict[str, Any]]) -> None:
+    """First bytes piece by piece, each before what answers it; sums at the end."""
+    by_port: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        by_port.setdefault(event["port"], []).append(event)
+    opened, asked, answered, last, closed, *unfinished = by_port[ECHO]
+    assert [event["phase"] for event in (opened, asked, answered, last, closed)] == [
+        *("opened", "data", "data", "data", "closed")
+    ]
+    assert asked["bodies"] == {"received": ["hello", 5, 5]}
+    assert answered["bodies"] == {"sent": ["hello", 5, 5]}
+    assert closed["bodies"] == {"received": ["hello", 5, 5], "sent": ["helloend", 8, 8]}
+    assert unfinished[-1]["reason"] == "the range ended"
+    assert unfinished[-1]["bodies"]["received"][0] == "unfinished"
+    full = by_port[FULL][-1]
+    assert (full["sent_bytes"], full["bodies"]["sent"][1:]) == (FULL_BYTES, [4096, FULL_BYTES])
+    assert by_port[DEAF][-1]["bytes"] < 8 << 20
+    assert by_port[RESET][-1]["reason"] == "cut"
