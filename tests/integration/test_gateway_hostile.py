@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import random
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
 
@@ -111,8 +112,8 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
             400,
             "an upgrade to HTTP/2",
         ),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "HTTP/2 without TLS"),
-        (b"GET / HTTP/3.0\r\n" + HEAD + b"\r\n", 505, "HTTP/2 without TLS"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "another version of HTTP"),
+        (b"GET / HTTP/3.0\r\n" + HEAD + b"\r\n", 505, "another version of HTTP"),
         (b"CONNECT shop.example:80 HTTP/1.1\r\n" + HEAD + b"\r\n", 405, "CONNECT"),
         (b"GET http://evil.example/ HTTP/1.1\r\n" + HEAD + b"\r\n", 421, "Host and target differ"),
         (
@@ -158,6 +159,17 @@ def test_what_can_be_read_in_one_way_only_is_one_request(gateway: Gateway, reque
     request, on record as the stand-in saw it."""
     assert gateway.exchange(request_).count(b"HTTP/1.1 200 ") == 1
     assert len(gateway.owner.of(Kind.NETWORK_HTTP)) == 1
+
+
+def test_prior_knowledge_of_http_2_is_refused_within_tls(gateway: Gateway) -> None:
+    """A client that offers HTTP/2 alone agrees on nothing; its preface is refused, on record."""
+    context = ssl.create_default_context(cafile=str(gateway.authority))
+    context.set_alpn_protocols(["h2"])
+    with context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example") as sock:
+        assert sock.selected_alpn_protocol() is None
+        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        assert read_all(sock).startswith(b"HTTP/1.1 505 ")
+    assert "another version of HTTP" in reason(gateway)
 
 
 def test_a_smuggled_second_request_is_judged_by_itself(gateway: Gateway) -> None:

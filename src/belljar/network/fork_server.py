@@ -37,7 +37,6 @@ PRELOAD: Final = (
     "encodings.latin_1",
     "encodings.utf_8",
     "h11",
-    "h2.connection",
     "hypercorn.asyncio.tcp_server",
     "hypercorn.protocol",
     "stringprep",

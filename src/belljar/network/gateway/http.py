@@ -1,8 +1,8 @@
-"""HTTP/1.1, HTTP/2 and WebSocket: hypercorn's protocols over our pipes, within our bounds.
+"""HTTP/1.1 and WebSocket: hypercorn's protocols over our pipes, within our bounds.
 
 hypercorn's protocols are no public interface: importing this refuses other versions.
-Refused here: a cleartext upgrade to HTTP/2, CONNECT, two framings of one body,
-floods of frames, compressed WebSocket messages.
+Refused here: HTTP/2, also by an upgrade, CONNECT, two framings of one body,
+compressed WebSocket messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from belljar.events import JsonValue, Kind
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, Receive, Scope, Send
 from belljar.network.gateway.http1 import Http1, RefusedRequest, keep_unread, patch_h11
-from belljar.network.gateway.http2 import Http2
 from belljar.network.gateway.middleware import INCOMING, PEER
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
@@ -62,8 +61,6 @@ def hypercorn_config(bounds: Bounds) -> Config:
     """hypercorn's settings: no banner, no log."""
     config = Config()
     config.h11_max_incomplete_size = bounds.head_bytes
-    config.h2_max_concurrent_streams = bounds.h2_streams
-    config.h2_max_header_list_size = bounds.head_bytes
     config.keep_alive_max_requests = bounds.requests_per_connection
     config.websocket_max_message_size = bounds.websocket_message_bytes
     config.max_app_queue_size = APP_QUEUE
@@ -78,7 +75,7 @@ class HttpConnection:
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, app: App, config: Config) -> None:
         self._site, self._peer, self._pipe = site, peer, pipe
         self._app, self._config = app, config
-        self._protocol: Http1 | Http2
+        self._protocol: Http1
         self._arrived = b""
         peer.account.before_end(self._leave)
         self._reader: asyncio.Task[None] | None = None
@@ -121,8 +118,8 @@ class HttpConnection:
 
     async def _serve(self) -> None:
         # Nothing is made for a silent connection.
-        first = self._arrived = b"" if self._pipe.alpn == "h2" else await self._receive()
-        if not first and self._pipe.alpn != "h2":
+        first = self._arrived = await self._receive()
+        if not first:
             return
         try:
             async with TaskGroup(asyncio.get_running_loop()) as group:
@@ -163,13 +160,12 @@ class HttpConnection:
             self._refused = True
             self._site.post(partial(self._refusal, RANGE_ENDED, unparsed))
 
-    def _spoken(self, group: TaskGroup) -> Http1 | Http2:
-        protocol = Http2 if self._pipe.alpn == "h2" else Http1
+    def _spoken(self, group: TaskGroup) -> Http1:
         is_tls = self._peer.hello
         there = (self._peer.address, self._peer.port)
         wrapped = ASGIWrapper(cast("Any", self._answer))
         context = WorkerContext(None)
-        made = protocol(
+        made = Http1(
             wrapped,
             self._config,
             context,
@@ -220,7 +216,6 @@ class HttpConnection:
         elif isinstance(event, RawData):
             with contextlib.suppress(OSError):
                 await self._pipe.send(event.data)
-                self._protocol.sent(len(event.data))
                 return
             self._end()
         elif isinstance(event, Closed):

@@ -106,7 +106,7 @@ class CountedConnection(h11.Connection):
             raise
         taken = self._taken()
         if isinstance(event, h11.Request):
-            self.incoming = Incoming(self._account, taken, event.headers.raw_items(), is_text=True)
+            self.incoming = Incoming(self._account, taken, event.headers.raw_items())
         elif isinstance(event, h11.Data):
             data = bytes(event.data)
             self._around(taken[: len(taken) - len(data)])
@@ -229,9 +229,6 @@ class Http1(H11Protocol):
             if record is not None and (begun := self.stream.buffer.value.getvalue()):
                 record.record_unfinished(begun)
 
-    def sent(self, size: int) -> None:
-        """Counts what was sent."""
-
     async def refuse(self, refused: RefusedRequest) -> None:
         """Answer a request that no stand-in sees."""
         if self._frames is not None:
@@ -274,7 +271,7 @@ class Http1(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         names = [name for name, _ in event.headers]
         if event.http_version not in (b"1.0", b"1.1"):
-            raise RefusedRequest("HTTP/2 without TLS", 505)
+            raise RefusedRequest("another version of HTTP than 1.0 and 1.1", 505)
         if len(names) > self._bounds.headers:
             raise RefusedRequest("too many header fields", 431)
         # RFC 9112 section 6.1: ought to be handled as an error. Two parsers that disagree are
@@ -282,7 +279,7 @@ class Http1(H11Protocol):
         if all(name in names for name in _FRAMED):
             raise RefusedRequest("both Content-Length and Transfer-Encoding")
         if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in event.headers):
-            raise RefusedRequest("an upgrade to HTTP/2 without TLS")
+            raise RefusedRequest("an upgrade to HTTP/2")
         if (
             _is_websocket(event)
             and not Handshake(list(event.headers), event.http_version.decode()).is_valid()

@@ -283,7 +283,7 @@ class Exchange:
         except Refused as refused:
             self._read_all = True
             self._reason = self._reason or refused.reason
-            if self._head is not None and self._scope["http_version"] != "2":
+            if self._head is not None:
                 self._head = {
                     **self._head,
                     "headers": [*self._head.get("headers", ()), (b"connection", b"close")],
@@ -311,8 +311,7 @@ class Exchange:
     def _request_item(self) -> Item:
         self._recorded_bytes = self._request.total_bytes
         incoming = self._incoming
-        sent = incoming.fields if incoming.is_text else self._scope["headers"]
-        headers, dropped = printable_headers(sent)
+        headers, dropped = printable_headers(incoming.fields)
         self._count_body()
         authority, path, query = split_target(self._request_head.target)
         host = authority if authority is not None else b"".join(self._request_head.hosts[:1])
@@ -335,8 +334,7 @@ class Exchange:
         bodies = self._request.bodies("request")
         # The head as it came, unless `data` shows all of it
         if not (origin.isascii() and is_recorded_whole(incoming, data, origin.decode())):
-            head = incoming.head if incoming.is_text else field_lines(incoming.fields)
-            bodies += (body_of("head", head, self._site.bounds.kept_body_bytes),)
+            bodies += (body_of("head", incoming.head, self._site.bounds.kept_body_bytes),)
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self, *, status: int | None) -> Item:
@@ -392,8 +390,7 @@ def refuse(status: int) -> App:
             )
             await send({"type": "websocket.http.response.body", "body": b""})
             return
-        close = [] if scope["http_version"] == "2" else [(b"connection", b"close")]
-        headers = [(b"content-length", b"0"), *close]
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
@@ -411,18 +408,5 @@ def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) 
     if data.get("dropped_headers") or not url.startswith(origin):
         return False
     target = url[len(origin) :].encode()
-    if incoming.is_text:
-        line = b"%s %s HTTP/%s\r\n" % (method, target, str(data["version"]).encode())
-        return incoming.head == line + field_lines(fields) + b"\r\n"
-    # The event's first field is the authority, under the name of `host`.
-    authority = fields[0][1] if fields else b""
-    scheme = origin.partition(":")[0].encode()
-    pseudo = [
-        (b":method", method),
-        (b":scheme", scheme),
-        (b":authority", authority),
-        (b":path", target),
-    ]
-    came = incoming.fields
-    # The order of pseudo-headers is not kept
-    return sorted(came[:4]) == sorted(pseudo) and came[4:] == fields[1:]
+    line = b"%s %s HTTP/%s\r\n" % (method, target, str(data["version"]).encode())
+    return incoming.head == line + field_lines(fields) + b"\r\n"
