@@ -29,13 +29,19 @@ SMALL = Bounds(
 
 
 def reason(gateway: Gateway) -> str:
-    """Why the last request was refused."""
-    gateway.owner.first(Kind.NETWORK_HTTP, verdict="refused")
-    return next(
-        str(item["reason"])
-        for item in gateway.owner.of(Kind.NETWORK_HTTP)
-        if item["verdict"] == "refused"
-    )
+    """Why a request was refused: its head, or its body."""
+
+    def reasons() -> list[str]:
+        kinds = (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
+        return [
+            str(item.get("reason"))
+            for kind in kinds
+            for item in gateway.owner.of(kind)
+            if item.get("reason")
+        ]
+
+    gateway.owner.wait(lambda: bool(reasons()))
+    return reasons()[0]
 
 
 def resident_bytes(gateway: Gateway) -> int:

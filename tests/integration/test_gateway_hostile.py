@@ -73,7 +73,7 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
         (
             b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
             400,
-            "illegal chunk header",
+            "the line of a chunk",
         ),
         (
             b"POST / HTTP/1.1\r\n"
@@ -82,28 +82,28 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
             + b"1" * 30
             + b"\r\n",
             400,
-            "illegal chunk header",
+            "the line of a chunk",
         ),
         (
             b"POST / HTTP/1.1\r\n"
             + HEAD
             + b"Transfer-Encoding: chunked\r\n\r\n3;x="
             + b"y" * 10_000,
-            431,
-            "Receive buffer too long",
+            400,
+            "the line of a chunk",
         ),
         (b"GET / HTTP/1.1\r\n" + HEAD + HEAD + b"\r\n", 400, "multiple Host"),
         (b"GET / HTTP/1.1\r\n\r\n", 400, "Missing mandatory Host"),
         (b"GET / HTTP/1.0\r\n\r\n", 400, "no Host"),
         (b"GET / HTTP/1.1\r\nHost : shop.example\r\n\r\n", 400, "illegal header line"),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\rb\r\n\r\n", 400, "illegal header line"),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\0b\r\n\r\n", 400, "illegal header line"),
-        (b"GET / HTTP/1.1\r\n Host: shop.example\r\n\r\n", 400, "continuation line"),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\rb\r\n\r\n", 400, "a line ends with"),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\0b\r\n\r\n", 400, "a control character"),
+        (b"GET / HTTP/1.1\r\n Host: shop.example\r\n\r\n", 400, "a folded header field"),
         (b"GET /\xff HTTP/1.1\r\n" + HEAD + b"\r\n", 400, "illegal request line"),
         (b"GET / a HTTP/1.1\r\n" + HEAD + b"\r\n", 400, "illegal request line"),
         (b"GET / HTTP/1.1\r\n" + HEAD + b"X: y\r\n" * 30 + b"\r\n", 431, "too many header fields"),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: " + b"y" * 20_000, 431, "Receive buffer too long"),
-        (b"GET /" + b"y" * 20_000, 431, "Receive buffer too long"),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: " + b"y" * 20_000, 431, "the head is over the bound"),
+        (b"GET /" + b"y" * 20_000, 431, "the head is over the bound"),
         (
             b"GET / HTTP/1.1\r\n"
             + HEAD
@@ -124,9 +124,23 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
         (
             b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(50) + b"\r\n\r\n",
             400,
-            "illegal request line",
+            "a control character",
         ),
         (b"SSH-2.0-x\r\n\r\n", 400, "illegal request line"),
+        (GET.replace(b"\r\n", b"\n"), 400, "a line ends with"),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\r\n b\r\n\r\n", 400, "a folded header field"),
+        (
+            b"POST / HTTP/1.1\r\n"
+            + HEAD
+            + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nT: x\r\n\r\n",
+            400,
+            "trailers",
+        ),
+        (
+            b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nabcd",
+            400,
+            "more than one Content-Length",
+        ),
     ],
 )
 def test_what_could_be_read_in_two_ways_is_refused(
@@ -141,24 +155,6 @@ def test_what_could_be_read_in_two_ways_is_refused(
     assert said.startswith(b"HTTP/1.1 %d " % status), said[:200]
     assert said.count(b"HTTP/1.1 ") == 1
     assert why in reason(gateway)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        GET.replace(b"\r\n", b"\n"),
-        b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\r\n b\r\nConnection: close\r\n\r\n",
-        b"POST / HTTP/1.1\r\n"
-        + HEAD
-        + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT:"
-        b" x\r\n\r\n",
-    ],
-)
-def test_what_can_be_read_in_one_way_only_is_one_request(gateway: Gateway, request_: bytes) -> None:
-    """Bare LF, a folded line, chunk extensions and trailers (RFC 9112 sections 2.2, 5.2, 7.1): one
-    request, on record as the stand-in saw it."""
-    assert gateway.exchange(request_).count(b"HTTP/1.1 200 ") == 1
-    assert len(gateway.owner.of(Kind.NETWORK_HTTP)) == 1
 
 
 def test_prior_knowledge_of_http_2_is_refused_within_tls(gateway: Gateway) -> None:

@@ -37,8 +37,6 @@ PRELOAD: Final = (
     "encodings.latin_1",
     "encodings.utf_8",
     "h11",
-    "hypercorn.asyncio.tcp_server",
-    "hypercorn.protocol",
     "stringprep",
     "unicodedata",
     "wsproto",

@@ -150,7 +150,7 @@ class Account:
 class Incoming:
     """A request's bytes, until an exchange records them.
 
-    `head`: as it came. `fields`: as sent. `is_handed`: to an exchange.
+    `head`: as it came. `fields`: as sent. `take_unread`: gives what the stand-in did not receive.
     """
 
     def __init__(self, account: Account, head: bytes, fields: list[tuple[bytes, bytes]]) -> None:
@@ -159,7 +159,7 @@ class Incoming:
         self.head, self.fields = head, fields
         self._pieces: list[bytes] = []
         self._is_claimed = self._is_over = False
-        self.is_handed = False
+        self.take_unread: Callable[[], bytes] = bytes
 
     def came(self, data: bytes) -> None:
         """A piece of the body has come."""
@@ -179,13 +179,6 @@ class Incoming:
         self._is_claimed = True
         self._account.record(len(self.head))
         return len(self.head)
-
-    def take_head(self) -> bytes:
-        """The head of a request without an exchange."""
-        if self._is_claimed or self.is_handed:
-            return b""
-        self._is_claimed = True
-        return self.head
 
     def leave(self) -> None:
         """Give what no exchange takes to the remainder."""
@@ -347,13 +340,6 @@ def postpone(timeout: asyncio.Timeout | None, seconds: float | None) -> None:
     if timeout is not None and not timeout.expired():
         loop = asyncio.get_running_loop()
         timeout.reschedule(None if seconds is None else loop.time() + seconds)
-
-
-def first_error(error: BaseException) -> BaseException:
-    """An error itself, or the first of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def since_ms(start: float) -> float:
