@@ -1,11 +1,11 @@
-"""The gateway against the same application on plain hypercorn, and through mitmdump.
+"""The gateway against the same application on plain uvicorn, and through mitmdump.
 
     python bench/bench_gateway.py [--mitmdump PATH] [--rounds N] [--json]
 
 One ASGI application, one client, loopback, cleartext HTTP/1.1, keep-alive. The gateway judges each
 request and has it in a real ledger (a process of its own, on the disk) before it answers; `guarded`
-looks at it first, for thirty values and credentials, as where a policy blocks; hypercorn and mitmdump
-(a reverse proxy before the same hypercorn) record nothing. They alternate; medians of the rounds.
+looks at it first, for thirty values and credentials, as where a policy blocks; uvicorn and mitmdump
+(a reverse proxy before the same uvicorn) record nothing. They alternate; medians of the rounds.
 `--mitmdump` is the program's path (a virtual environment of its own: its pins are others); without it
 its column is empty.
 """
@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import dns.message
-from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.config import Config
+import uvicorn
 
 from belljar.events import Event
 from belljar.ledger import create_run
@@ -60,12 +59,9 @@ async def application(_scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def plain(fd: int) -> None:
-    """hypercorn, as it comes."""
-    config = Config()
-    config.bind = [f"fd://{fd}"]
-    config.accesslog = config.errorlog = None
-    config.keep_alive_max_requests = 1_000_000
-    asyncio.run(hypercorn_serve(application, config))  # type: ignore[arg-type]
+    """uvicorn, on h11 as the gateway."""
+    config = uvicorn.Config(application, http="h11", loop="asyncio", lifespan="off", log_config=None, access_log=False)  # type: ignore[arg-type]
+    uvicorn.Server(config).run([socket.socket(fileno=fd)])
 
 
 def make(_kind: str, _context: StandInContext) -> App:
@@ -206,7 +202,7 @@ def servers(mitmdump: str | None, scratch: str) -> Iterator[tuple[dict[str, Clie
     with contextlib.ExitStack() as stack:
         app = stack.enter_context(listening())
         stack.enter_context(role("plain", str(app.fileno()), fds=(app.fileno(),)))
-        clients = {"hypercorn": Client("127.0.0.1", app.getsockname()[1])}
+        clients = {"uvicorn": Client("127.0.0.1", app.getsockname()[1])}
         for name, guarded in (("guarded", "yes"), ("gateway", "")):
             http, tcp, udp = (stack.enter_context(s) for s in (listening(), listening(), listening(socket.SOCK_DGRAM)))
             here, there = (stack.enter_context(s) for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -250,10 +246,10 @@ def measured(mitmdump: str | None, rounds: int) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table with ratios to plain hypercorn."""
-    base = found["hypercorn"]
-    print(f"{'':12} {'P50 ms':>8} {'P95 ms':>8} {'POST P50':>8} {'a second':>9}  ratios to hypercorn")
-    for name in ("hypercorn", "gateway", "guarded", "mitmdump"):
+    """A table with ratios to plain uvicorn."""
+    base = found["uvicorn"]
+    print(f"{'':12} {'P50 ms':>8} {'P95 ms':>8} {'POST P50':>8} {'a second':>9}  ratios to uvicorn")
+    for name in ("uvicorn", "gateway", "guarded", "mitmdump"):
         if name in found:
             row = found[name]
             ratios = " ".join(f"{row[k] / base[k]:.2f}" for k in base)

@@ -3,16 +3,19 @@ and whose randomness is a counter's."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
+import socket
 from collections import deque
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import anyio
+import uvicorn
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import App, Ask, StandInContext
@@ -230,3 +233,13 @@ class Client:
             return out
 
         return anyio.run(run)
+
+
+async def serve(app: App, listener: socket.socket, stop: Callable[[], Awaitable[object]]) -> None:
+    """Serve an application by uvicorn until `stop` returns."""
+    config = uvicorn.Config(cast("Any", app), lifespan="off", log_config=None, ws="wsproto")
+    server = uvicorn.Server(config)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve([listener]))
+        await stop()
+        server.should_exit = True

@@ -5,15 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import ssl
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import h2.config
-import h2.connection
-import h2.events
-import h2.exceptions
 import wsproto
 from tests.fakes.gateway import Gateway
 from wsproto.events import Request
@@ -31,85 +25,29 @@ SMALL = Bounds(
     head_bytes=8192,
     headers=20,
     websocket_message_bytes=10_000,
-    h2_control_frames=50,
-    h2_streams=8,
 )
 
 
 def reason(gateway: Gateway) -> str:
-    """Why the last request was refused."""
-    gateway.owner.first(Kind.NETWORK_HTTP, verdict="refused")
-    return next(
-        str(item["reason"])
-        for item in gateway.owner.of(Kind.NETWORK_HTTP)
-        if item["verdict"] == "refused"
-    )
+    """Why a request was refused: its head, or its body."""
+
+    def reasons() -> list[str]:
+        kinds = (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
+        return [
+            str(item.get("reason"))
+            for kind in kinds
+            for item in gateway.owner.of(kind)
+            if item.get("reason")
+        ]
+
+    gateway.owner.wait(lambda: bool(reasons()))
+    return reasons()[0]
 
 
 def resident_bytes(gateway: Gateway) -> int:
     """Memory of the gateway's process."""
     pages = int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-class H2Client:
-    """An HTTP/2 client that says what it is told to."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        context = ssl.create_default_context(cafile=str(gateway.authority))
-        context.set_alpn_protocols(["h2"])
-        self.sock = context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example")
-        self.engine = h2.connection.H2Connection(
-            h2.config.H2Configuration(
-                validate_outbound_headers=False, normalize_outbound_headers=False
-            )
-        )
-        self.engine.initiate_connection()
-        self.send()
-
-    def send(self, data: bytes = b"") -> None:
-        """What the engine has to say, and `data`."""
-        with contextlib.suppress(OSError):
-            self.sock.sendall(self.engine.data_to_send() + data)
-
-    def head(self, stream: int = 1, **changes: str) -> None:
-        """A request's head."""
-        fields = {
-            ":method": "GET",
-            ":scheme": "https",
-            ":authority": "shop.example",
-            ":path": "/",
-        } | {":" + k: v for k, v in changes.items()}
-        self.engine.send_headers(stream, [(k, v) for k, v in fields.items() if v], end_stream=True)
-
-    def events(self, *last: type[h2.events.Event]) -> list[h2.events.Event]:
-        """All that comes until these have come, as often as each is named, or until the gateway
-        closes."""
-        got: list[h2.events.Event] = []
-        with contextlib.suppress(OSError, h2.exceptions.ProtocolError):
-            while not (last and Counter(last) <= Counter(map(type, got))) and (
-                data := self.sock.recv(65536)
-            ):
-                got += self.engine.receive_data(data)
-                self.send()
-        self.sock.close()
-        return got
-
-
-def ended(events: list[h2.events.Event]) -> list[int]:
-    """The error codes of GOAWAY and RST_STREAM among them."""
-    return [
-        int(event.error_code or 0)
-        for event in events
-        if isinstance(event, h2.events.ConnectionTerminated | h2.events.StreamReset)
-    ]
-
-
-def raw_frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    """An HTTP/2 frame."""
-    return (
-        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-    )
 
 
 class WebSocket:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.asgi import serve
+
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import App, Message, StandInContext, StreamApp
 
@@ -133,15 +135,9 @@ async def _awaited(answering: Awaitable[None]) -> None:
 
 @contextmanager
 def served(app: App) -> Iterator[str]:
-    """The app behind hypercorn on loopback, in a thread of its own; gives `127.0.0.1:PORT`."""
-    from hypercorn.asyncio import serve
-    from hypercorn.config import Config
-
+    """The app behind uvicorn on loopback, in a thread of its own; gives `127.0.0.1:PORT`."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = Config()
-    config.bind = [f"fd://{os.dup(listener.fileno())}"]
-    config.errorlog = None
-    with _in_thread(lambda stop: serve(app, config, shutdown_trigger=stop)):  # type: ignore[arg-type]
+    with _in_thread(lambda stop: serve(app, listener, stop)):
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
 

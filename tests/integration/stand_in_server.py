@@ -1,4 +1,4 @@
-"""A stand-in over hypercorn on loopback, as a program: `stand_in_server.py KIND SETTINGS-JSON
+"""A stand-in over uvicorn on loopback, as a program: `stand_in_server.py KIND SETTINGS-JSON
 DIRECTORY`. Writes its port; ends when its standard input does."""
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
-from tests.fakes.asgi import context
+from tests.fakes.asgi import context, serve
 
 from belljar.network.stand_ins import check, make
 
@@ -46,13 +44,11 @@ async def main(kind: str, settings: dict[str, Any], directory: Path) -> None:
     if problems:
         raise SystemExit("\n".join(map(str, problems)))
     listener = socket.create_server(("127.0.0.1", 0))
-    config = Config()
-    config.bind = [f"fd://{listener.fileno()}"]
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, lambda: ended.set() if not os.read(0, 4096) else None)
     print(listener.getsockname()[1], flush=True)
     app = make(kind, context(settings, directory, ask=answer))
-    await serve(cast("Any", app), config, shutdown_trigger=ended.wait)
+    await serve(app, listener, ended.wait)
 
 
 if __name__ == "__main__":

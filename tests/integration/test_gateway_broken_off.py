@@ -7,10 +7,8 @@ import socket
 import struct
 from collections.abc import Iterator
 
-import h2.errors
 import pytest
 from tests.fakes.gateway import OTHER, SHOP, WILD, Gateway, running
-from tests.fakes.gateway_clients import H2Client
 
 from belljar.events import Kind
 
@@ -77,30 +75,3 @@ def test_a_whole_upload_whose_client_is_gone_is_an_attempt(gateway: Gateway) -> 
     gateway.owner.release()
     attempt = gateway.owner.first(Kind.NETWORK_ATTEMPT, what="send")
     assert ("refused" in attempt.data, attempt.bodies[0].content) == (False, b"secret")
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_over_http2(gateway: Gateway, *, whole: bool) -> None:
-    """A stream alone that is reset, and the whole connection: with what had come of the form."""
-    gateway.owner.events.clear()
-    client = H2Client(gateway)
-    fields = {
-        ":method": "POST",
-        ":scheme": "https",
-        ":authority": "shop.example",
-        ":path": "/legacy/",
-    }
-    client.engine.send_headers(
-        1, [*fields.items(), ("content-type", "multipart/form-data; boundary=b")]
-    )
-    client.engine.send_data(1, FORM)
-    client.send()
-    if whole:
-        client.sock.shutdown(socket.SHUT_WR)
-    else:
-        client.engine.reset_stream(1, h2.errors.ErrorCodes.CANCEL)
-        client.send()
-    attempt = gateway.owner.first(Kind.NETWORK_ATTEMPT, what="publish")
-    assert (attempt.data["name"], attempt.data["refused"]) == ("leak", "it broke off")
-    assert [asked["complete"] for asked in gateway.owner.of(Kind.NETWORK_HTTP)] == [False]
-    client.sock.close()

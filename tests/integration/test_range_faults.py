@@ -284,7 +284,7 @@ from importlib.machinery import PathFinder
 class Hiding(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in ("h2", "hypercorn") else PathFinder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in ("uvicorn", "wsproto") else PathFinder.find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 """
@@ -297,11 +297,12 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
     path = f"{tmp_path / 'hooks'}:{os.environ.get('PYTHONPATH', '')}"
     said = refused(host, policy(), code=3, PYTHONPATH=path)
     assert (
-        "a range's network needs the Python modules h2, hypercorn, which are not installed" in said
+        "a range's network needs the Python modules uvicorn, wsproto, which are not installed"
+        in said
     )
     assert "pip install 'belljar-sandbox[network,stand-ins]'" in said
     doctor = host.run("doctor", "--no-prove", PYTHONPATH=path).stdout.decode()
-    assert "the Python modules h2, hypercorn" in doctor
+    assert "the Python modules uvicorn, wsproto" in doctor
 
 
 def test_a_fork_server_that_can_not_import_says_what() -> None:

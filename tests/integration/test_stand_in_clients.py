@@ -1,4 +1,4 @@
-"""Real clients against stand-ins over hypercorn on loopback: what they speak is what the stand-ins
+"""Real clients against stand-ins over uvicorn on loopback: what they speak is what the stand-ins
 answer. Programs that aren't installed are skipped by name."""
 
 from __future__ import annotations

@@ -340,21 +340,27 @@ MAX_APP_FILES: Final = 10_000
 SERVER: Final = "/opt/server.zip"
 APP: Final = "/opt/app.zip"
 APP_DIRECTORY: Final = "/srv/app"
-_PACKAGES: Final = ("hypercorn", "h11", "h2", "hpack", "hyperframe", "priority", "wsproto")
+_PACKAGES: Final = ("uvicorn", "click", "h11", "wsproto")
 _BOOT: Final = f"""\
-import sys, zipfile
+import socket, sys, zipfile
 zipfile.ZipFile("{APP}").extractall("{APP_DIRECTORY}")
 sys.path[:0] = ["{SERVER}", "{APP_DIRECTORY}"]
-from hypercorn.__main__ import main
-sys.exit(main(sys.argv[1:]))
+import uvicorn
+app, *ports = sys.argv[1:]
+socks = []
+for port in map(int, ports):
+    socks.append(socket.create_server(("0.0.0.0", port), backlog=1024))
+    print("serving at port", socks[-1].getsockname()[1], flush=True)
+config = uvicorn.Config(app, http="h11", ws="wsproto", loop="asyncio", log_level="info")
+uvicorn.Server(config).run(socks)
 """
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def serving_command(stand_in: StandInPlan) -> list[str]:
     """What runs in the target cell. Pure."""
-    binds = [word for port in stand_in.ports for word in ("--bind", f"0.0.0.0:{port.number}")]
-    return ["python3", "-c", _BOOT, str(stand_in.settings["app"]), *binds]
+    ports = [str(port.number) for port in stand_in.ports]
+    return ["python3", "-c", _BOOT, str(stand_in.settings["app"]), *ports]
 
 
 def server_archive() -> bytes:

@@ -29,7 +29,7 @@ _UNKNOWN_HINT: Final = (
 )
 _USUAL_OPEN_FILES: Final = 1 << 20
 NETWORK_MODULES: Final = (
-    *("h11", "h2", "hypercorn", "wsproto"),
+    *("h11", "uvicorn", "wsproto"),
     *("asyncssh", "dulwich", "jinja2", "packaging"),
 )
 """Import names of the extras `network` and `stand-ins`."""

@@ -64,7 +64,7 @@ class Refusal(StrEnum):
 class RequestHead:
     """The head of one HTTP request.
 
-    `hosts`: all values of `Host` (HTTP/2: `:authority` and `host`).
+    `hosts`: all values of `Host`.
     """
 
     method: str

@@ -15,9 +15,7 @@ from belljar.units import printable
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
-ORDINARY: Final = frozenset(
-    {"h2_settings", "h2_window_update", "h2_priority", "hpack", "tls", "tls_nonce", "ws_mask"}
-)
+ORDINARY: Final = frozenset({"tls", "tls_nonce", "ws_mask"})
 """Kinds of the remainder that any client has."""
 # Counters of `range.destroyed` that are missing evidence.
 _COUNTED_LOST: Final = {

@@ -19,7 +19,8 @@ HEAVY = (
     "anyio",
     "rich",
     "inspect_ai",
-    "hypercorn",
+    "uvicorn",
+    "wsproto",
     "dulwich",
 )
 

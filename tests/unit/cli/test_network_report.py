@@ -87,7 +87,7 @@ def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> No
         "connection": 1,
         "phase": "closed",
     }
-    kinds = {"h2_settings": 18, "h1_trailer": 4}
+    kinds = {"ws_mask": 18, "h1_trailer": 4}
     whole = {
         "received_bytes": 22,
         "remainder_bytes": 22,
@@ -98,7 +98,7 @@ def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> No
     lines = story(line(Kind.NETWORK_CONNECTION, **place, **sizes, **whole, remainder=kinds))
     told = "\n".join(network_lines(judged(lines), "RUN"))
     assert "in the events network.connection: h1_trailer 4" in told
-    assert "h2_settings" not in told
+    assert "ws_mask" not in told
 
 
 def test_how_a_request_is_known_is_told() -> None:

@@ -20,13 +20,13 @@ def test_the_versions_are_those_that_python_imports(tmp_path: Path) -> None:
     expected = {name: installed[name].version for name in LIBRARIES if name in installed}
     assert library_versions() == expected
     for place, name in (
-        ("a", "H2-1.0.dist-info"),
-        ("b", "h2-2.0.dist-info"),
+        ("a", "H11-1.0.dist-info"),
+        ("b", "h11-2.0.dist-info"),
         ("b", "ruamel.yaml-0.5.dist-info"),
     ):
         (tmp_path / place / name).mkdir(parents=True)
     path = [str(tmp_path / place) for place in ("none", "a", "b")]
-    assert library_versions(path) == {"h2": "1.0", "ruamel-yaml": "0.5"}
+    assert library_versions(path) == {"h11": "1.0", "ruamel-yaml": "0.5"}
 
 
 def test_a_runs_record_has_them(tmp_path: Path) -> None:

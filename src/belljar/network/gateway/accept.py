@@ -12,16 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from hypercorn.config import Config
-
 from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED
 from belljar.network.gateway.config import Listeners
 from belljar.network.gateway.dns_server import DnsServer
-from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
 from belljar.network.gateway.proxy import Proxy
+from belljar.network.gateway.server import HttpConnection
 from belljar.network.gateway.site import RANGE_ENDED, Account, Peer, Site, connection_item
 from belljar.network.gateway.stream import Stream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
@@ -41,7 +39,6 @@ class Front:
     def __init__(self, site: Site, terminator: Terminator, group: asyncio.TaskGroup) -> None:
         self._site, self._terminator, self._group = site, terminator, group
         self._http = Middleware(site)
-        self._config: Config = hypercorn_config(site.bounds)
         self._dns = DnsServer(site, group)
         self._open: Counter[str] = Counter()
         self._of_cell: Counter[str] = Counter()
@@ -236,4 +233,4 @@ class Front:
         if stream is not None:
             await Stream(self._site, peer, pipe, verdict.stand_in, verdict.protocol).run(stream)
         else:
-            await HttpConnection(self._site, peer, pipe, self._http, self._config).run()
+            await HttpConnection(self._site, peer, pipe, self._http).run()

@@ -43,9 +43,7 @@ class Bounds:
     # A connection without a request, a WebSocket or stream without a byte: closed.
     idle_timeout_s: float = 60.0
     connection_timeout_s: float = 3600.0  # A connection's whole life: closed.
-    # A request's head: 431. HTTP/2 (the block, compressed, and the list, as RFC 9113 section 6.5.2
-    # counts it): the connection is closed.
-    head_bytes: int = 64 << 10
+    head_bytes: int = 64 << 10  # A request's head: 431.
     headers: int = 128  # Fields of a request's head: 431.
     body_bytes: int = 64 << 20  # A request's body: 413, and the connection is closed.
     body_wait_s: float = 20.0  # Between two pieces of a request's body: closed.
@@ -59,13 +57,7 @@ class Bounds:
     bodies_bytes: int = 128 << 20
     # One message, never compressed: the connection is closed, code 1009.
     websocket_message_bytes: int = 1 << 20
-    h2_streams: int = 64  # Open on a connection: refused by the protocol (RFC 9113 section 5.1.2).
-    # Frames that are neither a request's nor filled DATA, beyond `h2_control_frames_per_request`
-    # for each answered request and one for each KiB sent: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487,
-    # CVE-2019-9512 to 9518).
-    h2_control_frames: int = 200
-    h2_control_frames_per_request: int = 16
-    # Received and in no event but the connection's: chunk extensions, trailers, other frames,
+    # Received and in no event but the connection's: chunk extensions, trailers, control frames,
     # masks, what TLS does not decrypt. Closed above this and what was earned: 64 bytes for each
     # record and 1/32 of recorded and sent bytes. An ordinary client takes less than 1 KiB.
     remainder_bytes: int = 16 << 10

@@ -1,317 +1,211 @@
-"""HTTP/1.1, and WebSocket after its upgrade: hypercorn's protocol on a parser whose bytes are
-counted.
+"""Reads HTTP/1.1 requests from bytes, by h11's public interface; pure.
 
-hypercorn's `H11Protocol` and h11's buffer are no public interface: see
-`belljar.network.gateway.http`.
+h11 is given whole heads and canonical bodies alone: what two parsers could read in two ways is
+refused before, and h11 reads all the rest in linear time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-import sys
-from collections.abc import Awaitable, Callable
-from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import h11
-from h11 import _abnf, _readers
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.protocol.ws_stream import Handshake, WSStream
-from hypercorn.typing import ConnectionState
 
-from belljar.errors import HostError
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.middleware import INCOMING, MESSAGES, WEBSOCKET
-from belljar.network.gateway.site import Account, Incoming
-from belljar.network.gateway.websocket import WebSocketFrames, WebSocketRecord
+from belljar.network.gateway.middleware import RefusedRequestError
+from belljar.network.gateway.site import Account
 
-_BLANKS: Final = r"[ \t]*"
-
-
-def patch_h11() -> None:
-    """Make h11's header expression linear, for the whole process.
-
-    h11 (0.16) backtracks over blanks after a colon: 60,000 and a NUL take 15 s.
-    A possessive match takes the same fields. Raises `HostError` for another h11.
-    """
-    if _BLANKS not in _abnf.header_field:
-        raise HostError(
-            "the installed h11 reads header fields in a way that is not known here",
-            where="network",
-            hint="pip install --upgrade 'belljar-sandbox[network]'",
-        )
-    expression = _abnf.header_field.replace(_BLANKS, f"{_BLANKS}+")
-    _readers.header_field_re = re.compile(expression.encode("ascii"))
-
-
-def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
-    """Drop unread data of a closing stream: hypercorn would wait."""
-    put = getattr(stream, "app_put", None)
-    if put is not None:
-        queue: asyncio.Queue[Any] = put.__self__
-        while queue.full():
-            queue.get_nowait()
-
-
-def keep_unread(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
-    """Lift the queue's bound: the end never waits."""
-    put = getattr(stream, "app_put", None)
-    if put is not None:
-        put.__self__._maxsize = 0
-
-
-_FRAMED: Final = (b"content-length", b"transfer-encoding")
-# Around a chunk's data: the end of the one before, a size, the end of all. A size follows from the
-# length if its letters have one case and no zero leads.
-_CHUNK: Final = re.compile(
-    rb"(?:\r\n)?(?:(?P<size>[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?"
+# RFC 9112 sections 2.2 and 5.2, RFC 9110 section 5.5.
+_AMBIGUOUS: Final = re.compile(
+    rb"(?P<line>\r(?!\n|\Z)|(?<!\r)\n)|(?P<fold>\r\n[ \t])"
+    rb"|(?P<control>[\0-\x08\x0b\x0c\x0e-\x1f\x7f])"
 )
+_PROBLEMS: Final = {
+    "line": "a line ends with a bare CR or LF",
+    "fold": "a folded header field",
+    "control": "a control character in the head",
+}
+_HEAD_END: Final = b"\r\n\r\n"
+_LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
+# The line of a chunk, and what may become one: first in a body, and behind another chunk.
+_FIRST_LINE: Final = (
+    re.compile(rb"([0-9A-Fa-f]{1,16})\r\n"),
+    re.compile(rb"(?:[0-9A-Fa-f]{1,16}\r?)?"),
+)
+_NEXT_LINE: Final = (
+    re.compile(rb"\r\n([0-9A-Fa-f]{1,16})\r\n"),
+    re.compile(rb"(?:\r(?:\n(?:[0-9A-Fa-f]{1,16}\r?)?)?)?"),
+)
+_MAX_LINE_BYTES: Final = 20
+_CANONICAL_LINE: Final = re.compile(rb"(?:\r\n)?(?:(?:[1-9a-f][0-9a-f]*|0)\r\n)?")
 
 
-_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
+    """Return why these bytes of a head are refused, or ""; what is before `start` was looked at."""
+    found = _AMBIGUOUS.search(data, max(0, start - 3), stop)
+    if found is not None:
+        return _PROBLEMS[str(found.lastgroup)]
+    return "no request line" if data[:1] in (b" ", b"\t", b"\r") else ""
 
 
-class RefusedRequest(Exception):  # noqa: N818 - a verdict on a request
-    """A request that no stand-in sees."""
+def request_problem(request: h11.Request, head: bytes, max_fields: int) -> tuple[str, int] | None:
+    """Return why a head that h11 takes is refused, with the status, or None."""
+    fields = list(request.headers)
+    lengths = _LENGTH.findall(head)  # h11 merges equal ones
+    is_coded = any(name == b"transfer-encoding" for name, _ in fields)
+    if request.http_version not in (b"1.0", b"1.1"):
+        return "another version of HTTP than 1.0 and 1.1", 505
+    if len(fields) > max_fields:
+        return "too many header fields", 431
+    if len(lengths) > 1 or any(b"," in length for length in lengths):
+        return "more than one Content-Length", 400
+    # Parsers disagree about these, which is request smuggling (RFC 9112 section 6.1).
+    if is_coded and (lengths or request.http_version == b"1.0"):
+        return "both Content-Length and Transfer-Encoding, or the latter in HTTP/1.0", 400
+    if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in fields):
+        return "an upgrade to HTTP/2", 400
+    return None
 
-    def __init__(self, reason: str, status: int = 400) -> None:
-        super().__init__(reason)
-        self.status = status
+
+def is_websocket(request: h11.Request) -> bool:
+    """Return whether a request asks for a WebSocket (RFC 6455 section 4.2.1)."""
+    fields = dict(request.headers)
+    words = [word.strip() for word in fields.get(b"connection", b"").lower().split(b",")]
+    wanted = fields.get(b"upgrade", b"").strip().lower()
+    return request.method == b"GET" and b"upgrade" in words and wanted == b"websocket"
 
 
-class CountedConnection(h11.Connection):
-    """h11's parser, with its taken bytes accounted for."""
+class BodyGate:
+    """Says how many bytes belong to a request's body, whose framing has to be canonical."""
 
-    def __init__(self, account: Account, max_head_bytes: int) -> None:
-        super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
-        self._account = account
-        self._held = bytearray()
-        self._refused = self._cr = self._of_chunk = b""
-        self._is_upper: bool | None = None
-        self.incoming: Incoming | None = None
+    def __init__(self, request: h11.Request) -> None:
+        fields = dict(request.headers)
+        self._is_chunked = b"transfer-encoding" in fields
+        self._is_last = False
+        self._line = _FIRST_LINE
+        self.left = 0 if self._is_chunked else int(fields.get(b"content-length", b"0"))
+        self.is_over = not self._is_chunked and not self.left
+        self.lines: list[bytes] = []
+        """The admitted bytes around the data of chunks."""
 
-    def receive_data(self, data: bytes) -> None:
-        """See h11."""
-        self._held += data
-        super().receive_data(data)
+    def admit(self, buffer: bytes | bytearray) -> int:
+        """Return how many bytes at the front may be parsed. Raises `RefusedRequestError`."""
+        at = 0
+        while not self.is_over:
+            step = min(self.left, len(buffer) - at)
+            at, self.left = at + step, self.left - step
+            if self.left:
+                break
+            line = self._admit_line(bytes(buffer[at : at + _MAX_LINE_BYTES]))
+            at += len(line)
+            if not line:
+                break
+            self.lines.append(line)
+        return at
 
-    def next_event(self) -> Any:  # noqa: ANN401 - h11's events and its sentinels
-        """See h11."""
-        try:
-            event = super().next_event()
-        except h11.RemoteProtocolError:
-            self._refused += self._taken()
-            raise
-        taken = self._taken()
-        if isinstance(event, h11.Request):
-            self.incoming = Incoming(self._account, taken, event.headers.raw_items(), is_text=True)
-        elif isinstance(event, h11.Data):
-            data = bytes(event.data)
-            self._around(taken[: len(taken) - len(data)])
-            if event.chunk_end:
-                self.end_chunk(is_whole=True)
-            if self.incoming is not None:
-                self.incoming.came(data)
-            return h11.Data(data=data, chunk_start=event.chunk_start, chunk_end=event.chunk_end)
-        else:
-            self._around(taken)
-        return event
-
-    def _taken(self) -> bytes:
-        size = len(self._held) - len(self._receive_buffer)
-        if not size:
+    def _admit_line(self, rest: bytes) -> bytes:
+        if not self._is_chunked:
+            self.is_over = True
             return b""
-        taken = bytes(self._held[:size])
-        del self._held[:size]
-        return taken
-
-    def _around(self, taken: bytes) -> None:
-        """Pieces around a chunk's data, maybe a lone CR."""
-        found = _CHUNK.fullmatch(self._cr + taken)
-        self._cr = b"\r" if taken == b"\r" else b""
-        if self._cr:
-            self._account.frame(1)
-        elif found is None or not self._is_of_one_case(found["size"] or b""):
-            self._account.remain("chunked", taken)
-        elif found["size"] in (None, b"0"):
-            self._account.frame(len(taken))
-        else:
-            self._of_chunk = taken
-
-    def _is_of_one_case(self, size: bytes) -> bool:
-        """Whether letters have this connection's first case."""
-        if size.isdigit() or not size:
-            return True
-        if self._is_upper is None:
-            self._is_upper = size.isupper()
-        return size.isupper() == self._is_upper
-
-    def end_chunk(self, *, is_whole: bool) -> None:
-        """A whole chunk's size follows from its data."""
-        if is_whole:
-            self._account.frame(len(self._of_chunk))
-        else:
-            self._account.remain("chunked", self._of_chunk)
-        self._of_chunk = b""
-
-    def take_held(self) -> bytes:
-        """What h11 has not taken."""
-        held = bytes(self._held)
-        self._held.clear()
-        return held
-
-    def take_unclaimed(self) -> bytes:
-        """A refused head, and what was not parsed."""
-        head = b"" if self.incoming is None else self.incoming.take_head()
-        found = head + self._refused + self.take_held()
-        self._refused = b""
-        return found
+        if self._is_last:
+            if not b"\r\n".startswith(rest[:2]):
+                raise RefusedRequestError("trailers", 400)
+            self.is_over = len(rest) >= 2
+            return rest[:2] if self.is_over else b""
+        whole, begun = self._line
+        found = whole.match(rest)
+        if found is None and not begun.fullmatch(rest):
+            raise RefusedRequestError("the line of a chunk has more than its size", 400)
+        if found is None:
+            return b""
+        self._line = _NEXT_LINE
+        self.left = int(found[1], 16)
+        self._is_last = not self.left
+        return found[0]
 
 
-class Http1(H11Protocol):
-    """HTTP/1.1, and WebSocket after its upgrade."""
+class RequestParser:
+    """Reads one request after the other, each with an h11 connection of its own."""
 
-    _on_refused: Callable[[str], Awaitable[None]]
-    _bounds: Bounds
-
-    def guard(
-        self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account
-    ) -> None:
-        """`on_refused`: awaited before a refusal leaves."""
-        self._on_refused, self._bounds, self._account = on_refused, bounds, account
-        self._counted = CountedConnection(account, bounds.head_bytes)
-        self.connection = self._counted
-        self._frames: WebSocketFrames | None = None
+    def __init__(self, bounds: Bounds, account: Account) -> None:
+        self._bounds, self._account = bounds, account
+        self._scanned = 0
+        self._gate: BodyGate | None = None
+        self.http = h11.Connection(h11.SERVER)
+        self.held = bytearray()
+        """What came and was not parsed."""
 
     @property
-    def awaits_head(self) -> bool:
-        """Whether a head comes next."""
-        return self.stream is None
+    def is_body_over(self) -> bool:
+        """Return whether all of the open request was parsed."""
+        return self.http.their_state not in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
 
-    @property
-    def has_unparsed(self) -> bool:
-        """Whether a fragment has come."""
-        return isinstance(self.connection, h11.Connection) and bool(
-            self.connection.trailing_data[0]
-        )
+    def next_request(self) -> tuple[h11.Request, bytes] | None:
+        """Return the next request and its head, once it is whole. Raises `RefusedRequestError`."""
+        found = self.held.find(_HEAD_END, max(0, self._scanned - 3))
+        stop = len(self.held) if found < 0 else found + len(_HEAD_END)
+        if problem := head_problem(self.held, self._scanned, stop):
+            raise RefusedRequestError(problem, 400)
+        if stop > self._bounds.head_bytes:
+            raise RefusedRequestError("the head is over the bound", 431)
+        self._scanned = stop
+        if found < 0:
+            return None
+        head = bytes(self.held[:stop])
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._bounds.head_bytes)
+        self.http.receive_data(head)
+        request = self._next_event()
+        if problem_and_status := request_problem(request, head, self._bounds.headers):
+            raise RefusedRequestError(*problem_and_status)
+        del self.held[:stop]
+        self._scanned = 0
+        self._gate = BodyGate(request)
+        if self._gate.is_over:
+            self._next_event()  # the end, by which h11 knows that another request may follow
+        return request, head
 
-    def take_unclaimed(self) -> bytes:
-        """Received bytes that are in no event."""
-        return self._counted.take_unclaimed()
+    def next_data(self) -> bytes | None:
+        """Return what has come of the open request's body, or None before more has come.
 
-    take_refused = take_unclaimed
+        Raises `RefusedRequestError`.
+        """
+        if self._gate is None or self.is_body_over:
+            return b""
+        pending = len(self._gate.lines)
+        try:
+            size = self._gate.admit(self.held)
+        except RefusedRequestError:
+            del self._gate.lines[pending:]  # they are still held
+            raise
+        if size:
+            self.http.receive_data(bytes(self.held[:size]))
+            del self.held[:size]
+            self._account_for_lines(self._gate)
+        data = []
+        while isinstance(event := self._next_event(), h11.Data):
+            data.append(bytes(event.data))
+        return b"".join(data) if data or self.is_body_over else None
+
+    def _next_event(self) -> Any:  # noqa: ANN401 - h11's events and its sentinels
+        try:
+            return self.http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise RefusedRequestError(str(error), error.error_status_hint) from None
+
+    def _account_for_lines(self, gate: BodyGate) -> None:
+        """A chunk's line follows from its data once these are whole, if it is canonical."""
+        whole = gate.lines[: len(gate.lines) - (gate.left > 0)]
+        for line in whole:
+            if _CANONICAL_LINE.fullmatch(line):
+                self._account.frame(len(line))
+            else:
+                self._account.remain("chunked", line)
+        del gate.lines[: len(whole)]
 
     def leave(self) -> None:
-        """Give what is left to the remainder."""
-        if self._counted.incoming is not None:
-            self._counted.incoming.leave()
-        self._counted.end_chunk(is_whole=False)
-        self._account.remain("unparsed", self._counted.take_unclaimed())
-        if self._frames is not None:
-            self._frames.leave()
-
-    def abandon(self) -> None:
-        """Take no more of an answer."""
-        if self.stream is not None:
-            self.stream.closed = True
-
-    @property
-    def open_streams(self) -> list[Any]:
-        """Streams of unanswered requests."""
-        return [self.stream]
-
-    def record_unfinished_message(self) -> None:
-        """Record an incomplete WebSocket message."""
-        if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
-            record: WebSocketRecord | None = cast("Any", self.stream.scope)["state"].get(WEBSOCKET)
-            if record is not None and (begun := self.stream.buffer.value.getvalue()):
-                record.record_unfinished(begun)
-
-    def sent(self, size: int) -> None:
-        """Counts what was sent."""
-
-    async def refuse(self, refused: RefusedRequest) -> None:
-        """Answer a request that no stand-in sees."""
-        if self._frames is not None:
-            await self._on_refused(str(refused))
-            return
-        await self._send_error_response(refused.status)
-
-    async def handle(self, event: Event) -> None:
-        """As hypercorn, but end an oversized WebSocket."""
-        if isinstance(event, RawData) and self._frames is not None:
-            # Bytes behind a WebSocket's handshake; before it is accepted there are no frames
-            if isinstance(self.stream, WSStream) and self.stream.handshake.accepted:
-                self._frames.feed(event.data)
-            else:
-                self._account.remain("outside_websocket", event.data)
-        await super().handle(event)
-        buffer = getattr(self.stream, "buffer", None)
-        if buffer is not None and buffer.length > buffer.max_length:
-            await self.send(Closed())
-
-    async def _close_stream(self) -> None:
-        make_room(self.stream)
-        await super()._close_stream()
-
-    async def _send_error_response(self, status_code: int) -> None:
-        await self._on_refused(str(sys.exception() or "malformed"))
-        await super()._send_error_response(status_code)
-
-    async def _send_h11_event(self, event: Any) -> None:  # noqa: ANN401 - h11's events
-        """botocore takes a 100 without a reason for the answer."""
-        if isinstance(event, h11.Response | h11.InformationalResponse) and not event.reason:
-            event = type(event)(
-                status_code=event.status_code,
-                headers=event.headers.raw_items(),
-                http_version=event.http_version,
-                reason=_PHRASES.get(event.status_code, b""),
-            )
-        await super()._send_h11_event(event)
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        names = [name for name, _ in event.headers]
-        if event.http_version not in (b"1.0", b"1.1"):
-            raise RefusedRequest("HTTP/2 without TLS", 505)
-        if len(names) > self._bounds.headers:
-            raise RefusedRequest("too many header fields", 431)
-        # RFC 9112 section 6.1: ought to be handled as an error. Two parsers that disagree are
-        # request smuggling.
-        if all(name in names for name in _FRAMED):
-            raise RefusedRequest("both Content-Length and Transfer-Encoding")
-        if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in event.headers):
-            raise RefusedRequest("an upgrade to HTTP/2 without TLS")
-        if (
-            _is_websocket(event)
-            and not Handshake(list(event.headers), event.http_version.decode()).is_valid()
-        ):
-            raise RefusedRequest("a WebSocket's handshake that is not one")
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        """Agree to no extension: compressed messages could be bombs."""
-        plain = [
-            (name, value) for name, value in request.headers if name != b"sec-websocket-extensions"
-        ]
-        if len(plain) != len(request.headers):
-            request = h11.Request(method=request.method, target=request.target, headers=plain)
-        state = {**self.connection_state, INCOMING: self._counted.incoming}
-        if self._counted.incoming is not None:
-            self._counted.incoming.is_handed = True
-        if _is_websocket(request):
-            self._frames = state[MESSAGES] = WebSocketFrames(self._account)
-            self._account.remain("outside_websocket", self._counted.take_held())
-        self.connection_state = ConnectionState(state)
-        await super()._create_stream(request)
-
-
-def _is_websocket(request: h11.Request) -> bool:
-    """As hypercorn sees it: the last field counts."""
-    fields = {name: value.lower() for name, value in request.headers}
-    words = [word.strip() for word in fields.get(b"connection", b"").split(b",")]
-    return (
-        request.method.upper() == b"GET"
-        and b"upgrade" in words
-        and fields.get(b"upgrade", b"") == b"websocket"
-    )
+        """Give what is in no request to the remainder."""
+        for line in [] if self._gate is None else self._gate.lines:
+            self._account.remain("chunked", line)
+        self._gate = None
+        self._account.remain("unparsed", bytes(self.held))
+        self.held.clear()

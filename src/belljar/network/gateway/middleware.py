@@ -71,6 +71,8 @@ class Middleware:
         except asyncio.CancelledError:
             exchange.cut(RANGE_ENDED if site.is_ending else "the connection ended")
             raise
+        except ClientGoneError:
+            exchange.cut(RANGE_ENDED if site.is_ending else "the connection ended")
         except Exception as error:  # noqa: BLE001
             # A stand-in's fault ends its exchange, not the gateway.
             await exchange.fail(f"the stand-in failed: {type(error).__name__}", 500)
@@ -104,7 +106,7 @@ class Exchange:
         self._counted_bytes = 0
         self._answered = False
         self._reason: str = self.verdict.reason
-        self._refused: Refused | None = None
+        self._refused: RefusedRequestError | None = None
         self._has_begun = False
         self._websocket: WebSocketRecord | None = None
 
@@ -144,7 +146,7 @@ class Exchange:
             receive_body = replayed(scanned, self._receive_for_app)
         try:
             await app(scope, receive_body, self._send)
-        except Refused as refused:
+        except RefusedRequestError as refused:
             self._refused = refused
         if self._refused is not None:
             await self.fail(self._refused.reason, self._refused.status)
@@ -194,10 +196,8 @@ class Exchange:
             return
         self._answered = True
         self._reason = reason
-        # What has come and waits for the stand-in to read it
-        queue = getattr(self._upstream, "__self__", None)
-        while self._websocket is None and isinstance(queue, asyncio.Queue) and not queue.empty():
-            self._take(queue.get_nowait().get("body", b""))
+        if self._websocket is None:
+            self._take(self._incoming.take_unread())
         if self._recorded_bytes is None:
             self._site.post(self._request_item)
         status = None if self._websocket is None else self._websocket.status
@@ -207,7 +207,7 @@ class Exchange:
         """A refused request is a disconnect to the stand-in."""
         try:
             return await self._receive()
-        except Refused as refused:
+        except RefusedRequestError as refused:
             self._refused = refused
             self._read_all = True
             return {"type": "http.disconnect"}
@@ -219,12 +219,12 @@ class Exchange:
         declared = next((value for name, value in fields if name == b"content-length"), b"")
         is_length = declared.isdigit() and len(declared) < 20
         if is_length and int(declared) > self._site.bounds.body_bytes:
-            raise Refused("the body is over the bound", 413)
+            raise RefusedRequestError("the body is over the bound", 413)
         try:
             async with asyncio.timeout(self._site.bounds.body_wait_s):
                 message = await self._upstream()
         except TimeoutError:
-            raise Refused("the body stalled", 408) from None
+            raise RefusedRequestError("the body stalled", 408) from None
         if message["type"] == "http.request":
             data = message.get("body", b"")
             self._take(data)
@@ -233,12 +233,12 @@ class Exchange:
             self._site.bodies_bytes += len(data)
             if self._site.bodies_bytes > bounds.bodies_bytes:
                 self._site.hit("bodies_bytes")
-                raise Refused("the bodies of all requests are over the bound", 503)
+                raise RefusedRequestError("the bodies of all requests are over the bound", 503)
             if total > (bounds.body_bytes if self.verdict.allowed else bounds.kept_body_bytes):
-                raise Refused("the body is over the bound", 413)
+                raise RefusedRequestError("the body is over the bound", 413)
             late = time.monotonic() - self._start - bounds.body_wait_s
             if late > 0 and total < late * bounds.body_bytes_per_s:
-                raise Refused("the body is too slow", 408)
+                raise RefusedRequestError("the body is too slow", 408)
             if not message.get("more_body", False):
                 self._complete = self._read_all = True
                 await self._record_request()
@@ -280,10 +280,10 @@ class Exchange:
         try:
             while not self._read_all:
                 await self._receive()
-        except Refused as refused:
+        except RefusedRequestError as refused:
             self._read_all = True
             self._reason = self._reason or refused.reason
-            if self._head is not None and self._scope["http_version"] != "2":
+            if self._head is not None:
                 self._head = {
                     **self._head,
                     "headers": [*self._head.get("headers", ()), (b"connection", b"close")],
@@ -311,8 +311,7 @@ class Exchange:
     def _request_item(self) -> Item:
         self._recorded_bytes = self._request.total_bytes
         incoming = self._incoming
-        sent = incoming.fields if incoming.is_text else self._scope["headers"]
-        headers, dropped = printable_headers(sent)
+        headers, dropped = printable_headers(incoming.fields)
         self._count_body()
         authority, path, query = split_target(self._request_head.target)
         host = authority if authority is not None else b"".join(self._request_head.hosts[:1])
@@ -335,8 +334,7 @@ class Exchange:
         bodies = self._request.bodies("request")
         # The head as it came, unless `data` shows all of it
         if not (origin.isascii() and is_recorded_whole(incoming, data, origin.decode())):
-            head = incoming.head if incoming.is_text else field_lines(incoming.fields)
-            bodies += (body_of("head", head, self._site.bounds.kept_body_bytes),)
+            bodies += (body_of("head", incoming.head, self._site.bounds.kept_body_bytes),)
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self, *, status: int | None) -> Item:
@@ -361,8 +359,12 @@ class Exchange:
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
 
 
-class Refused(Exception):  # noqa: N818 - a verdict on a request
-    """Ends an exchange with a status; a stand-in may raise it."""
+class ClientGoneError(OSError):
+    """The client has left, so that nothing more can be sent to it."""
+
+
+class RefusedRequestError(Exception):
+    """Ends an exchange or a connection with a status; a stand-in may raise it."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -392,8 +394,7 @@ def refuse(status: int) -> App:
             )
             await send({"type": "websocket.http.response.body", "body": b""})
             return
-        close = [] if scope["http_version"] == "2" else [(b"connection", b"close")]
-        headers = [(b"content-length", b"0"), *close]
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
@@ -411,18 +412,5 @@ def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) 
     if data.get("dropped_headers") or not url.startswith(origin):
         return False
     target = url[len(origin) :].encode()
-    if incoming.is_text:
-        line = b"%s %s HTTP/%s\r\n" % (method, target, str(data["version"]).encode())
-        return incoming.head == line + field_lines(fields) + b"\r\n"
-    # The event's first field is the authority, under the name of `host`.
-    authority = fields[0][1] if fields else b""
-    scheme = origin.partition(":")[0].encode()
-    pseudo = [
-        (b":method", method),
-        (b":scheme", scheme),
-        (b":authority", authority),
-        (b":path", target),
-    ]
-    came = incoming.fields
-    # The order of pseudo-headers is not kept
-    return sorted(came[:4]) == sorted(pseudo) and came[4:] == fields[1:]
+    line = b"%s %s HTTP/%s\r\n" % (method, target, str(data["version"]).encode())
+    return incoming.head == line + field_lines(fields) + b"\r\n"

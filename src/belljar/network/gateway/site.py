@@ -31,14 +31,14 @@ from belljar.signals.values import Channel
 REMAINDER_EXCEEDED: Final = "too many bytes outside of requests, messages and streams"
 # So much of the remainder has its own event while the connection goes on.
 PART_BYTES: Final = 32 << 10
-KEPT_BYTES: Final = 64 << 10  # Of one such event: above `PART_BYTES` by more than one HTTP/2 frame.
+KEPT_BYTES: Final = 64 << 10  # Of one such event: above `PART_BYTES` by more than one TLS record.
 # A WebSocket message has a mask of 4 bytes, a request priorities and pings.
 EARNED_PER_RECORD_BYTES: Final = 64
 # One byte in so many: a window update of 13 bytes comes every KiB at most.
 EARNED_SHARE: Final = 32
 
 # Not counted in the bound: what an ordinary client still sends of a refused or answered request's
-# body. HTTP/2: its window; HTTP/1.1: pieces that wait for the application.
+# body: pieces that wait for the application.
 LATE_BODY_BYTES: Final = 512 << 10
 LATE_BODY: Final = "late_body"
 
@@ -60,8 +60,7 @@ class Account:
         self._records = self._requests = 0
         self._start = time.monotonic()
         self._kinds: Counter[str] = Counter()
-        # The remainder since the event before, and its decoded fields.
-        self._unrecorded: dict[str, Capture] = {}
+        self._unrecorded: Capture | None = None  # The remainder since the event before.
         self._holders: list[Callable[[], None]] = []
 
     def before_end(self, leave: Callable[[], None]) -> None:
@@ -91,14 +90,9 @@ class Account:
             return
         self.remainder_bytes += len(data)
         self._kinds[kind] += len(data)
-        self._keep("remainder", data)
-
-    def show_fields(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
-        """Decoded fields whose encoding remains."""
-        self._keep("fields", field_lines(fields))
-
-    def _keep(self, name: str, data: bytes) -> None:
-        self._unrecorded.setdefault(name, Capture(max_kept_bytes=KEPT_BYTES)).feed(data)
+        if self._unrecorded is None:
+            self._unrecorded = Capture(max_kept_bytes=KEPT_BYTES)
+        self._unrecorded.feed(data)
 
     def end_for(self, reason: str) -> None:
         """Why it ends; the first reason counts."""
@@ -121,12 +115,12 @@ class Account:
     @property
     def is_part_due(self) -> bool:
         """Whether the remainder is to be recorded now."""
-        return any(part.total_bytes >= PART_BYTES for part in self._unrecorded.values())
+        return self._unrecorded is not None and self._unrecorded.total_bytes >= PART_BYTES
 
     @property
     def has_unrecorded(self) -> bool:
         """Whether some remainder has no event yet."""
-        return bool(self._unrecorded) or self.missing_bytes > 0
+        return self._unrecorded is not None or self.missing_bytes > 0
 
     def item(self, place: dict[str, JsonValue], *, closed: bool) -> Item:
         """The event since the one before. `place`: cell and address."""
@@ -148,28 +142,24 @@ class Account:
             "duration_ms": since_ms(self._start),
             **({"remainder": dict(self._kinds)} if self._kinds else {}),
         }
-        parts, self._unrecorded = self._unrecorded, {}
-        names = [name for name in ("remainder", "fields") if name in parts]
-        bodies = tuple(body for name in names for body in parts[name].bodies(name))
-        return Item(Kind.NETWORK_CONNECTION, data, bodies)
+        part, self._unrecorded = self._unrecorded, None
+        bodies = () if part is None else part.bodies("remainder")
+        return Item(Kind.NETWORK_CONNECTION, data, tuple(bodies))
 
 
 class Incoming:
     """A request's bytes, until an exchange records them.
 
-    `head`: as it came; HTTP/2: compressed. `fields`: as sent.
-    `is_text`: `head` is comparable with its record. `is_handed`: to an exchange.
+    `head`: as it came. `fields`: as sent. `take_unread`: gives what the stand-in did not receive.
     """
 
-    def __init__(
-        self, account: Account, head: bytes, fields: list[tuple[bytes, bytes]], *, is_text: bool
-    ) -> None:
+    def __init__(self, account: Account, head: bytes, fields: list[tuple[bytes, bytes]]) -> None:
         self._account = account
         account.begin_request()
-        self.head, self.fields, self.is_text = head, fields, is_text
+        self.head, self.fields = head, fields
         self._pieces: list[bytes] = []
         self._is_claimed = self._is_over = False
-        self.is_handed = False
+        self.take_unread: Callable[[], bytes] = bytes
 
     def came(self, data: bytes) -> None:
         """A piece of the body has come."""
@@ -190,13 +180,6 @@ class Incoming:
         self._account.record(len(self.head))
         return len(self.head)
 
-    def take_head(self) -> bytes:
-        """The head of a request without an exchange."""
-        if self._is_claimed or self.is_handed:
-            return b""
-        self._is_claimed = True
-        return self.head
-
     def leave(self) -> None:
         """Give what no exchange takes to the remainder."""
         if self._is_over:
@@ -205,8 +188,6 @@ class Incoming:
         if not self._is_claimed:
             self._is_claimed = True
             self._account.remain("head", self.head)
-            if not self.is_text:
-                self._account.show_fields(self.fields)
         for piece in self._pieces:
             self._account.remain(LATE_BODY, piece)
         # A connection may have a thousand requests.
@@ -359,13 +340,6 @@ def postpone(timeout: asyncio.Timeout | None, seconds: float | None) -> None:
     if timeout is not None and not timeout.expired():
         loop = asyncio.get_running_loop()
         timeout.reschedule(None if seconds is None else loop.time() + seconds)
-
-
-def first_error(error: BaseException) -> BaseException:
-    """An error itself, or the first of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def since_ms(start: float) -> float:

@@ -17,7 +17,7 @@ from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, postpone, since_ms
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
@@ -63,7 +63,9 @@ class Stream:
             raise
         except Exception as error:  # noqa: BLE001
             # A stand-in's fault, or the peer's, ends its connection, not the gateway.
-            reason = _reason_of(first_error(error))
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            reason = _reason_of(error)
         finally:
             self._site.post(partial(self._end_item, reason))
             await self._pipe.close()

@@ -22,7 +22,7 @@ from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import MAX_NAME_BYTES, split_target
 from belljar.network.gateway.context import Receive, Scope, Send
-from belljar.network.gateway.middleware import Refused, refuse
+from belljar.network.gateway.middleware import RefusedRequestError, refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe, until_ready
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_HEADER_CHARS,
@@ -37,7 +37,8 @@ from belljar.plan.network import DIAL_BYTES, StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
 HANDSHAKE_BYTES: Final = 256 << 10
-MAX_HEAD_BYTES: Final = 64 << 10
+# Of an answer. h11 takes the square of this for blanks that a control character follows: 1 s.
+MAX_HEAD_BYTES: Final = 16 << 10
 SPENT: Final = "the upstream's budget is used up"
 # RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
 HOP_BY_HOP: Final = frozenset(
@@ -156,7 +157,7 @@ class Upstream:
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `middleware.Refused`, also amid an answer."""
+        """Raises `RefusedRequestError`, also amid an answer."""
         if scope["type"] != "http":
             await refuse(403)(scope, receive, send)
             return
@@ -182,9 +183,9 @@ class Upstream:
                     "stand_in": self._id,
                 }
                 self._site.reporter.post(Item(Kind.LIMIT_HIT, limit))
-            raise Refused(SPENT, 502) from None
+            raise RefusedRequestError(SPENT, 502) from None
         except TimeoutError:
-            raise Refused("the upstream took too long", 504) from None
+            raise RefusedRequestError("the upstream took too long", 504) from None
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or "it failed"
             raise _refused("TLS with the upstream", why) from None
@@ -203,7 +204,7 @@ class Upstream:
             sock = await self._site.reporter.dial(self._host, port, self._id)
         except TooManyQuestions:
             self._site.hit("dials")
-            raise Refused("not dialled: too many are being dialled", 503) from None
+            raise RefusedRequestError("not dialled: too many are being dialled", 503) from None
         except ValueError as error:
             raise _refused("not dialled", str(error)) from None
         wait_s = self._site.bounds.upstream_wait_s
@@ -223,7 +224,7 @@ class Upstream:
         query = scope["query_string"]
         _, path, query = split_target(scope["raw_path"] + (b"?" + query if query else b""))
         if problem := rewritten(scope["headers"], query, body, self._methods):
-            raise Refused(problem, 400)
+            raise RefusedRequestError(problem, 400)
         left_out = _OURS | METHOD_OVERRIDES
         headers = [
             pair
@@ -260,8 +261,8 @@ class Upstream:
         await self._site.record(lambda: Item(Kind.NETWORK_ATTEMPT, data, bodies))
 
 
-def _refused(what: str, why: str, status: int = 502) -> Refused:
-    return Refused(f"{what}: {printable_text(why, 200)}", status)
+def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
+    return RefusedRequestError(f"{what}: {printable_text(why, 200)}", status)
 
 
 def canonical_field(name: bytes) -> bytes:

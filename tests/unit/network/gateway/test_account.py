@@ -93,7 +93,7 @@ def test_the_bound_grows_with_what_is_recorded() -> None:
 def test_a_late_body_counts_only_beyond_the_window() -> None:
     """512 KiB of each request that was answered before its body came."""
     account = Account(free_bytes=100)
-    incoming = Incoming(account, b"head", [], is_text=True)
+    incoming = Incoming(account, b"head", [])
     incoming.leave()
     incoming.came(bytes(LATE_BODY_BYTES))
     assert not account.is_over
@@ -106,8 +106,8 @@ def test_a_late_body_counts_only_beyond_the_window() -> None:
 
 
 def test_a_request_that_is_over_holds_no_memory() -> None:
-    """A connection of HTTP/2 has a thousand requests, with heads of 64 KiB."""
-    incoming = Incoming(Account(), bytes(64 << 10), [(b"x", bytes(64 << 10))], is_text=False)
+    """A connection has a thousand requests, with heads of 64 KiB."""
+    incoming = Incoming(Account(), bytes(64 << 10), [(b"x", bytes(64 << 10))])
     assert incoming.claim_head() == 64 << 10
     incoming.leave()
     assert (incoming.head, incoming.fields) == (b"", [])

@@ -36,8 +36,8 @@ def test_what_is_no_bound_is_refused(data: dict[str, object]) -> None:
 def test_the_plan_s_bounds_are_taken() -> None:
     """What the plan says stands; what it doesn't say is the table's."""
     plan = NetworkBounds(connections=7, header_timeout_s=1.5, body_bytes=99)
-    bounds = Bounds.of(plan, h2_streams=3)
-    assert (bounds.connections, bounds.head_timeout_s, bounds.body_bytes, bounds.h2_streams) == (
+    bounds = Bounds.of(plan, farewell_s=3)
+    assert (bounds.connections, bounds.head_timeout_s, bounds.body_bytes, bounds.farewell_s) == (
         7,
         1.5,
         99,

@@ -64,7 +64,7 @@ def leaf_of(authority: Authority, name: str) -> x509.Certificate:
 
 
 def test_a_leaf_is_taken_by_who_trusts_the_authority(tmp_path: Path) -> None:
-    """For exactly its name, over TLS 1.3, with HTTP/2 offered."""
+    """For exactly its name, over TLS 1.3."""
     authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
     client = shaken(authority, authority.context("shop.example", http=True), "shop.example")
     assert client.version() == "TLSv1.3"

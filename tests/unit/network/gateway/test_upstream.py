@@ -20,7 +20,7 @@ from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, as_stand_in
-from belljar.network.gateway.middleware import Refused
+from belljar.network.gateway.middleware import RefusedRequestError
 from belljar.network.gateway.reporter import TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.upstream import (
@@ -154,7 +154,7 @@ def run(scene: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the scene gives
 
 def refused(asker: Asker, path: str = "/", **options: Any) -> tuple[int, str]:  # noqa: ANN401 - of `ask`
     """Status and reason of a refusal."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedRequestError) as caught:
         run(lambda: asker.ask(path, **options))
     return caught.value.status, caught.value.reason
 
@@ -505,7 +505,7 @@ def test_the_budget_holds_over_many_at_once(tmp_path: Path) -> None:
         async def one() -> None:
             try:
                 ended.append(await asker.ask("/large"))
-            except Refused as error:
+            except RefusedRequestError as error:
                 ended.append(error)
 
         async def scene() -> None:
@@ -514,7 +514,7 @@ def test_the_budget_holds_over_many_at_once(tmp_path: Path) -> None:
                     tasks.create_task(one())
 
         run(scene)
-    whole = [answer for answer in ended if not isinstance(answer, Refused)]
+    whole = [answer for answer in ended if not isinstance(answer, RefusedRequestError)]
     assert asker.spent() == 200_000
     assert len(whole) <= 2
     assert len(ended) == 12
