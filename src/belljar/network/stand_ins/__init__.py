@@ -37,7 +37,7 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
     "pypi": ("email.message", "encodings.cp437", "encodings.utf_8_sig"),
     "npm": ("encodings.utf_8_sig",),
     "debian": ("cryptography.hazmat.primitives.asymmetric.ed25519", "zstandard"),
-    "git": ("dulwich.index", "dulwich.midx", "dulwich.object_store", "dulwich.refs", "mmap"),
+    "git": ("dulwich.midx", "mmap"),
 }
 
 

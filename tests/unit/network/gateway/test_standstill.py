@@ -11,7 +11,7 @@ import pytest
 
 from belljar.network.gateway.main import is_stand_in_code
 
-STAND_IN = "belljar.network.stand_ins.git.packs"
+STAND_IN = "belljar.network.stand_ins.git_store"
 GATEWAY = "belljar.network.gateway.reporter"
 
 
