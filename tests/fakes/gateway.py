@@ -53,7 +53,7 @@ class Owner:
         self.ended: GatewayNotice | None = None
         self.problem = ""
         self._changed = threading.Condition()
-        self._held = False
+        self._held, self._heartbeats = False, 0
         self._unacknowledged: list[int] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -90,6 +90,9 @@ class Owner:
             return
         if isinstance(said, GatewayNotice) and said.kind == ALIVE:
             self._send(encode_ack(said.id))
+            with self._changed:
+                self._heartbeats += 1
+                self._changed.notify_all()
             return
         if said is None:
             return
@@ -140,6 +143,12 @@ class Owner:
             came = self._changed.wait_for(lambda: self.problem or until(), DEADLINE_S)
         assert not self.problem, self.problem
         assert came, [(event.kind, event.data) for event in self.events]
+
+    def hears_heartbeat(self, within_s: float) -> bool:
+        """Whether the gateway says within so long that its loop turns."""
+        with self._changed:
+            known = self._heartbeats
+            return self._changed.wait_for(lambda: self._heartbeats > known, within_s)
 
     def of(self, kind: Kind) -> list[dict[str, Any]]:
         """The data of the events of a kind so far."""

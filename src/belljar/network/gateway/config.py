@@ -88,10 +88,8 @@ class Bounds:
     dns_tcp_queries: int = 100  # On one connection: closed.
     # For a stand-in whose client has gone, to record what it was: then it is ended.
     farewell_s: float = 1.0
-    # How long a stand-in may block the loop: then the exchange fails (500). Well below the owner's
-    # heartbeat timeout.
-    standstill_s: float = 12.0
-    alive_every_s: float = 5.0  # How often the owner hears that the loop turns.
+    # How often the owner hears that the loop turns: a stand-in that blocks it ends the range.
+    alive_every_s: float = 5.0
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
 
     @classmethod
