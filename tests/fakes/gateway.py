@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from belljar.dataclass import json_of
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GatewayConfig
@@ -309,7 +310,7 @@ def running(
             "-W",
             "error",
             str(Path(__file__).with_name("gateway_main.py")),
-            json.dumps(config.to_json()),
+            json.dumps(json_of(config)),
             json.dumps(fds),
         ],
         pass_fds=[there.fileno(), *(sock.fileno() for sock in (*tcp.values(), *rest.values()))],

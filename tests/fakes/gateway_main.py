@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import Any
 
+from belljar.dataclass import from_json
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
@@ -160,7 +161,7 @@ def reply_to(message: Message) -> Message:
 def main() -> None:
     """Serves on the descriptors that argv names: `{"events", "dns_udp", "dns_tcp", "sink", "tcp":
     {port: fd}}`."""
-    config = GatewayConfig.from_json(json.loads(sys.argv[1]))
+    config = from_json(GatewayConfig, json.loads(sys.argv[1]))
     fds = json.loads(sys.argv[2])
     tcp = {int(port): socket.socket(fileno=fd) for port, fd in fds["tcp"].items()}
     for sock in tcp.values():

@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import BinaryIO, Final, NoReturn
 
 from belljar.capture import body_of
+from belljar.dataclass import from_json
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.network import ipc
 from belljar.network.capture import conversations
@@ -284,8 +285,8 @@ def run_reader(fds: list[int], parent: int) -> NoReturn:
     )
     events = seen_exchanges(
         [os.fdopen(fd, "rb", BUFFER_BYTES) for fd in fds[3:]],
-        RangeLayout.from_json(document["layout"]),
-        NetworkPlan.from_json(document["network"]),
+        from_json(RangeLayout, document["layout"]),
+        from_json(NetworkPlan, document["network"]),
         range_id=str(document["range"]),
         budget=Budget(**document["budget"]),
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from belljar.dataclass import from_json
 from belljar.network import ipc
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.config import GatewayConfig, Listeners
@@ -28,7 +29,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     events, supervisor = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(events, fds[3])
     document = ipc.from_file(fds[2])
-    config = GatewayConfig.from_json(document["config"])
+    config = from_json(GatewayConfig, document["config"])
     random.seed()
     # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel
     # is within no limit of a process.

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.dataclass import json_of
 from belljar.errors import BelljarError, LedgerError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation import cgroup
@@ -136,8 +137,8 @@ class Task:
         """In the reader's process, which has the files."""
         return {
             "range": self.range_id,
-            "layout": self.layout.to_json(),
-            "network": self.network.to_json(),
+            "layout": json_of(self.layout),
+            "network": json_of(self.network),
             "budget": asdict(self.budget),
             "processor_s": self.processor_s,
             "memory_bytes": self.memory_bytes,
