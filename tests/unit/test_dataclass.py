@@ -198,7 +198,7 @@ def test_threads_may_use_a_class_at_once() -> None:
     assert found == [(True, True, True)] * 80
 
 
-class Colour(enum.Enum):
+class Colour(enum.StrEnum):
     """Of an enumeration."""
 
     RED = "red"
