@@ -8,6 +8,8 @@ It generates every method but comparisons, and all of a class that isn't plain.
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict as asdict
@@ -15,7 +17,7 @@ from dataclasses import field as field
 from dataclasses import fields as fields
 from dataclasses import replace as replace
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +66,48 @@ def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
     if isinstance(value, Mapping):
         return {str(key): json_of(item) for key, item in sorted(value.items())}
     return [json_of(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotations of fields say
+    """Return the inverse of `json_of`, by the types of the fields.
+
+    Raises `ValueError`, `KeyError` or `TypeError`: an unknown field, a lacking one, another type.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in {typing.Union, types.UnionType}:
+        options = [option for option in inner if option is not types.NoneType]
+        if value is None and len(options) < len(inner):
+            return None
+        # Of several types, as of JSON values, none can be told from the others.
+        return from_json(options[0], value) if len(options) == 1 else value
+    names = field_names(kind)
+    is_object = bool(names) or origin in {Mapping, dict}
+    wanted: Any = list if origin is tuple else dict if is_object else object
+    if not isinstance(value, wanted):
+        raise TypeError(f"{value!r} is no {wanted.__name__}")
+    if origin is tuple:
+        return tuple(from_json(inner[0], item) for item in value)
+    if origin in {Mapping, dict}:
+        return {from_json(inner[0], key): from_json(inner[1], value[key]) for key in value}
+    if origin is typing.Literal:
+        if value not in inner:
+            raise ValueError(f"{value!r} is none of {inner}")
+        return value
+    if names:
+        if unknown := value.keys() - set(names):
+            raise KeyError(min(unknown))
+        hints = _hints(kind)
+        return kind(**{name: from_json(hints[name], item) for name, item in value.items()})
+    if kind is typing.Any or issubclass(kind, (Enum, PurePath)):
+        return value if kind is typing.Any else kind(value)
+    if type(value) is not kind and (kind, type(value)) != (float, int):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 _PSEUDO_FIELDS: Final = ("ClassVar", "InitVar", "KW_ONLY")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from belljar.dataclass import json_of
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GatewayConfig
@@ -53,7 +54,7 @@ class Owner:
         self.ended: GatewayNotice | None = None
         self.problem = ""
         self._changed = threading.Condition()
-        self._held = False
+        self._held, self._heartbeats = False, 0
         self._unacknowledged: list[int] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -90,6 +91,9 @@ class Owner:
             return
         if isinstance(said, GatewayNotice) and said.kind == ALIVE:
             self._send(encode_ack(said.id))
+            with self._changed:
+                self._heartbeats += 1
+                self._changed.notify_all()
             return
         if said is None:
             return
@@ -140,6 +144,12 @@ class Owner:
             came = self._changed.wait_for(lambda: self.problem or until(), DEADLINE_S)
         assert not self.problem, self.problem
         assert came, [(event.kind, event.data) for event in self.events]
+
+    def hears_heartbeat(self, within_s: float) -> bool:
+        """Whether the gateway says within so long that its loop turns."""
+        with self._changed:
+            known = self._heartbeats
+            return self._changed.wait_for(lambda: self._heartbeats > known, within_s)
 
     def of(self, kind: Kind) -> list[dict[str, Any]]:
         """The data of the events of a kind so far."""
@@ -300,7 +310,7 @@ def running(
             "-W",
             "error",
             str(Path(__file__).with_name("gateway_main.py")),
-            json.dumps(config.to_json()),
+            json.dumps(json_of(config)),
             json.dumps(fds),
         ],
         pass_fds=[there.fileno(), *(sock.fileno() for sock in (*tcp.values(), *rest.values()))],

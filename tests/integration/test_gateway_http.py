@@ -4,7 +4,6 @@ answered."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import ssl
 from collections.abc import Iterator
@@ -151,17 +150,17 @@ def test_a_stand_in_that_fails_fails_alone(gateway: Gateway) -> None:
     assert b" 200 " in gateway.exchange(GET % b"/")
 
 
-def test_a_stand_in_that_would_never_end_is_ended(tmp_path: Path) -> None:
-    """Hostile texts that take for ever fail their own exchanges, on record; the gateway goes on, so
-    its range does. Many at once take hardly longer than one."""
-    with running(tmp_path, standstill_s=0.5) as gateway, contextlib.ExitStack() as stack:
-        asking = [stack.enter_context(gateway.connect("http")) for _ in range(20)]
-        for sock in asking:
-            sock.sendall(GET % b"/spin")
-        assert all(b" 500 " in read_all(sock) for sock in asking)
-        reasons = [data["reason"] for data in gateway.owner.of(Kind.NETWORK_HTTP_ANSWERED)]
-        assert reasons == ["the stand-in failed: Standstill"] * len(asking)
-        assert b" 200 " in gateway.exchange(GET % b"/")
+def test_a_stand_in_that_never_ends_stops_the_heartbeat(tmp_path: Path) -> None:
+    """Its owner hears of no further turn of the loop, and ends the range as of any part that hangs
+    (`test_a_part_that_hangs_ends_the_range`); until then nobody gets an answer."""
+    with running(tmp_path, alive_every_s=0.05) as gateway, gateway.connect("http") as sock:
+        assert all(gateway.owner.hears_heartbeat(20) for _ in range(5))
+        sock.sendall(GET % b"/spin")
+        assert not all(gateway.owner.hears_heartbeat(1) for _ in range(20))
+        with gateway.connect("http") as other:
+            other.sendall(GET % b"/")
+            assert not gateway.owner.hears_heartbeat(1)
+        assert gateway.owner.of(Kind.NETWORK_HTTP_ANSWERED) == []
 
 
 def test_an_absolute_target_reaches_the_stand_in_as_a_path(gateway: Gateway) -> None:

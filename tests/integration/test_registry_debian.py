@@ -130,12 +130,12 @@ def test_apt_installs_with_dependencies(repository: str, tmp_path: Path) -> None
 
 
 def test_without_the_key_apt_refuses(repository: str, tmp_path: Path) -> None:
-    """The signature means something; `trusted=yes` does without, for a flat source too."""
+    """The signature means something; `trusted=yes` does without."""
     root = make_root(tmp_path / "root")
     sources = root / "etc/apt/sources.list"
     sources.write_text(f"deb {repository} stable main\n")
     assert "not signed" in apt(root, "update").stderr
-    sources.write_text(f"deb [trusted=yes] {repository} ./\n")
+    sources.write_text(f"deb [trusted=yes] {repository} stable main\n")
     updated = apt(root, "update")
     assert updated.returncode == 0, updated.stderr
     downloaded = apt(root, "install", "-y", "--download-only", "wanted=1.0")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import inspect
+import json
 import pickle
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, from_json, json_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,3 +196,55 @@ def test_threads_may_use_a_class_at_once() -> None:
         for thread in threads:
             thread.join()
     assert found == [(True, True, True)] * 80
+
+
+class Colour(enum.StrEnum):
+    """Of an enumeration."""
+
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A field of each kind that documents have."""
+
+    late: Late
+    many: tuple[Late, ...] = ()
+    place: Path | None = None
+    colour: Colour = Colour.RED
+    weights: Mapping[Colour, float] = dataclasses.field(default_factory=dict)
+    mode: Literal["a", "b"] = "a"
+    free: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def test_what_json_holds_becomes_the_same_again() -> None:
+    """Through text and back, with every type restored."""
+    late = Late(name="x", limits=(1, 2))
+    whole = Whole(
+        late=late, many=(late,), place=Path("/p"), weights={Colour.RED: 1}, free={"a": [None]}
+    )
+    assert from_json(Whole, json.loads(json.dumps(json_of(whole)))) == whole
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"more": 1},
+        {"late": None},
+        {"late": {}},
+        {"late": {"name": 1}},
+        {"late": {"name": ""}},
+        {"late": {"name": "x", "limits": "12"}},
+        {"late": {"name": "x", "limits": [True]}},
+        {"many": {}},
+        {"place": 3},
+        {"colour": "blue"},
+        {"weights": []},
+        {"weights": {"red": "1"}},
+        {"mode": "c"},
+    ],
+)
+def test_what_is_no_such_value_is_refused(wrong: dict[str, Any]) -> None:
+    """Nothing unknown is taken, and no value of another type."""
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        from_json(Whole, {"late": {"name": "x"}, **wrong})

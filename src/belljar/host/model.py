@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from belljar.dataclass import dataclass, json_of
+from belljar.dataclass import dataclass, from_json, json_of
 
 
 class KvmState(StrEnum):
@@ -205,24 +205,6 @@ class HostFacts:
     def from_json(cls, data: Mapping[str, Any]) -> HostFacts:
         """Inverse of `to_json`. Raises `ValueError`."""
         try:
-            return typing.cast(HostFacts, _typed(cls, data))
+            return typing.cast("HostFacts", from_json(cls, data))
         except (TypeError, KeyError, AttributeError) as exc:
             raise ValueError(f"these are no host facts: {exc}") from exc
-
-
-def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - whatever the annotation says
-    if is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        unknown = set(value) - {item.name for item in fields(kind)}
-        if unknown:
-            raise KeyError(sorted(unknown)[0])
-        return kind(**{name: _typed(hints[name], item) for name, item in value.items()})
-    origin = typing.get_origin(kind)
-    if origin is tuple:
-        return tuple(_typed(typing.get_args(kind)[0], item) for item in value)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(value)
-    expected = kind if isinstance(kind, type) and origin is None else dict
-    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} is no {kind}")
-    return dict(value) if isinstance(value, dict) else value

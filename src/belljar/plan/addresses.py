@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from ipaddress import IPv4Address, IPv4Network
-from typing import Any, Final
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Final
 
 from belljar.errors import HostError
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan
@@ -90,23 +90,6 @@ class RangeLayout:
                 return port
         raise KeyError(name)
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RangeLayout:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError`, `TypeError`."""
-        return cls(
-            prefix=str(IPv4Network(data["prefix"])),
-            resolver=_address(data["resolver"]),
-            names=tuple(_checked(NameAddress(**item)) for item in data["names"]),
-            catch_all=None if data["catch_all"] is None else _address(data["catch_all"]),
-            cells=tuple(_checked(CellPort(**item)) for item in data["cells"]),
-            sink_port=None if data["sink_port"] is None else int(data["sink_port"]),
-            proxy_port=None if data["proxy_port"] is None else int(data["proxy_port"]),
-        )
-
 
 def lay_out(
     network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]
@@ -153,15 +136,6 @@ def lay_out(
         sink_port=sink_port,
         proxy_port=next(free_ports) if network.reached_cells else None,
     )
-
-
-def _checked(item: Any) -> Any:  # noqa: ANN401 - NameAddress or CellPort
-    _address(item.address)
-    return item
-
-
-def _address(value: object) -> str:
-    return str(IPv4Address(str(value)))
 
 
 def _stream(random_bytes: bytes, purpose: str) -> Iterator[int]:

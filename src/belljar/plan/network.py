@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import asdict, dataclass, field, fields, replace
+from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.plan.jail import GroupLimits
 from belljar.policy.guarding import ALL_PORTS, OWN_CELL, SERVICE_PORTS, DecoySpec
@@ -81,28 +81,6 @@ class StandInPlan:
         """Whether both cells name networks, and none in common."""
         return bool(self.networks and other.networks) and self.networks.isdisjoint(other.networks)
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        directory = None if self.directory is None else str(self.directory)
-        return {**asdict(self), "directory": directory}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StandInPlan:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError`, `TypeError`."""
-        directory = data["directory"]
-        return cls(
-            id=str(data["id"]),
-            kind=str(data["kind"]),
-            names=tuple(str(name) for name in data["names"]),
-            ports=tuple(
-                PortPlan(number=int(port["number"]), protocol=str(port["protocol"]))
-                for port in data["ports"]
-            ),
-            settings=dict(data["settings"]),
-            directory=None if directory is None else Path(directory),
-            all_ports=bool(data["all_ports"]),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
@@ -122,18 +100,6 @@ class UpstreamPlan:
     def id(self) -> str:
         """Its `NameAddress.stand_in`; stand-ins' ids have no colon."""
         return f"upstream:{self.host}"
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> UpstreamPlan:
-        """From JSON values. Raises as `StandInPlan.from_json`."""
-        return cls(
-            host=str(data["host"]),
-            ports=tuple(int(port) for port in data["ports"]),
-            methods=tuple(str(method) for method in data["methods"]),
-            budget_bytes=int(data["budget_bytes"]),
-            run_budget_bytes=int(data["run_budget_bytes"]),
-            reason=str(data["reason"]),
-        )
 
 
 GATEWAY_OTHER_FILES: Final = 256
@@ -187,14 +153,6 @@ class NetworkBounds:
     """100 is one core; the gateway has one thread."""
     group_processes: int = 32
     """Likewise of processes and threads."""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NetworkBounds:
-        """The inverse of `asdict`. Raises `ValueError` for an unknown name."""
-        unknown = set(data) - {item.name for item in fields(cls)}
-        if unknown:
-            raise ValueError(f"there is no such bound: {min(unknown)}")
-        return cls(**data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,32 +221,6 @@ class NetworkPlan:
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
         simulated = (port.number for port in CATCH_ALL_PORTS) if self.default == "simulate" else ()
         return tuple(sorted({*answered, *dialled, *simulated}))
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "stand_ins": [item.to_json() for item in self.stand_ins],
-            "default": self.default,
-            "sink": self.sink,
-            "upstreams": [asdict(item) for item in self.upstreams],
-            "bounds": asdict(self.bounds),
-            "controllers": list(self.controllers),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NetworkPlan:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError`, `TypeError`."""
-        default: Any = data["default"]
-        if default not in ("deny", "simulate"):
-            raise ValueError("`default` is none of deny, simulate")
-        return cls(
-            stand_ins=tuple(map(StandInPlan.from_json, data["stand_ins"])),
-            default=default,
-            sink=bool(data["sink"]),
-            upstreams=tuple(map(UpstreamPlan.from_json, data["upstreams"])),
-            bounds=NetworkBounds.from_json(data["bounds"]),
-            controllers=tuple(str(name) for name in data["controllers"]),
-        )
 
 
 def plan_network(

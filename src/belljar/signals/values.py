@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from belljar.dataclass import dataclass, field, json_of
+from belljar.dataclass import dataclass, field
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Protected
 from belljar.units import printable
@@ -63,11 +63,6 @@ class KnownValue:
         """The class of its hits."""
         return self.kind or self.source.value
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KnownValue:
-        """Inverse of `json_of`."""
-        return cls(**{**data, "source": Source(data["source"])})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBounds:
@@ -107,20 +102,6 @@ class ScanSpec:
     def digest(self, found: bytes) -> str:
         """HMAC-SHA256 in hex: equal for equal values."""
         return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, with values and key."""
-        return dict(json_of(self))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ScanSpec:
-        """Inverse of `to_json`."""
-        return cls(
-            values=tuple(KnownValue.from_json(value) for value in data["values"]),
-            classes=tuple(data["classes"]),
-            key_hex=data["key_hex"],
-            bounds=ScanBounds(**data["bounds"]),
-        )
 
 
 def spec_of(

@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import select
-import signal
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -306,9 +305,6 @@ TRIES: dict[str, Callable[[], object]] = {
     "memory over the limit": lambda: _grow(1 << 30),
     "descriptors": lambda: sorted(_open_descriptors()),
     "uid": lambda: (os.getuid() == os.geteuid(), os.getuid() == 0),
-    "whoever ends a standstill": lambda: getattr(
-        signal.getsignal(signal.SIGVTALRM), "__module__", ""
-    ),
     "network devices": lambda: socket.if_nameindex(),
 }
 

@@ -26,6 +26,7 @@ from tests.integration.range_programs.scene import (
     within,
 )
 
+from belljar.dataclass import json_of
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
 from belljar.network.owner.making import PACKETS
@@ -79,7 +80,7 @@ async def talk(home: Path) -> dict[str, Any]:
         "said": said,
         "also": also,
         "inside": [json.loads(text) for text in inside],
-        "layout": scene.layout.to_json(),
+        "layout": json_of(scene.layout),
         "counters": counters,
         "status": status,
         "flows": scene.data("network.flow"),

@@ -28,6 +28,7 @@ from tests.security.egress.table import CASES, LISTENED, port, token
 
 from belljar.cell import Cell, Range, open_range
 from belljar.cell.parts import start_run
+from belljar.dataclass import json_of
 from belljar.errors import BelljarError
 from belljar.ledger import RunDirectory
 from belljar.network.owner.range import Range as Network
@@ -229,7 +230,7 @@ class Play:
         return {
             "run": str(made.run.path),
             "packets": str(made.network.packet_files[0]),
-            "layout": made.network.layout.to_json(),
+            "layout": json_of(made.network.layout),
             "facts": self.facts(name),
             "words": made.words,
             "counters": dict(made.counters),

@@ -21,6 +21,7 @@ from tests.security.egress.frames import read_frames
 from tests.security.egress.play import Death, Outside, Play, Told, own_words, place
 from tests.security.egress.table import LISTENED
 
+from belljar.dataclass import from_json
 from belljar.ledger import verify
 from belljar.plan.addresses import RangeLayout
 
@@ -144,7 +145,7 @@ class _Watch:
         )
         of_cells = self._ears.heard[self._trials :]
         layouts = {
-            name: RangeLayout.from_json(made["layout"]) for name, made in told.ranges.items()
+            name: from_json(RangeLayout, made["layout"]) for name, made in told.ranges.items()
         }
         return World(
             seen={name: _seen(made, layouts[name], of_cells) for name, made in told.ranges.items()},

@@ -3,12 +3,14 @@ machines."""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
 import pytest
 
 from belljar.network.seccomp import (
     ALLOWED,
+    CALLS,
     KILLING,
     SUPERVISOR_ALLOWED,
     gateway_filter,
@@ -48,7 +50,7 @@ def verdict(
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_list_is_allowed_and_all_else_is_not(machine: str) -> None:
     """Each number up to the newest call: allowed when it is on the list, else refused."""
-    allowed = {numbers[COLUMN[machine]] for numbers in ALLOWED.values()}
+    allowed = {CALLS[name][COLUMN[machine]] for name in ALLOWED}
     by_argument = {"x86_64": {9, 10, 54, 44, 46, 72}, "aarch64": {222, 226, 208, 206, 211, 25}}[
         machine
     ]
@@ -133,6 +135,27 @@ def test_a_socket_is_set_in_four_ways(machine: str, setsockopt: int) -> None:
     assert seen == allowed
 
 
+GOLDEN = {
+    ("x86_64", None): "5f82c0653ed0d66c3faccb0f49995bf1fb1b0b3e5fd41de33ff1f5314622730e",
+    ("x86_64", False): "202aca475a14df91e306c756b03aaf9da01221c074f49e7bf2d3e8a360c550db",
+    ("x86_64", True): "dd617e60080e20f0b281f4f3159d64db29a5e378450a5084a2a15c8acf09a31e",
+    ("aarch64", None): "990c68097ce172b2ff4600f409ec2f51dcf4b5bf447ab1083e342725181617b4",
+    ("aarch64", False): "70e8a8c7f4ac1718850ed53b0637dcae649127f6676323ba019624cdedc4a357",
+    ("aarch64", True): "59efa26b61b6c401fcaf9b6c65a74b172cadb4cdbe6002fe17132477c811d382",
+}
+
+
+@pytest.mark.parametrize(("machine", "may_enter"), GOLDEN)
+def test_the_filters_are_known_byte_by_byte(machine: str, may_enter: bool | None) -> None:
+    """A filter changes on purpose only: one of a gateway (None), or of a supervisor."""
+    made = (
+        gateway_filter(machine)
+        if may_enter is None
+        else supervisor_filter(may_enter=may_enter, machine=machine)
+    )
+    assert hashlib.sha256(made).hexdigest() == GOLDEN[machine, may_enter]
+
+
 def test_other_ways_in_kill() -> None:
     """Another architecture's calls, and x32's numbers."""
     assert verdict("x86_64", 1, arch=0x40000003) == KILL
@@ -147,8 +170,8 @@ def test_the_supervisor_s_calls(machine: str, may_enter: bool) -> None:
     refused."""
     program = supervisor_filter(may_enter=may_enter, machine=machine)
     column = COLUMN[machine]
-    allowed = {numbers[column] for numbers in SUPERVISOR_ALLOWED.values()}
-    killing = {numbers[column] for numbers in KILLING.values()}
+    allowed = {CALLS[name][column] for name in SUPERVISOR_ALLOWED}
+    killing = {CALLS[name][column] for name in KILLING}
     by_argument = {
         "x86_64": {16, 41, 56, 62, 72, 204, 257, 308},
         "aarch64": {25, 29, 56, 123, 129, 198, 220, 268},

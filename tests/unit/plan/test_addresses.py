@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.dataclass import from_json, json_of
 from belljar.errors import HostError
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
@@ -77,7 +78,7 @@ def test_a_layout_is_apart_from_everything(
     network = plan(http, targets, simulate=simulate, sink=simulate)
     layout = lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
     assert layout == lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
-    assert RangeLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    assert from_json(RangeLayout, json.loads(json.dumps(json_of(layout)))) == layout
     prefix = IPv4Network(layout.prefix)
     assert prefix.prefixlen == 22
     assert not any(prefix.overlaps(IPv4Network(item)) for item in avoid)
@@ -174,26 +175,3 @@ def test_a_sink_listens_where_nothing_else_does() -> None:
     )
     assert lay_out(network, ("default",), random_bytes=bytes(16), avoid=()).sink_port == 31_999
     assert lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=()).sink_port is None
-
-
-@given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            name: st.none()
-            | st.text(max_size=8)
-            | st.integers()
-            | st.lists(
-                st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=2), max_size=2
-            )
-            for name in ("prefix", "resolver", "names", "catch_all", "cells", "sink_port")
-        },
-    )
-)
-def test_what_is_no_layout_is_an_error_of_three_kinds(data: dict[str, object]) -> None:
-    """Whatever the values are."""
-    try:
-        layout = RangeLayout.from_json(data)
-    except (ValueError, KeyError, TypeError):
-        return
-    assert str(IPv4Network(layout.prefix)) == layout.prefix

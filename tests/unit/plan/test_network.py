@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from belljar.dataclass import from_json, json_of
 from belljar.errors import PolicyError
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan, plan_network
@@ -119,16 +120,16 @@ def test_upstreams_and_bounds_are_the_policys() -> None:
 def test_a_plan_goes_through_json_and_back() -> None:
     """All of it, and nothing that isn't known is taken."""
     plan = full()
-    shown = json.loads(json.dumps(plan.to_json()))
-    assert NetworkPlan.from_json(shown) == plan
+    shown = json.loads(json.dumps(json_of(plan)))
+    assert from_json(NetworkPlan, shown) == plan
     wrongs: tuple[dict[str, Any], ...] = (
         {"default": "allow"},
         {"bounds": {"zzz": 1}},
         {"stand_ins": [{}]},
     )
     for wrong in wrongs:
-        with pytest.raises((ValueError, KeyError)):
-            NetworkPlan.from_json({**shown, **wrong})
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            from_json(NetworkPlan, {**shown, **wrong})
 
 
 def test_files_without_a_directory_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from belljar.dataclass import from_json, json_of
 from belljar.signals.values import KnownValue, ScanSpec, Source, spec_of
 
 KEY = bytes(range(32))
@@ -15,7 +16,7 @@ VALUE = KnownValue(
 def test_a_spec_survives_json() -> None:
     """What comes back from JSON is equal."""
     spec = spec_of([VALUE], ["card"], [], KEY)
-    assert ScanSpec.from_json(spec.to_json()) == spec
+    assert from_json(ScanSpec, json_of(spec)) == spec
 
 
 def test_no_representation_shows_a_value_or_the_key() -> None:

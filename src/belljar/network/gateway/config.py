@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import json_of
 from belljar.network.decide import UPSTREAM
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import (
@@ -88,10 +87,8 @@ class Bounds:
     dns_tcp_queries: int = 100  # On one connection: closed.
     # For a stand-in whose client has gone, to record what it was: then it is ended.
     farewell_s: float = 1.0
-    # How long a stand-in may block the loop: then the exchange fails (500). Well below the owner's
-    # heartbeat timeout.
-    standstill_s: float = 12.0
-    alive_every_s: float = 5.0  # How often the owner hears that the loop turns.
+    # How often the owner hears that the loop turns: a stand-in that blocks it ends the range.
+    alive_every_s: float = 5.0
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
 
     @property
@@ -121,17 +118,6 @@ class Bounds:
             }
         )
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Bounds:
-        """The inverse of `dataclasses.asdict`. Raises `ValueError`."""
-        unknown = set(data) - {item.name for item in fields(cls)}
-        if unknown:
-            raise ValueError(f"there is no such bound: {min(unknown)}")
-        for name, value in data.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"the bound {name} is no positive number")
-        return cls(**data)
-
 
 HTTP_PORT: Final = 80  # Of an upstream: all others use TLS.
 
@@ -142,16 +128,6 @@ class GuardConfig:
 
     spec: ScanSpec
     actions: Mapping[Place, Action]
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return dict(json_of(self))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GuardConfig:
-        """Raises `ValueError`, `KeyError` or `TypeError`."""
-        actions = {Place(place): Action(action) for place, action in data["actions"].items()}
-        return cls(spec=ScanSpec.from_json(data["spec"]), actions=actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,34 +146,6 @@ class GatewayConfig:
     bounds: Bounds = field(default_factory=Bounds)
     authorities: str = ""
     guard: GuardConfig | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "layout": self.layout.to_json(),
-            "stand_ins": [item.to_json() for item in self.stand_ins],
-            "range_seed": self.range_seed,
-            "scratch": str(self.scratch),
-            "bounds": asdict(self.bounds),
-            "authorities": self.authorities,
-            "guard": None if self.guard is None else self.guard.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GatewayConfig:
-        """Raises `ValueError`, `KeyError` or `TypeError`."""
-        seed = str(data["range_seed"])
-        if len(bytes.fromhex(seed)) < 16:
-            raise ValueError("a range's seed has at least 16 bytes")
-        return cls(
-            layout=RangeLayout.from_json(data["layout"]),
-            stand_ins=tuple(StandInPlan.from_json(item) for item in data["stand_ins"]),
-            range_seed=seed,
-            scratch=Path(data["scratch"]),
-            bounds=Bounds.from_json(data["bounds"]),
-            authorities=str(data["authorities"]),
-            guard=None if data["guard"] is None else GuardConfig.from_json(data["guard"]),
-        )
 
 
 def as_neighbour(cell: StandInPlan) -> StandInPlan:

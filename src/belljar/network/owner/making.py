@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.dataclass import json_of
 from belljar.errors import HostError
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
@@ -84,7 +85,7 @@ def fork_pair(
 
     def write_documents() -> None:
         ipc.fill(rules, render_rules(spec.layout, spec.network))
-        layout, network = spec.layout.to_json(), spec.network.to_json()
+        layout, network = json_of(spec.layout), json_of(spec.network)
         ipc.fill(supervisor_document, {**task, "layout": layout, "network": network})
         ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
 
@@ -174,7 +175,7 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         guard=spec.guard,
     )
     return {
-        "config": config.to_json(),
+        "config": json_of(config),
         "uid": uid,
         "directories": directories,
         "memory_bytes": spec.network.bounds.gateway_memory_bytes,

@@ -34,10 +34,10 @@ KINDS: Final[Mapping[str, str]] = {
 _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
     "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug", "ruamel.yaml"),
     "har": ("anyio._backends._asyncio",),
-    "pypi": ("email.message", "encodings.cp437", "encodings.utf_8_sig"),
-    "npm": ("encodings.utf_8_sig",),
-    "debian": ("cryptography.hazmat.primitives.asymmetric.ed25519", "zstandard"),
-    "git": ("dulwich.index", "dulwich.midx", "dulwich.object_store", "dulwich.refs", "mmap"),
+    "pypi": ("bz2", "encodings.cp437"),
+    "npm": ("bz2",),
+    "debian": ("bz2", "cryptography.hazmat.primitives.asymmetric.ed25519"),
+    "git": ("dulwich.midx", "mmap"),
 }
 
 

@@ -41,10 +41,6 @@ _ENDINGS: Final = {
     ".svg": ("image/svg+xml", b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'),
 }
 _PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
-_ICON: Final = base64.b64decode(
-    "AAABAAEAAQEAAAEAIAAwAAAAFgAAACgAAAABAAAAAgAAAAEAIAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAD///"
-    "8AAAAAAA=="
-)
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
@@ -80,9 +76,7 @@ def respond(request: Request) -> Answer:
         return text_answer("Method Not Allowed", 405, (("allow", _METHODS),))
     if path == "/robots.txt":
         return text_answer("User-agent: *\nDisallow:\n")
-    if path == "/favicon.ico":
-        return _file("image/x-icon", _ICON)
-    if ending in (".gif", ".png", ".jpg", ".jpeg", ".webp"):
+    if ending in (".ico", ".gif", ".png", ".jpg", ".jpeg", ".webp"):
         return _file("image/gif", _PIXEL)
     if ending in _ENDINGS:
         return _file(*_ENDINGS[ending])
@@ -117,7 +111,7 @@ def _api(request: Request) -> Answer:
         return Answer(status=204, headers=_cors(request))
     identity = uuid_of(hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()[:16])
     if request.method in ("GET", "HEAD"):
-        last = next((part for part in reversed(request.path.split("/")) if part), "")
+        last = request.path.rstrip("/").rpartition("/")[2]
         is_list = last.endswith("s") and not any(char.isdigit() for char in last)
         body: dict[str, Any] = {"data": [], "total": 0}
         return json_answer(
@@ -136,7 +130,7 @@ def _api(request: Request) -> Answer:
 def _page(request: Request) -> Answer:
     host = html.escape(request.host[:253])
     name = host.removeprefix("www.").partition(".")[0].replace("-", " ").title() or "Welcome"
-    last = next((part for part in reversed(request.path.split("/")) if part), "")[:80]
+    last = request.path.rstrip("/").rpartition("/")[2][:80]
     stem, _, rest = last.rpartition(".")
     topic = html.escape((stem or rest).replace("-", " ").replace("_", " ").title())
     title = f"{topic} - {name}" if topic else name

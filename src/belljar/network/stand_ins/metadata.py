@@ -289,14 +289,7 @@ class _Aws(_Cloud):
         return "\n".join(f"{name}/" if more else name for name, more in sorted(below.items()))
 
     def error(self, status: int) -> Answer:
-        title = f"{status} - {phrase(status)}"
-        page = (
-            '<?xml version="1.0" encoding="iso-8859-1"?>\n'
-            '<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN"\n'
-            '\t"http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">\n'
-            '<html xmlns="http://www.w3.org/1999/xhtml" xml:lang="en" lang="en">\n <head>\n'
-            f"  <title>{title}</title>\n </head>\n <body>\n  <h1>{title}</h1>\n </body>\n</html>\n"
-        )
+        page = f"<html><body><h1>{status} - {phrase(status)}</h1></body></html>\n"
         return text_answer(page, status, (("server", "EC2ws"),), media="text/html")
 
 
@@ -304,12 +297,7 @@ class _Gcp(_Cloud):
     """Source: "About VM metadata", Google Compute Engine documentation."""
 
     ROOT = "/computeMetadata/v1"
-    HEADERS: Pairs = (
-        ("metadata-flavor", "Google"),
-        ("server", "Metadata Server for VM"),
-        ("x-xss-protection", "0"),
-        ("x-frame-options", "SAMEORIGIN"),
-    )
+    HEADERS: Pairs = (("metadata-flavor", "Google"), ("server", "Metadata Server for VM"))
 
     async def handle(self, request: Request) -> Answer:
         if request.method not in ("GET", "HEAD"):
@@ -353,8 +341,6 @@ class _Gcp(_Cloud):
             location = ("location", f"{request.url.partition('?')[0]}/")
             return Answer(status=301, headers=(*self.HEADERS, location))
         if is_whole or query.get("alt") == "json" or (is_tree and not listed):
-            if query.get("alt") == "text":
-                return self.text("\n".join(_lines(found, "")) + "\n")
             return json_answer(_public(found), headers=self.HEADERS)
         if listed:
             return self.text(_listing(found))
@@ -364,11 +350,7 @@ class _Gcp(_Cloud):
         return text_answer(body, status, self.HEADERS, media=media)
 
     def error(self, status: int) -> Answer:
-        page = (
-            f"<!DOCTYPE html>\n<html lang=en>\n  <title>Error {status} "
-            f"({phrase(status)})!!1</title>\n  <p><b>{status}.</b> <ins>That's an error.</ins>\n"
-        )
-        return self.text(page, status, "text/html; charset=UTF-8")
+        return self.text(f"<b>{status}.</b> {phrase(status)}\n", status, "text/html; charset=UTF-8")
 
 
 def _public(value: object) -> object:
@@ -395,14 +377,6 @@ def _listing(value: dict[str, Any] | list[Any]) -> str:
     )
 
 
-def _lines(value: object, prefix: str) -> list[str]:
-    shown = _public(value)
-    if not isinstance(shown, (dict, list)):
-        return [f"{prefix.rstrip('/')} {shown if isinstance(shown, str) else compact(shown)}"]
-    items = shown.items() if isinstance(shown, dict) else enumerate(shown)
-    return [line for name, item in items for line in _lines(item, f"{prefix}{_kebab(str(name))}/")]
-
-
 class _Azure(_Cloud):
     """Source: "Azure Instance Metadata Service for virtual machines", Azure documentation."""
 
@@ -418,10 +392,8 @@ class _Azure(_Cloud):
         if request.path != "/metadata/versions":
             version = dict(request.query).get("api-version", "")
             if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", version, re.ASCII):
-                what = "is invalid" if version else "was not specified in the request"
                 newest = _CLOUDS["azure"]["versions"][:-4:-1]
-                more = "For more information refer to aka.ms/azureimds"
-                message = f"Bad request. api-version {what}. {more}"
+                message = "Bad request. api-version is invalid or was not specified in the request"
                 return self.error(400, message, {"newest-versions": newest})
         answer = self.answer(request)
         if answer.status == 200 and request.path.rstrip("/") == self.OAUTH_PATH:

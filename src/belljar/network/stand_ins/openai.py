@@ -33,7 +33,6 @@ MAX_TOOLS: Final = 128
 MAX_WAITING: Final = 32  # Questions that wait for an answer at one time; more are refused with 429
 DEFAULT_MODEL: Final = "gpt-4o"
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-_PIECE_CHARS: Final = 24
 _POSTS: Final = ("/v1/chat/completions", "/v1/responses")
 _BASE62: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
@@ -43,31 +42,24 @@ class RefusedError(Exception):
     """Answered with an error of the API's."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        kind: str = "",
+        self, status: int, message: str, param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status = status
-        usual = "server_error" if status >= 500 else "invalid_request_error"
-        self.body = {
-            "error": {"message": message, "type": kind or usual, "param": param, "code": code}
-        }
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.status, self.body = status, {"error": error}
 
 
 def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
     """What the policy's model of the fields leaves open. The kind has no files."""
     problems: list[Fault] = []
-    for field in ("model", "models"):
-        names = settings.get(field, ())
-        if any(len(name) > MAX_NAME_CHARS for name in ([names] if field == "model" else names)):
-            problems.append(Fault(f"a name has at most {MAX_NAME_CHARS} characters", (field,)))
+    for name in ("model", "models"):
+        given = settings.get(name, ())
+        if any(len(each) > MAX_NAME_CHARS for each in ([given] if name == "model" else given)):
+            problems.append(Fault(f"a name has at most {MAX_NAME_CHARS} characters", (name,)))
     if "model" in settings and "models" in settings:
-        shown = "the name that is shown, with any other taken too"
-        problems.append(Fault(f"{shown}; or `models`, the names that alone are taken", ("model",)))
+        message = "any name is taken with `model`, and `models` alone are: write one of both"
+        problems.append(Fault(message, ("model",)))
     key = settings.get("api_key", "x")
     if len(key) > 256 or not key.isascii():
         message = f"{quoted(key)} is no key: at most 256 characters of ASCII"
@@ -110,14 +102,9 @@ class _OpenAi:
         """Any key is right, unless the policy names one."""
         scheme, _, key = request.header("authorization").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            needed = (
-                "You need to provide your API key in an Authorization header using Bearer auth."
-            )
-            raise RefusedError(401, f"You didn't provide an API key. {needed}")
+            raise RefusedError(401, "You didn't provide an API key in an Authorization header.")
         if self.key is not None and key.strip() != self.key:
-            is_shown = len(key) > 12 and key.isascii() and key.isprintable()
-            shown = f"{key[:3]}***{key[-4:]}" if is_shown else "***"
-            raise RefusedError(401, f"Incorrect API key provided: {shown}.", code="invalid_api_key")
+            raise RefusedError(401, "Incorrect API key provided.", code="invalid_api_key")
 
     async def route(self, request: Request) -> Answer:
         path = request.path.rstrip("/")
@@ -171,7 +158,7 @@ class _OpenAi:
             return json_answer(answer)
         lines = (
             f"event: {event['type']}\ndata: {compact(event)}\n\n"
-            for event in responses.events(answer, pieces)
+            for event in responses.events(answer)
         )
         return _events(lines, done=False)
 
@@ -185,7 +172,7 @@ class _OpenAi:
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if self.waiting >= MAX_WAITING:
             message = "Rate limit reached for requests."
-            raise RefusedError(429, message, kind="requests", code="rate_limit_exceeded")
+            raise RefusedError(429, message, code="rate_limit_exceeded")
         hidden = ("stream", "stream_options")
         question = {name: value for name, value in body.items() if name not in hidden}
         asked = compact(question).encode("utf-8", "replace")
@@ -203,15 +190,13 @@ class _OpenAi:
         return self.completed(found, str(body["model"]))
 
     def completed(self, data: bytes, model: str) -> dict[str, Any]:
+        """Return the owner's answer with what a client expects of a completion."""
         try:
             found = parse_json(data)
-        except ValueError:
-            found = None
-        choices = found.get("choices") if isinstance(found, dict) else None
-        if not isinstance(choices, list) or not choices:
-            raise RefusedError(500, _DOWN)
-        messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
-        if len(messages) < len(choices) or not all(isinstance(each, dict) for each in messages):
+            choices = [(choice, dict(choice["message"])) for choice in found["choices"]]
+        except (LookupError, TypeError, ValueError):
+            choices = []
+        if not choices:
             raise RefusedError(500, _DOWN)
         name = "".join(_BASE62[byte % 62] for byte in self.context.random(29))
         filled = {
@@ -219,15 +204,15 @@ class _OpenAi:
             "object": "chat.completion",
             "created": int(self.context.clock()),
             "model": model,
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
             **found,
+            "choices": [],
         }
-        filled["choices"] = []
-        for index, choice in enumerate(choices):
-            message = {"role": "assistant", "content": None, **choice["message"]}
+        for index, (choice, sent) in enumerate(choices):
+            message = {"role": "assistant", "content": None, **sent}
             usual = "tool_calls" if message.get("tool_calls") else "stop"
             given = {"index": index, "logprobs": None, "finish_reason": usual, **choice}
             filled["choices"].append({**given, "message": message})
-        filled.setdefault("usage", {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
         return filled
 
 
@@ -242,51 +227,34 @@ def _no_model(name: str) -> RefusedError:
 
 def check_chat(body: Mapping[str, Any]) -> None:
     """A question of the chat endpoint. Raises `RefusedError` as the API words it."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise _missing("messages", "messages")
-    if len(messages) > MAX_MESSAGES:
-        message = f"Invalid 'messages': array too long, at most {MAX_MESSAGES}."
-        raise RefusedError(400, message, "messages", "array_above_max_length")
+    messages, tools = body.get("messages"), body.get("tools") or []
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise _invalid("messages", f"expected an array of 1 to {MAX_MESSAGES} objects")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise _wrong_type(where, "an object")
+            raise _invalid(where, "expected an object")
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
-            allowed = ", ".join(f"'{name}'" for name in _ROLES)
-            wrong = f"Invalid value for '{where}.role'. Supported values are: {allowed}."
-            raise RefusedError(400, wrong, f"{where}.role", "invalid_value")
+            raise _invalid(f"{where}.role", f"supported values are {', '.join(_ROLES)}")
         is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
         may_lack = content is None and role == "assistant"
         if not (isinstance(content, str) or is_parts or may_lack):
-            raise _wrong_type(f"{where}.content", "a string or an array of objects")
+            raise _invalid(f"{where}.content", "expected a string or an array of objects")
     if type(body.get("stream", False)) not in (bool, type(None)):
-        raise _wrong_type("stream", "a boolean")
+        raise _invalid("stream", "expected a boolean")
     if body.get("n") not in (None, 1):
-        raise RefusedError(400, "Invalid value for 'n': must be 1.", "n", "invalid_value")
-    tools = body.get("tools") or []
+        raise _invalid("n", "must be 1")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise _wrong_type("tools", f"an array of at most {MAX_TOOLS} objects")
+        raise _invalid("tools", f"expected an array of at most {MAX_TOOLS} objects")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _missing(f"tools[{index}].function.name", "tools")
+            raise _invalid(f"tools[{index}].function.name", "expected a string")
 
 
-def _missing(name: str, param: str) -> RefusedError:
-    message = f"Missing required parameter: '{name}'."
-    return RefusedError(400, message, param, "missing_required_parameter")
-
-
-def _wrong_type(where: str, wanted: str) -> RefusedError:
-    message = f"Invalid type for '{where}': expected {wanted}."
-    return RefusedError(400, message, where, "invalid_type")
-
-
-def pieces(text: str) -> list[str]:
-    """Text in the small parts that a stream has."""
-    return [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)]
+def _invalid(where: str, what: str) -> RefusedError:
+    return RefusedError(400, f"Invalid value for '{where}': {what}.", where, "invalid_value")
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
@@ -305,14 +273,9 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
 
 def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     content = message.get("content")
-    yield {"role": "assistant", "content": "" if isinstance(content, str) else None}
-    for piece in pieces(content) if isinstance(content, str) else ():
-        yield {"content": piece}
+    yield {"role": "assistant", "content": content if isinstance(content, str) else None}
     for index, call in enumerate(responses.calls_of(message)):
-        begun = {"index": index, **call, "function": {**call["function"], "arguments": ""}}
-        yield {"tool_calls": [begun]}
-        for piece in pieces(call["function"]["arguments"]):
-            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+        yield {"tool_calls": [{"index": index, **call}]}
 
 
 def _events(lines: Iterable[str], *, done: bool = True) -> Answer:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import html
 import re
-import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from email.message import Message
 from email.parser import BytesParser
 from functools import cached_property
 from hashlib import sha256
@@ -23,7 +23,6 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from anyio import Lock
 from packaging.utils import (
     InvalidName,
     InvalidSdistFilename,
@@ -40,11 +39,13 @@ from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES,
 from belljar.network.stand_ins.documents import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import (
-    PackageFiles,
+    PackageError,
+    Registry,
+    bounded_read,
     check_packages,
     made_files,
     page_answer,
-    record_change,
+    tar_member,
     wheel,
 )
 from belljar.network.stand_ins.web import (
@@ -60,187 +61,77 @@ from belljar.network.stand_ins.web import (
 )
 
 MAX_FILE_NAME_CHARS: Final = 255
-MAX_METADATA_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 20_000
 _HTML: Final = "text/html; charset=utf-8"
-_NOT_FOUND: Final = text_answer("404 Not Found", 404)
 _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
-# `TypeError`: how `tarfile` ends where a gzip header is cut.
-_BROKEN: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, TypeError)
 
 
-@dataclass(frozen=True, slots=True)
-class PackageFile:
-    """A parsed file name; `tags`: a wheel's compatibility."""
-
-    project: str
-    version: Version
-    tags: str = ""
-
-
-def parse_file_name(name: str) -> PackageFile | None:
-    """Return what a package file's name says; None for anything else, and what could be a path."""
+def parse_file_name(name: str) -> tuple[str, Version, str] | None:
+    """Return project, version and tags (of a wheel); None: no package, or what could be a path."""
     if len(name) > MAX_FILE_NAME_CHARS or not _FILE.fullmatch(name):
         return None
     try:
         if name.endswith(".whl"):
             project, version, _, _ = parse_wheel_filename(name)
-            tags = "-".join(name.removesuffix(".whl").split("-")[-3:])
-            return PackageFile(project, version, tags)
+            return project, version, "-".join(name.removesuffix(".whl").split("-")[-3:])
         project, version = parse_sdist_filename(name)
-        return PackageFile(canonicalize_name(project, validate=True), version)
+        return canonicalize_name(project, validate=True), version, ""
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidName):
         return None
 
 
 def metadata_of(file: StoredFile) -> bytes:
-    """Return `METADATA` of a wheel or `PKG-INFO` of a source archive, or b"" beyond the bounds."""
+    """Return `METADATA` of a wheel or `PKG-INFO` of a source archive. Raises `PackageError`."""
     is_wheel = file.base.endswith(".whl")
     wanted = r"[^/]+\.dist-info/METADATA" if is_wheel else r"[^/]+/PKG-INFO"
-    content = b""
     try:
         with file.open() as source:
-            if file.base.endswith((".whl", ".zip")):
-                with zipfile.ZipFile(source) as archive:
-                    names = (info.filename for info in archive.infolist()[:_MAX_MEMBERS])
-                    name = next((name for name in names if re.fullmatch(wanted, name)), None)
-                    if name is not None:
-                        with archive.open(name) as member:
-                            content = member.read(MAX_METADATA_BYTES + 1)
-            else:
-                with tarfile.open(fileobj=source, mode="r|gz") as stream:
-                    for entry in islice(stream, _MAX_MEMBERS):
-                        if entry.isfile() and re.fullmatch(wanted, entry.name):
-                            opened = stream.extractfile(entry)
-                            content = opened.read(MAX_METADATA_BYTES + 1) if opened else b""
-                            break
-    except (OSError, ValueError, RuntimeError, *_BROKEN):
-        return b""
-    return content if len(content) <= MAX_METADATA_BYTES else b""
+            if not file.base.endswith((".whl", ".zip")):
+                return tar_member(source, wanted)
+            with zipfile.ZipFile(source) as archive:
+                names = (info.filename for info in archive.infolist()[:_MAX_MEMBERS])
+                name = next((name for name in names if re.fullmatch(wanted, name)), None)
+                if name is None:
+                    raise PackageError("it has no METADATA in a .dist-info directory")
+                with archive.open(name) as member:
+                    return bounded_read(member)
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise PackageError(f"not a package that can be read: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """One file; `metadata`: empty if unknown."""
+    """One file; `metadata`: empty if unknown; `tags`: a wheel's compatibility."""
 
     file: StoredFile
-    named: PackageFile
+    version: Version
+    tags: str
     sha256: str
     md5: str
     metadata: bytes
-    requires_python: str
 
     @property
-    def served_metadata(self) -> bytes:
-        """What a file of its own holds (PEP 658: wheels only)."""
-        return self.metadata if self.named.tags else b""
+    def fields(self) -> Message:
+        """The fields of the metadata."""
+        return BytesParser().parsebytes(self.metadata)
 
     def link(self) -> str:
-        """Return its line in the project's page."""
+        """Return the line in the project's page."""
         attributes = f'href="../../packages/{html.escape(self.file.base)}#sha256={self.sha256}"'
-        if self.requires_python:
-            attributes += f' data-requires-python="{html.escape(self.requires_python)}"'
-        if self.served_metadata:
+        if python := self.fields.get("Requires-Python"):
+            attributes += f' data-requires-python="{html.escape(str(python))}"'
+        if self.metadata and self.tags:
             digest = f"sha256={sha256(self.metadata).hexdigest()}"
             attributes += f' data-dist-info-metadata="{digest}" data-core-metadata="{digest}"'
         return f"<a {attributes}>{html.escape(self.file.base)}</a>"
 
-    def entry(self, base_url: str) -> dict[str, object]:
-        """Return what `/pypi/NAME/json` says of it."""
-        time = datetime.fromtimestamp(self.file.mtime_s, UTC)
-        return {
-            "filename": self.file.base,
-            "url": f"{base_url}/packages/{self.file.base}",
-            "size": self.file.size_bytes,
-            "digests": {"sha256": self.sha256, "md5": self.md5},
-            "packagetype": "bdist_wheel" if self.named.tags else "sdist",
-            "python_version": self.named.tags.partition("-")[0] or "source",
-            "requires_python": self.requires_python or None,
-            "upload_time_iso_8601": time.strftime("%Y-%m-%dT%H:%M:%S.000000Z"),
-            "yanked": False,
-        }
 
-
-class Index:
-    """A directory's projects; other files are left out."""
-
-    def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
-        self._files = PackageFiles(directory, "sha256", "md5", made=made)
-        self._known: dict[str, Distribution] = {}
-
-    @cached_property
-    def projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
-        """Normal name → file name → file."""
-        found: dict[str, dict[str, StoredFile]] = {}
-        for file in self._files.by_name.values():
-            if named := parse_file_name(file.base):
-                found.setdefault(named.project, {})[file.base] = file
-        return found
-
-    async def find(self, name: str) -> Distribution | None:
-        """Return the file of this name. Raises `OSError`."""
-        named = parse_file_name(name)
-        file = self.projects.get(named.project, {}).get(name) if named else None
-        if named is None or file is None:
-            return None
-        if name not in self._known:
-            digests, metadata = await self._files.digests(file), metadata_of(file)
-            fields = BytesParser().parsebytes(metadata, headersonly=True)
-            self._known[name] = Distribution(
-                file=file,
-                named=named,
-                metadata=metadata,
-                requires_python=str(fields.get("Requires-Python", "")),
-                **digests,
-            )
-        return self._known[name]
-
-    async def of_project(self, name: str) -> list[Distribution]:
-        """Return a project's files, the oldest version first."""
-        names = self.projects.get(canonicalize_name(name), {})
-        found = [one for each in names if (one := await self.find(each)) is not None]
-        return sorted(found, key=lambda one: (one.named.version, one.file.base))
-
-
-def page(title: str, lines: Iterator[str]) -> bytes:
+def page(title: str, lines: Iterable[str]) -> bytes:
     """Return a page of links (PEP 503)."""
     head = '<meta name="pypi:repository-version" content="1.0">'
     head += f"<title>{html.escape(title)}</title>"
     body = "".join(f"{line}<br>\n" for line in lines)
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n".encode()
-
-
-def release(
-    name: str, version: str, files: list[Distribution], base_url: str
-) -> dict[str, object] | None:
-    """Return the document of `/pypi/NAME/json`; None: there is no such version."""
-    finals = [one for one in files if not one.named.version.is_prerelease] or files
-    try:
-        wanted = Version(version) if version else finals[-1].named.version
-    except (InvalidVersion, IndexError):
-        return None
-    chosen = [one for one in files if one.named.version == wanted]
-    if not chosen:
-        return None
-    about = next((one for one in chosen if one.metadata), chosen[0])
-    fields = BytesParser().parsebytes(about.metadata)
-    texts = ("Summary", "Author", "Author-email", "License", "Home-page", "Keywords")
-    info: dict[str, object] = {
-        "name": fields.get("Name", name),
-        "version": str(wanted),
-        **{each.lower().replace("-", "_"): fields.get(each) for each in texts},
-        "classifiers": fields.get_all("Classifier", []),
-        "description": fields.get("Description") or fields.get_payload() or "",
-        "requires_dist": fields.get_all("Requires-Dist"),
-        "requires_python": about.requires_python or None,
-    }
-    document: dict[str, object] = {"info": info, "urls": [one.entry(base_url) for one in chosen]}
-    if not version:
-        releases: dict[str, list[dict[str, object]]] = {}
-        for one in files:
-            releases.setdefault(str(one.named.version), []).append(one.entry(base_url))
-        document["releases"] = releases
-    return document
 
 
 # ---- uploads
@@ -311,9 +202,6 @@ def read_form(content_type: str, body: bytes) -> Form:
     return form
 
 
-# ---- answers
-
-
 def make(context: StandInContext) -> App:
     """Of the packages in `context.files`, or in the settings. Memory: one upload (64 MiB)."""
     return streaming_app(_Pypi(context).handle)
@@ -326,61 +214,110 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
         named = parse_file_name(file.base)
         if named is None:
             expected = "a wheel or of a source archive (NAME-VERSION.tar.gz)"
-            raise ValueError(f"its name is not that of {expected}")
-        if named.tags and not metadata_of(file):
-            why = "it has no METADATA in a .dist-info directory"
-            raise ValueError(f"not a wheel that can be read: {why}")
+            raise PackageError(f"its name is not that of {expected}")
+        if named[2]:
+            metadata_of(file)
         return file.base
 
     what = "wheels (.whl) or source archives (.tar.gz, .zip)"
     return check_packages(directory, what, identify, "file name")
 
 
-class _Pypi:
+class _Pypi(Registry):
+    name, algorithms = "pypi", ("sha256", "md5")
+
     def __init__(self, context: StandInContext) -> None:
-        self._context = context
-        self._index = Index(context.files, made_files(context, wheel))
-        self._token = str(context.settings.get("token", ""))
-        # One upload at a time: a second one waits instead of doubling the memory.
-        self._uploading = Lock()
+        super().__init__(context, made_files(context, wheel))
+        self._known: dict[str, Distribution] = {}
+
+    @cached_property
+    def _projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
+        """Normal name → file name → file; other files are left out."""
+        found: dict[str, dict[str, StoredFile]] = {}
+        for file in self.by_name.values():
+            if named := parse_file_name(file.base):
+                found.setdefault(named[0], {})[file.base] = file
+        return found
+
+    async def _find(self, name: str) -> Distribution | None:
+        """Return the file of this name. Raises `OSError`."""
+        named = parse_file_name(name)
+        file = self._projects.get(named[0], {}).get(name) if named else None
+        if named is None or file is None:
+            return None
+        if name not in self._known:
+            digests, metadata = await self.digests(file), b""
+            with suppress(PackageError):
+                metadata = metadata_of(file)
+            _, version, tags = named
+            self._known[name] = Distribution(
+                file=file, version=version, tags=tags, metadata=metadata, **digests
+            )
+        return self._known[name]
+
+    async def _of_project(self, name: str) -> list[Distribution]:
+        """Return a project's files, the oldest version first."""
+        names = self._projects.get(canonicalize_name(name), {})
+        found = [one for each in names if (one := await self._find(each)) is not None]
+        return sorted(found, key=lambda one: (one.version, one.file.base))
 
     async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
-            async with self._uploading:
+            async with self.changing:
                 return await self._upload(request, incoming)
         if request.method not in {"GET", "HEAD"}:
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         match [part for part in request.path.split("/") if part]:
             case []:
-                return self._page(request, page("Links", iter(())))
+                return self._page(request, page("Links", ()))
             case ["simple"]:
-                names = (html.escape(name) for name in sorted(self._index.projects))
+                names = (html.escape(name) for name in sorted(self._projects))
                 lines = (f'<a href="{name}/">{name}</a>' for name in names)
                 return self._page(request, page("Simple index", lines))
-            case ["simple", name]:
-                project = canonicalize_name(name)
-                if project not in self._index.projects:
-                    return _NOT_FOUND
+            case ["simple", name] if (project := canonicalize_name(name)) in self._projects:
                 if request.path != f"/simple/{project}/":
                     return text_answer("", 301, (("location", f"/simple/{project}/"),))
-                files = await self._index.of_project(project)
-                lines = (one.link() for one in files)
+                lines = (one.link() for one in await self._of_project(project))
                 return self._page(request, page(f"Links for {project}", lines))
             case ["packages", name]:
-                known = await self._index.find(name.removesuffix(".metadata"))
+                known = await self._find(name.removesuffix(".metadata"))
                 if known is not None and not name.endswith(".metadata"):
                     kind = "application/gzip" if name.endswith(".gz") else ""
                     media = kind or "application/octet-stream"
                     return file_answer(known.file, request, media=media, etag=known.sha256)
-                if known is not None and known.served_metadata:
+                if known is not None and known.metadata and known.tags:
                     return self._page(request, known.metadata, "application/octet-stream")
-                return _NOT_FOUND
             case ["pypi", name, *version, "json"] if len(version) < 2:
-                files = await self._index.of_project(name)
-                project = canonicalize_name(name)
-                found = release(project, "".join(version), files, request.base_url)
-                return json_answer(found) if found else json_answer({"message": "Not Found"}, 404)
-        return _NOT_FOUND
+                return await self._document(request, name, "".join(version))
+        return text_answer("404 Not Found", 404)
+
+    async def _document(self, request: Request, name: str, version: str) -> Answer:
+        """Describe the newest version, or the one that is asked for."""
+        files = await self._of_project(name)
+        finals = [one for one in files if not one.version.is_prerelease] or files
+        chosen = [one for one in files if str(one.version) == (version or str(finals[-1].version))]
+        if not chosen:
+            return json_answer({"message": "Not Found"}, 404)
+        fields = max(chosen, key=lambda one: len(one.metadata)).fields
+        entries: dict[str, list[dict[str, object]]] = {}
+        for one in files:
+            entry = {
+                "filename": one.file.base,
+                "url": f"{request.base_url}/packages/{one.file.base}",
+                "size": one.file.size_bytes,
+                "digests": {"sha256": one.sha256, "md5": one.md5},
+                "packagetype": "bdist_wheel" if one.tags else "sdist",
+                "requires_python": one.fields.get("Requires-Python"),
+            }
+            entries.setdefault(str(one.version), []).append(entry)
+        info = {
+            "name": fields.get("Name", name),
+            "version": str(chosen[0].version),
+            "summary": fields.get("Summary"),
+            "requires_dist": fields.get_all("Requires-Dist"),
+        }
+        urls = entries[str(chosen[0].version)]
+        return json_answer({"info": info, "urls": urls, "releases": entries})
 
     @staticmethod
     def _page(request: Request, content: bytes, media: str = _HTML) -> Answer:
@@ -399,7 +336,7 @@ class _Pypi:
             form = read_form(content_type, error.body)
             form.wrong = error.refused or "it broke off"
             status = 413 if error.refused else 0
-        if status == 400 and self._token and not presents(request, self._token):
+        if status == 400 and self.token and not presents(request, self.token):
             form.wrong, status = "Invalid or non-existent authentication information.", 403
         await self._record(request, form)
         if not status:
@@ -410,7 +347,6 @@ class _Pypi:
     async def _record(self, request: Request, form: Form) -> None:
         fields = form.fields
         data: dict[str, Any] = {
-            "what": "publish",
             "action": word(fields.get(":action", "")),
             "name": word(fields.get("name", "")),
             "version": word(fields.get("version", "")),
@@ -426,4 +362,4 @@ class _Pypi:
         bodies = [
             content.body(f"file-{number}") for number, (_, _, content) in enumerate(form.files)
         ]
-        await record_change(self._context, request, "pypi", data, bodies)
+        await self.record(request, "publish", data, bodies)

@@ -10,14 +10,20 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
+import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from email.utils import formatdate
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from time import gmtime
-from typing import Any, TypeAlias
+from typing import IO, Any, Final, TypeAlias
+
+from anyio import Lock
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext
@@ -32,31 +38,77 @@ from belljar.network.stand_ins.files import (
 )
 from belljar.network.stand_ins.web import Answer, Pairs, Request, credentials
 
+# How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
+_BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
+_MAX_MEMBERS: Final = 50_000
+MAX_MEMBER_BYTES: Final = 1 << 20
 
-class PackageFiles:
-    """A directory's files and digests, each read once.
 
-    `algorithms` are hashlib's; `made`: files in memory instead of the directory's.
+class PackageError(ValueError):
+    """Why a file is no package of its kind."""
+
+
+class Registry:
+    """What every registry is: files with their digests, and a record of what clients change.
+
+    `made`: files in memory instead of those of the context's directory.
     """
 
-    def __init__(self, directory: Path, *algorithms: str, made: Iterable[StoredFile] = ()) -> None:
-        self._directory, self._algorithms, self._made = directory, algorithms, tuple(made)
+    name = ""
+    algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
+
+    def __init__(self, context: StandInContext, made: Iterable[StoredFile] = ()) -> None:
+        self.context, self._made = context, tuple(made)
+        self.token = str(context.settings.get("token", ""))
         self._digests: dict[str, Mapping[str, str]] = {}
+        # One change at a time: a second client waits instead of doubling the memory.
+        self.changing = Lock()
 
     @cached_property
     def by_name(self) -> Mapping[str, StoredFile]:
-        """Name → file. Raises `FilesError`."""
-        return {file.name: file for file in self._made or list_files(self._directory)}
+        """Name → file, read at the first request. Raises `FilesError`."""
+        return {file.name: file for file in self._made or list_files(self.context.files)}
 
     async def digests(self, file: StoredFile) -> Mapping[str, str]:
         """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
         if file.name not in self._digests:
-            hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self._algorithms}
+            hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.algorithms}
             async for chunk in pieces_of(file, 0, file.size_bytes):
                 for running in hashes.values():
                     running.update(chunk)
             self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
         return self._digests[file.name]
+
+    async def record(
+        self, request: Request, what: str, data: Mapping[str, JsonValue], bodies: Sequence[Body]
+    ) -> None:
+        """Put a change on record, before the client is answered."""
+        common: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}
+        known = credentials(request.header("authorization"))
+        await self.context.record("network.attempt", {**common, **known, **data}, bodies)
+
+
+def tar_member(source: IO[bytes], pattern: str) -> bytes:
+    """Return the first file of an archive whose name matches. Raises `PackageError`."""
+    try:
+        with tarfile.open(fileobj=source, mode="r|*") as stream:
+            for entry in islice(stream, _MAX_MEMBERS):
+                if entry.isfile() and re.fullmatch(pattern, entry.name):
+                    opened = stream.extractfile(entry)
+                    return bounded_read(opened) if opened else b""
+    except PackageError:
+        raise
+    except (OSError, *_BROKEN) as error:
+        raise PackageError(f"it can't be unpacked: {error}") from None
+    raise PackageError("it lacks the file that describes it")
+
+
+def bounded_read(source: IO[bytes]) -> bytes:
+    """Return a file of an archive. Raises `PackageError` beyond `MAX_MEMBER_BYTES`."""
+    content = source.read(MAX_MEMBER_BYTES + 1)
+    if len(content) > MAX_MEMBER_BYTES:
+        raise PackageError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
+    return content
 
 
 def check_directory(directory: Path, what: str) -> tuple[Faults, tuple[StoredFile, ...]]:
@@ -107,19 +159,6 @@ def page_answer(
         headers = (*headers, ("last-modified", formatdate(modified_s, usegmt=True)))
     is_known = is_fresh(request, etag, modified_s)
     return Answer(status=304 if is_known else 200, headers=headers, body=page)
-
-
-async def record_change(
-    context: StandInContext,
-    request: Request,
-    registry: str,
-    data: Mapping[str, JsonValue],
-    bodies: Sequence[Body] = (),
-) -> None:
-    """On record before the client is answered."""
-    common: dict[str, JsonValue] = {"registry": registry, "cell": request.cell}
-    known = credentials(request.header("authorization"))
-    await context.record("network.attempt", {**common, **known, **data}, bodies)
 
 
 # File name and content of a package; the number is its time

@@ -168,44 +168,39 @@ def _usage(usage: object) -> dict[str, Any]:
     }
 
 
-def events(
-    response: Mapping[str, Any], pieces: Callable[[str], list[str]]
-) -> Iterator[dict[str, Any]]:
+def events(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The response as the events of a stream."""
     begun = {**response, "status": "in_progress", "output": [], "usage": None}
     bare: list[dict[str, Any]] = [
         {"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")
     ]
     for index, item in enumerate(response["output"]):
-        bare += _item_events(item, index, pieces)
+        bare += _item_events(item, index)
     bare.append({"type": "response.completed", "response": response})
     for number, event in enumerate(bare):
         yield {**event, "sequence_number": number}
 
 
-def _item_events(
-    item: Mapping[str, Any], index: int, pieces: Callable[[str], list[str]]
-) -> list[dict[str, Any]]:
+def _item_events(item: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
     is_text = item["type"] == "message"
     empty = {**item, "status": "in_progress", **({"content": []} if is_text else {"arguments": ""})}
     at: dict[str, Any] = {"item_id": item["id"], "output_index": index}
-    added = {"type": "response.output_item.added", "output_index": index, "item": empty}
-    found: list[dict[str, Any]] = [added]
+    found: list[dict[str, Any]] = []
+    usual: dict[str, Any] = {"logprobs": []} if is_text else {}
     if is_text:
         part, at = item["content"][0], {**at, "content_index": 0}
-        text: dict[str, Any] = {**at, "logprobs": []}
+        kind, text, end = "output_text", {"text": part["text"], "logprobs": []}, part["text"]
         found.append({"type": "response.content_part.added", **at, "part": {**part, "text": ""}})
-        found += [
-            {"type": "response.output_text.delta", **text, "delta": piece}
-            for piece in pieces(part["text"])
-        ]
-        found.append({"type": "response.output_text.done", **text, "text": part["text"]})
-        found.append({"type": "response.content_part.done", **at, "part": part})
     else:
-        kind = "response.function_call_arguments"
-        found += [
-            {"type": f"{kind}.delta", **at, "delta": piece} for piece in pieces(item["arguments"])
-        ]
-        call = {"name": item["name"], "arguments": item["arguments"]}
-        found.append({"type": f"{kind}.done", **at, **call})
-    return [*found, {"type": "response.output_item.done", "output_index": index, "item": item}]
+        kind, end = "function_call_arguments", item["arguments"]
+        text = {"name": item["name"], "arguments": end}
+    found.append({"type": f"response.{kind}.delta", **at, "delta": end, **usual})
+    found.append({"type": f"response.{kind}.done", **at, **text})
+    if is_text:
+        found.append({"type": "response.content_part.done", **at, "part": part})
+    around = {"output_index": index}
+    return [
+        {"type": "response.output_item.added", **around, "item": empty},
+        *found,
+        {"type": "response.output_item.done", **around, "item": item},
+    ]

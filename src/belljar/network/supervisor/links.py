@@ -168,13 +168,8 @@ def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
 
 
 def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
-    request = netlink.line(
-        index,
-        bytes_per_s=bytes_per_s,
-        burst_bytes=_BURST_BYTES,
-        queue_bytes=_QUEUE_BYTES,
-        frame_bytes=FRAME_BYTES,
-    )
+    bounds = {"burst_bytes": _BURST_BYTES, "queue_bytes": _QUEUE_BYTES, "frame_bytes": FRAME_BYTES}
+    request = netlink.line(index, bytes_per_s=bytes_per_s, **bounds)
     try:
         netlink.exchange(kernel, request)
     except FileNotFoundError as exc:
@@ -367,6 +362,5 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
 def _is_of_port(route: Route, ports: Mapping[int, str]) -> bool:
     if route.device is None or route.device not in ports:
         return False
-    return (
-        route == netlink.Route.on_link(route.device, ports[route.device]) or route.to == _MULTICAST6
-    )
+    asked = netlink.route_on_link(route.device, ports[route.device])
+    return route.to == _MULTICAST6 or route == netlink.as_listed(asked)

@@ -19,10 +19,11 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, NoReturn
 
+from belljar.dataclass import dataclass, from_json
 from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
 from belljar.network.confine import NO_CORE, limit_address_space
@@ -72,8 +73,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
     document = ipc.from_file(fds[2])
-    layout = RangeLayout.from_json(document.pop("layout"))
-    task = _Task(layout, NetworkPlan.from_json(document.pop("network")), **document)
+    task: _Task = from_json(_Task, document)
     try:
         supervisor = _Supervisor(task, owner, fds[4], fds[5])
         supervisor.make(gateway, parent)

@@ -80,18 +80,6 @@ class Route:
     kind: int
     rest: frozenset[tuple[int, bytes]]
 
-    @classmethod
-    def on_link(cls, device: int, ip: str) -> Route:
-        """As the kernel lists what `route_on_link` makes."""
-        rest = frozenset({(0, bytes((0, 0, _PROTO_STATIC, _SCOPE_LINK)))})
-        return cls(
-            to=IPv4Network(f"{ip}/32"),
-            device=device,
-            table=_TABLE_MAIN,
-            kind=_TYPE_UNICAST,
-            rest=rest,
-        )
-
     @property
     def is_direct(self) -> bool:
         """Whether its device's peer is reached directly."""
@@ -117,21 +105,12 @@ def open_socket(fd: int | None = None) -> socket.socket:
 
 def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: int) -> bytes:
     """Make a pair, both down, the peer elsewhere."""
-    peer = (
-        _LINK.pack(0, 0, 0, 0, 0)
-        + _text(_IFLA_IFNAME, peer_name)
-        + attribute(_IFLA_ADDRESS, _mac(peer_mac))
-        + attribute(_IFLA_NET_NS_FD, struct.pack("=i", peer_namespace_fd))
-    )
-    info = _text(_IFLA_INFO_KIND, "veth") + attribute(
-        _IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer)
-    )
-    body = (
-        _LINK.pack(0, 0, 0, 0, 0)
-        + _text(_IFLA_IFNAME, name)
-        + attribute(_IFLA_ADDRESS, _mac(mac))
-        + attribute(_IFLA_LINKINFO | _NESTED, info)
-    )
+    peer = _LINK.pack(0, 0, 0, 0, 0) + _text(_IFLA_IFNAME, peer_name)
+    peer += attribute(_IFLA_ADDRESS, _mac(peer_mac)) + _word(_IFLA_NET_NS_FD, peer_namespace_fd)
+    info = _text(_IFLA_INFO_KIND, "veth")
+    info += attribute(_IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer))
+    body = _LINK.pack(0, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name)
+    body += attribute(_IFLA_ADDRESS, _mac(mac)) + attribute(_IFLA_LINKINFO | _NESTED, info)
     return message(_NEW_LINK, body, flags=_NEW)
 
 
@@ -143,9 +122,8 @@ def set_link(index: int, *, up: bool) -> bytes:
 def without_ipv6_address(index: int) -> bytes:
     """Without an IPv6 address, so nothing to announce."""
     mode = attribute(socket.AF_INET6 | _NESTED, attribute(_ADDR_GEN_MODE, b"\1"))
-    return message(
-        _NEW_LINK, _LINK.pack(0, 0, index, 0, 0) + attribute(_IFLA_AF_SPEC | _NESTED, mode)
-    )
+    body = _LINK.pack(0, 0, index, 0, 0) + attribute(_IFLA_AF_SPEC | _NESTED, mode)
+    return message(_NEW_LINK, body)
 
 
 def delete_link(index: int) -> bytes:
@@ -157,11 +135,8 @@ def address(index: int, ip: str) -> bytes:
     """An address of its own alone (/32)."""
     packed = IPv4Address(ip).packed
     body = _ADDRESS.pack(socket.AF_INET, 32, 0, _SCOPE_UNIVERSE, index)
-    return message(
-        _NEW_ADDRESS,
-        body + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed),
-        flags=_NEW,
-    )
+    body += attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
+    return message(_NEW_ADDRESS, body, flags=_NEW)
 
 
 def route_on_link(index: int, ip: str) -> bytes:
@@ -171,10 +146,8 @@ def route_on_link(index: int, ip: str) -> bytes:
 
 def default_route(index: int, gateway: str) -> bytes:
     """All else goes by the gateway."""
-    rest = attribute(_RTA_GATEWAY, IPv4Address(gateway).packed)
-    return _route(
-        IPv4Network("0.0.0.0/0"), index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, rest
-    )
+    to, rest = IPv4Network("0.0.0.0/0"), attribute(_RTA_GATEWAY, IPv4Address(gateway).packed)
+    return _route(to, index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, rest)
 
 
 def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
@@ -184,7 +157,7 @@ def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
 
 def rule_for_mark(mark: int, table: int, priority: int) -> bytes:
     """Route packets with this mark by the table."""
-    return _rule(table, priority, attribute(_FRA_FWMARK, struct.pack("=I", mark)))
+    return _rule(table, priority, _word(_FRA_FWMARK, mark))
 
 
 def rule_for_own(priority: int) -> bytes:
@@ -194,9 +167,7 @@ def rule_for_own(priority: int) -> bytes:
 
 def _rule(table: int, priority: int, selector: bytes) -> bytes:
     body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 1, 0)  # FR_ACT_TO_TBL
-    body += attribute(_FRA_TABLE, struct.pack("=I", table)) + attribute(
-        _FRA_PRIORITY, struct.pack("=I", priority)
-    )
+    body += _word(_FRA_TABLE, table) + _word(_FRA_PRIORITY, priority)
     return message(_NEW_RULE, body + selector, flags=_NEW)
 
 
@@ -217,12 +188,9 @@ def line(
     rate = _RATE.pack(0, _ETHERNET, frame_bytes, 0, 0, bytes_per_s)
     limits = _LIMITS.pack(queue_bytes, 0, 0)
     options = attribute(_TBF_PARMS, rate + bytes(_RATE.size) + limits)
-    options += attribute(_TBF_BURST, struct.pack("=I", burst_bytes))
-    body = (
-        _QUEUE.pack(0, index, 0, _ROOT, 0)
-        + _text(_TCA_KIND, "tbf")
-        + attribute(_TCA_OPTIONS | _NESTED, options)
-    )
+    options += _word(_TBF_BURST, burst_bytes)
+    body = _QUEUE.pack(0, index, 0, _ROOT, 0) + _text(_TCA_KIND, "tbf")
+    body += attribute(_TCA_OPTIONS | _NESTED, options)
     return message(_NEW_QUEUE, body, flags=_NEW)
 
 
@@ -275,22 +243,24 @@ def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
 
 def parse_route(payload: bytes) -> Route:
     """The kernel's route message. Raises `ValueError`."""
-    family, bits, source_bits, service, table, protocol, scope, kind, _flags = _ROUTE.unpack_from(
-        payload
-    )
+    family, bits, *rest, table, protocol, scope, kind, _flags = _ROUTE.unpack_from(payload)
     found = dict(attributes(payload[_ROUTE.size :]))
     found.pop(_RTA_CACHEINFO, None)
     to = found.pop(_RTA_DST, b"")
     device, listed = found.pop(_RTA_OIF, None), found.pop(_RTA_TABLE, None)
+    is_v4 = family == socket.AF_INET
     return Route(
-        to=IPv4Network((to or bytes(4), bits))
-        if family == socket.AF_INET
-        else IPv6Network((to or bytes(16), bits)),
+        to=IPv4Network((to or bytes(4), bits)) if is_v4 else IPv6Network((to or bytes(16), bits)),
         device=None if device is None else int.from_bytes(device, sys.byteorder),
         table=table if listed is None else int.from_bytes(listed, sys.byteorder),
         kind=kind,
-        rest=frozenset({(0, bytes((source_bits, service, protocol, scope))), *found.items()}),
+        rest=frozenset({(0, bytes((*rest, protocol, scope))), *found.items()}),
     )
+
+
+def as_listed(request: bytes) -> Route:
+    """Return the route that a request makes, as the kernel lists it."""
+    return parse_route(request[_HEADER.size :])
 
 
 def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> Iterator[bytes]:
@@ -345,9 +315,7 @@ def _route(
     body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table, _PROTO_STATIC, scope, kind, 0)
     if to.prefixlen:
         body += attribute(_RTA_DST, to.network_address.packed)
-    return message(
-        _NEW_ROUTE, body + attribute(_RTA_OIF, struct.pack("=i", index)) + rest, flags=_NEW
-    )
+    return message(_NEW_ROUTE, body + _word(_RTA_OIF, index) + rest, flags=_NEW)
 
 
 def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> bytes:
@@ -360,6 +328,10 @@ def attribute(kind: int, value: bytes) -> bytes:
     """One attribute, padded."""
     length = _ATTRIBUTE.size + len(value)
     return _ATTRIBUTE.pack(length, kind) + value + bytes(-length % 4)
+
+
+def _word(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=I", value))
 
 
 def _text(kind: int, value: str) -> bytes:

@@ -4,33 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
-import pytest
-
 from belljar.network.gateway.config import Bounds
 from belljar.plan.network import NetworkBounds
-
-
-def test_json_both_ways() -> None:
-    """What was written is read again."""
-    bounds = Bounds(connections=5, idle_timeout_s=0.5)
-    assert Bounds.from_json(asdict(bounds)) == bounds
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"connectoins": 1},
-        {"connections": 0},
-        {"connections": -1},
-        {"connections": True},
-        {"connections": "5"},
-        {"idle_timeout_s": float("nan")},
-    ],
-)
-def test_what_is_no_bound_is_refused(data: dict[str, object]) -> None:
-    """A wrong name, or a value that would mean no bound, is an error and not a default."""
-    with pytest.raises(ValueError, match="bound"):
-        Bounds.from_json(data)
 
 
 def test_the_plan_s_bounds_are_taken() -> None:

@@ -21,7 +21,7 @@ def guard(range_action: Action, upstream_action: Action, bounds: ScanBounds | No
     config = GuardConfig(
         spec=spec, actions={Place.RANGE: range_action, Place.UPSTREAM: upstream_action}
     )
-    return Guard(GuardConfig.from_json(config.to_json()), frozenset({"real"}))
+    return Guard(config, frozenset({"real"}))
 
 
 @pytest.mark.parametrize(

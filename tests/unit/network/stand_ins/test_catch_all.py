@@ -28,7 +28,7 @@ def app() -> Client:
         ("GET", "http://telemetry.example/x", 204, ""),
         ("GET", "http://api.example/x", 200, "application/json"),
         ("GET", "/robots.txt", 200, "text/plain; charset=utf-8"),
-        ("GET", "/favicon.ico", 200, "image/x-icon"),
+        ("GET", "/favicon.ico", 200, "image/gif"),
         ("GET", "/a/b.js", 200, "application/javascript"),
         ("GET", "/logo.png", 200, "image/gif"),
         ("OPTIONS", "/x", 204, ""),

@@ -12,10 +12,11 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, context_for
 
 from belljar.network.stand_ins import files
 from belljar.network.stand_ins.files import StoredFile, file_answer, find, media_of
-from belljar.network.stand_ins.registry import PackageFiles, check_directory
+from belljar.network.stand_ins.registry import Registry, check_directory
 from belljar.network.stand_ins.web import Answer, Request
 
 
@@ -59,18 +60,22 @@ def test_digests_are_those_of_the_file(tmp_path: Path) -> None:
     content = os.urandom(2 * files.CHUNK_BYTES + 17)
     (tmp_path / "a").write_bytes(content)
     (file,) = files.list_files(tmp_path)
-    digests = PackageFiles(tmp_path, "sha256", "sha1")
-    found = asyncio.run(_digests(digests, file))
+    registry = _Registry(context_for(tmp_path, Ledger()))
+    found = asyncio.run(_digests(registry, file))
     assert found == {
         "sha256": hashlib.sha256(content).hexdigest(),
         "sha1": hashlib.sha1(content).hexdigest(),  # noqa: S324
     }
     file.path.unlink()
-    assert asyncio.run(_digests(digests, file)) == found
+    assert asyncio.run(_digests(registry, file)) == found
 
 
-async def _digests(digests: PackageFiles, file: StoredFile) -> dict[str, str]:
-    return dict(await digests.digests(file))
+class _Registry(Registry):
+    algorithms = ("sha256", "sha1")
+
+
+async def _digests(registry: Registry, file: StoredFile) -> dict[str, str]:
+    return dict(await registry.digests(file))
 
 
 def test_check_names_what_is_wrong(tmp_path: Path) -> None:

@@ -1,0 +1,413 @@
+"""Git over HTTP (smart protocol, version 0) of bare repositories.
+
+A push is put on record and lives in the range's memory: later fetches in the range see it; the
+directory never changes. Not: the dumb protocol, version 2 (clients fall back), partial clones,
+SHA-256 repositories.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from anyio import Lock
+from anyio.lowlevel import checkpoint
+from dulwich.errors import GitProtocolError, HangupException
+from dulwich.object_format import DEFAULT_OBJECT_FORMAT
+from dulwich.objects import Blob, Commit
+from dulwich.pack import pack_header_chunks, pack_object_chunks
+from dulwich.protocol import Protocol, pkt_line, pkt_seq
+
+from belljar.capture import body_of
+from belljar.events import JsonValue
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.files import links_in
+from belljar.network.stand_ins.git_store import (
+    ID,
+    ZERO,
+    GitObject,
+    MissingObjectError,
+    PackError,
+    Quota,
+    Repository,
+    find_repositories,
+    read_pack,
+    why_not,
+)
+from belljar.network.stand_ins.web import (
+    Answer,
+    CutOffError,
+    Incoming,
+    Request,
+    bounded,
+    credentials,
+    presents,
+    streaming_app,
+    text_answer,
+    word,
+)
+
+MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
+MAX_PUSH_BYTES: Final = 32 << 20
+MAX_COMMANDS: Final = 1000
+_MAX_LISTED: Final = 50
+_BAND_BYTES: Final = 65_000
+_INFINITE_DEPTH: Final = 0x7FFF_FFFF
+_CAPABILITIES: Final = {
+    "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress include-tag"
+    b" allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1",
+    "git-receive-pack": b"report-status delete-refs ofs-delta object-format=sha1",
+}
+_NO_CACHE: Final = (
+    ("cache-control", "no-cache, max-age=0, must-revalidate"),
+    ("pragma", "no-cache"),
+)
+_COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
+
+
+class BadRequestError(ValueError):
+    """A body that is not what its service takes."""
+
+
+def make(context: StandInContext) -> App:
+    """Of the bare repositories in `context.files`, or the settings' one.
+
+    Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
+    """
+    return streaming_app(_Git(context).handle)
+
+
+def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+    """Faults of a directory of bare repositories."""
+    if directory is None:
+        return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
+    if not directory.is_dir():
+        return (Fault("no such directory", file=str(directory)),)
+    repositories = dict(find_repositories(directory)).values()
+    links = [directory / link for link in links_in(directory)]
+    message = "a symbolic link, which is not followed; put the file itself there"
+    found = [(link, message) for link in links]
+    # Of a repository with a link in it nothing is read, not even to say more.
+    whole = [path for path in repositories if not any(path in link.parents for link in links)]
+    found += [(path, reason) for path in whole if (reason := why_not(path))]
+    message = "not a bare repository (made by git clone --bare or git init --bare)"
+    for path in sorted(directory.iterdir()):
+        is_known = any(one == path or path in one.parents for one in repositories)
+        if not path.is_symlink() and not is_known:
+            found.append((path, message))
+    if not found and not repositories:
+        found = [(directory, "empty; put bare repositories into it")]
+    return tuple(Fault(message, file=str(path)) for path, message in found)
+
+
+@dataclass(kw_only=True)
+class _Push:
+    """A push as far as it could be read; `refused` "": all of it."""
+
+    commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
+    pack: bytes = b""
+    objects: dict[bytes, GitObject] = field(default_factory=dict)
+    wants_report: bool = False
+    refused: str = ""
+
+
+class _Git:
+    def __init__(self, context: StandInContext) -> None:
+        self._context = context
+        self._pushing = Lock()
+
+    @cached_property
+    def _repositories(self) -> Mapping[str, Repository]:
+        settings, quota = self._context.settings, Quota()
+        commits: Any = settings.get("commits")
+        if commits:
+            made = Repository.made(commits, quota, now_s=self._context.clock())
+            found = {str(settings["repository"]): made}
+        else:
+            there = find_repositories(self._context.files)
+            found = {n: Repository.opened(path, quota) for n, path in there if not why_not(path)}
+        for name, repository in list(found.items()):
+            bare = name.removesuffix(".git")
+            found.setdefault(bare, repository)
+            found.setdefault(f"{bare}.git", repository)
+        return found
+
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+        name, _, service = request.path.strip("/").rpartition("/")
+        token = str(self._context.settings.get("token", ""))
+        writes = "git-receive-pack" in (service, request.parameter("service"))
+        if token and writes and not presents(request, token):
+            return text_answer("Unauthorized", 401, (("www-authenticate", 'Basic realm="Git"'),))
+        if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
+            repository = self._repositories.get(name.removesuffix("/info"))
+            return _advertisement(repository, request.parameter("service"))
+        if request.method != "POST" or service not in _CAPABILITIES:
+            return text_answer("Not Found", 404)
+        if name not in self._repositories:
+            return text_answer("Not Found", 404)
+        headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
+        answer: Answer | None
+        try:
+            if service == "git-upload-pack":
+                body = await _read(request, incoming, MAX_REQUEST_BYTES)
+                fetch = _Fetch(self._repositories[name], body)
+                return Answer(headers=headers, stream=fetch.answer)
+            async with self._pushing:
+                body = await _read(request, incoming, MAX_PUSH_BYTES)
+                return Answer(headers=headers, body=await self._receive(request, name, body))
+        except BadRequestError as error:
+            reason, answer = str(error), text_answer("Bad Request", 400)
+        except CutOffError as error:
+            reason = error.refused or "it broke off"
+            answer = text_answer("Request Entity Too Large", 413) if error.refused else None
+        if service == "git-receive-pack":
+            await self._record(request, name, _Push(refused=reason))
+        return answer
+
+    async def _receive(self, request: Request, name: str, body: bytes) -> bytes:
+        """Carry out a push, after it is on record. Returns the report for the client."""
+        repository, push = self._repositories[name], _parse_push(body)
+        if not push.commands and not push.refused:
+            # git asks with nothing before it sends something large.
+            return b""
+        if push.pack and not push.refused:
+            try:
+                steps = read_pack(push.pack, repository.get, push.objects)
+                for number, _ in enumerate(steps):
+                    if number % 16 == 0:
+                        await checkpoint()
+            except PackError as error:
+                push.refused = str(error)
+        await self._record(request, name, push)
+        if not push.refused and not repository.add(push.objects):
+            push.refused = "the repository's quota is used up"
+        if not push.wants_report:
+            return b""
+        lines = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
+        for old, new, ref in push.commands:
+            reason = "unpacker error" if push.refused else repository.update(ref, old, new)
+            lines.append(b"ng %s %s\n" % (ref, reason.encode()) if reason else b"ok %s\n" % ref)
+        return pkt_seq(*lines)
+
+    async def _record(self, request: Request, name: str, push: _Push) -> None:
+        """Put a push on record before it has an effect; also one that is refused."""
+        commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
+        files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
+        updates: Iterator[JsonValue] = (
+            {"ref": word(_text(ref)), "old": _text(old), "new": _text(new), "deletes": new == ZERO}
+            for old, new, ref in push.commands
+        )
+        data: dict[str, JsonValue] = {
+            "what": "push",
+            "cell": request.cell,
+            "repository": word(name),
+            "updates": bounded(updates, 16 << 10),
+            "update_count": len(push.commands),
+            "commits": [_text(commit.id) for commit in commits[:_MAX_LISTED]],
+            "commit_count": len(commits),
+            "file_count": len(files),
+            "object_count": len(push.objects),
+            "refused": word(push.refused),
+            **credentials(request.header("authorization")),
+        }
+        # The smallest files' contents are kept unpacked: keys and notes are small.
+        smallest, size = list[bytes](), 0
+        for content in sorted(files, key=len):
+            smallest.append(content)
+            size += len(content)
+            if size > MAX_KEPT_BODY_BYTES:
+                break
+        texts = [commit.content for commit in commits[:_MAX_LISTED]]
+        bodies = [
+            body_of("pack", push.pack, MAX_KEPT_BODY_BYTES),
+            body_of("commits", b"\n\n".join(texts), MAX_KEPT_BODY_BYTES),
+            body_of("files", b"\n".join(smallest), MAX_KEPT_BODY_BYTES),
+        ]
+        kept = [body for body in bodies if body.total_bytes]
+        await self._context.record("network.attempt", data, kept)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+async def _read(request: Request, incoming: Incoming, max_bytes: int) -> bytes:
+    """A request's body, unpacked. Raises `CutOffError`, `BadRequestError`."""
+    body = await incoming.read(max_bytes)
+    if request.header("content-encoding").lower() not in {"gzip", "x-gzip"}:
+        return body
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        content = inflater.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise BadRequestError("a body that is not packed as it says") from None
+    if len(content) > max_bytes:
+        raise CutOffError(content, f"more than {max_bytes} bytes")
+    if not inflater.eof:
+        raise BadRequestError("a body that ends too early")
+    return content
+
+
+def _advertisement(repository: Repository | None, service: str) -> Answer:
+    """References, HEAD first; capabilities after the first."""
+    if repository is None:
+        return text_answer("Repository not found", 404)
+    if service not in _CAPABILITIES:
+        return text_answer("Please use a smart Git client", 403)
+    words, lines = _CAPABILITIES[service], list[bytes]()
+    fetches = service == "git-upload-pack"
+    if fetches and repository.head in repository.refs:
+        lines.append(repository.refs[repository.head] + b" HEAD")
+        words += b" symref=HEAD:" + repository.head
+    for name, identity in repository.refs.items():
+        lines.append(identity + b" " + name)
+        if fetches and name.startswith(b"refs/tags/"):
+            final = repository.peel(identity)
+            lines += [final + b" " + name + b"^{}"] if final != identity else []
+    lines = lines or [ZERO + b" capabilities^{}"]
+    lines[0] += b"\0" + words
+    body = pkt_seq(f"# service={service}\n".encode()) + pkt_seq(*(line + b"\n" for line in lines))
+    kind = ("content-type", f"application/x-{service}-advertisement")
+    return Answer(headers=(kind, *_NO_CACHE), body=body)
+
+
+class _Fetch:
+    """One request of a negotiation. Unknown lines are ignored, as by other servers."""
+
+    def __init__(self, repository: Repository, body: bytes) -> None:
+        """Raises `BadRequestError`."""
+        self._repository = repository
+        self._wants, self._haves, self._shallow = list[bytes](), list[bytes](), set[bytes]()
+        self._words, self._depth, self._is_done = frozenset[bytes](), 0, False
+        protocol = Protocol(io.BytesIO(body).read, len)
+        try:
+            for line in protocol.read_pkt_seq():
+                self._read_want(line.rstrip(b"\n"))
+            while True:
+                line = (protocol.read_pkt_line() or b"").rstrip(b"\n")
+                if line.startswith(b"have "):
+                    self._haves.append(_identity(line[5:]))
+                self._is_done |= line == b"done"
+        except HangupException:
+            return
+        except GitProtocolError as error:
+            raise BadRequestError(str(error)) from None
+
+    def _read_want(self, line: bytes) -> None:
+        key, _, rest = line.partition(b" ")
+        if key == b"want":
+            identity, _, words = rest.partition(b" ")
+            self._words = self._words or frozenset(words.split())
+            self._wants.append(_identity(identity))
+        elif key == b"shallow":
+            self._shallow.add(_identity(rest))
+        elif key == b"deepen":
+            if not rest.isdigit() or len(rest) > 10:
+                raise BadRequestError("a depth that is no number")
+            self._depth = min(int(rest), _INFINITE_DEPTH)
+
+    async def answer(self) -> AsyncIterator[bytes]:
+        """The lines of the negotiation, and at its end the pack."""
+        repository = self._repository
+        unknown = next((want for want in self._wants if repository.get(want) is None), None)
+        if unknown is not None:
+            yield pkt_line(b"ERR upload-pack: not our ref " + unknown + b"\n")
+            return
+        try:
+            # Without a depth the client's own border stays.
+            border, unshallow = self._shallow, set[bytes]()
+            if self._depth:
+                starts = [repository.peel(want) for want in self._wants]
+                found, border = await repository.depths(starts, self._depth)
+                unshallow = (self._shallow & found) - border
+                lines = [b"shallow " + each for each in sorted(border - self._shallow)]
+                yield pkt_seq(*lines, *(b"unshallow " + each for each in sorted(unshallow)))
+            common = [have for have in self._haves if repository.get(have) is not None]
+            yield self._acknowledged(common)
+            if self._is_done:
+                deeper = [older for edge in unshallow for older in repository.parents(edge)]
+                async for piece in self._pack(common, [*self._wants, *deeper], border):
+                    yield piece
+        except MissingObjectError as error:
+            if b"side-band-64k" in self._words:
+                yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
+
+    def _acknowledged(self, common: list[bytes]) -> bytes:
+        detailed = b"multi_ack_detailed" in self._words
+        lines = [b"ACK " + have + b" common\n" for have in common] if detailed else []
+        if self._is_done:
+            lines.append(b"ACK " + common[-1] + b"\n" if common else b"NAK\n")
+        elif self._haves and detailed:
+            # One common commit is enough to make a right pack, if not the smallest.
+            lines += [b"ACK " + common[-1] + b" ready\n"] if common else []
+            lines.append(b"NAK\n")
+        elif self._haves:
+            lines.append(b"ACK " + common[0] + b"\n" if common else b"NAK\n")
+        return b"".join(map(pkt_line, lines))
+
+    async def _pack(
+        self, common: list[bytes], wants: list[bytes], border: set[bytes]
+    ) -> AsyncIterator[bytes]:
+        repository, seen = self._repository, set[bytes]()
+        async for _ in repository.walk(common, seen, self._shallow):
+            pass  # What the client has, and all below it, is not sent again.
+        identities = [each async for each in repository.walk(wants, seen, border)]
+        if b"include-tag" in self._words:
+            refs = repository.refs.items()
+            for each in {at for name, at in refs if name.startswith(b"refs/tags/")} - seen:
+                if repository.peel(each) in seen:
+                    identities.append(each)
+        hasher = hashlib.sha1(usedforsecurity=False)
+        is_banded = b"side-band-64k" in self._words
+        for number, identity in enumerate([b"", *identities]):
+            chunks = pack_header_chunks(len(identities))
+            if number:
+                kind, content = repository.must(identity)
+                chunks = pack_object_chunks(
+                    kind, [content], DEFAULT_OBJECT_FORMAT, compression_level=1
+                )
+            piece = b"".join(chunks)
+            hasher.update(piece)
+            for start in range(0, len(piece), _BAND_BYTES):
+                part = piece[start : start + _BAND_BYTES]
+                yield pkt_line(b"\x01" + part) if is_banded else part
+        digest = hasher.digest()
+        yield pkt_seq(b"\x01" + digest) if is_banded else digest
+
+
+def _identity(text: bytes) -> bytes:
+    if ID.fullmatch(text) is None:
+        raise BadRequestError("an object's id that is none")
+    return text
+
+
+def _parse_push(body: bytes) -> _Push:
+    """Commands and pack of a request's body."""
+    stream = io.BytesIO(body)
+    push = _Push()
+    try:
+        for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
+            command, _, words = line.rstrip(b"\n").partition(b"\0")
+            if line.startswith(b"shallow "):
+                continue
+            match = _COMMAND.fullmatch(command)
+            if match is None or number >= MAX_COMMANDS:
+                return _Push(
+                    pack=body,
+                    refused="a command that is none, or more than "
+                    f"{MAX_COMMANDS} references at once",
+                )
+            push.wants_report |= number == 0 and b"report-status" in words.split()
+            push.commands.append((match[1], match[2], match[3]))
+    except GitProtocolError as error:
+        return _Push(pack=body, refused=str(error) or "the commands have no end")
+    push.pack = stream.read()
+    return push

@@ -1,0 +1,350 @@
+"""A git repository of an author, with a guest's pushes over it in memory.
+
+dulwich reads repositories, objects and deltas. Walking is done here, in steps and with bounds: a
+guest makes what it pushes, and dulwich's own server would follow it without a pause, in memory
+that grows with the square of its history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+import weakref
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from anyio.lowlevel import checkpoint
+from dulwich.errors import ApplyDeltaError
+from dulwich.index import commit_tree
+from dulwich.object_store import DiskObjectStore, MemoryObjectStore
+from dulwich.objects import S_ISGITLINK, Blob, Commit, ShaFile, Tag, Tree, object_header, parse_tree
+from dulwich.pack import DELTA_TYPES, OFS_DELTA, apply_delta, unpack_object_at
+from dulwich.refs import DiskRefsContainer, check_ref_format
+
+MAX_OBJECTS: Final = 50_000
+MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
+# All repositories of a stand-in keep so much of pushes; beyond, a push is recorded and refused.
+MAX_PUSHED_BYTES: Final = 64 << 20
+MAX_REFS: Final = 10_000
+MAX_DEPTH: Final = 4
+_MAX_NESTED_TAGS: Final = 10
+_TRAILER_BYTES: Final = 20
+BRANCH: Final = b"refs/heads/main"
+ZERO: Final = b"0" * 40
+ID: Final = re.compile(rb"[0-9a-f]{40}")
+# Longer numbers have no meaning, and dulwich reads them without an end.
+_NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
+
+
+class PackError(ValueError):
+    """A pack is broken, incomplete or beyond the bounds."""
+
+
+class MissingObjectError(KeyError):
+    """The repository lacks a named object, or has one that can't be read."""
+
+
+class GitObject(NamedTuple):
+    """An object: the number of its type, and its content."""
+
+    kind: int
+    content: bytes
+
+    @property
+    def id(self) -> bytes:
+        """The object's SHA-1, 40 hexadecimal digits."""
+        whole = object_header(self.kind, len(self.content)) + self.content
+        return hashlib.sha1(whole, usedforsecurity=False).hexdigest().encode()
+
+
+class Quota:
+    """Bytes that the repositories of a stand-in keep of pushes."""
+
+    kept_bytes = 0
+
+
+class Repository:
+    """One repository; `quota` is shared with the others of its stand-in."""
+
+    def __init__(self, store: Any, refs: dict[bytes, bytes], head: bytes, quota: Quota) -> None:  # noqa: ANN401 - either of dulwich's stores
+        self._store, self._quota = store, quota
+        self._pushed: dict[bytes, GitObject] = {}
+        # Reference → id, without HEAD; pushes change it. `head`: the reference HEAD points to.
+        self.refs, self.head = refs, head
+
+    @classmethod
+    def opened(cls, path: Path, quota: Quota) -> Repository:
+        """Return the bare repository in a directory."""
+        container = DiskRefsContainer(str(path))
+        names = sorted(name for name in container.allkeys() if name.startswith(b"refs/"))
+        refs = {bytes(name): container.follow(name)[1] for name in names}
+        content = (path / "HEAD").read_bytes()[:300].strip()
+        head = content.removeprefix(b"ref: ") if content.startswith(b"ref: ") else b""
+        store = DiskObjectStore(str(path / "objects"))
+        found = cls(store, {name: bytes(at) for name, at in refs.items() if at}, head, quota)
+        # An application is not notified of its end; its files are closed with it.
+        weakref.finalize(found, store.close)
+        return found
+
+    @classmethod
+    def made(
+        cls, commits: Sequence[Mapping[str, Any]], quota: Quota, *, now_s: float
+    ) -> Repository:
+        """Return one in memory, with a single branch.
+
+        `commits`: the oldest first, each with `author`, `message`, `age_s` before `now_s`, and
+        `files`: path → text of all that is in its tree.
+        """
+        store, tips = MemoryObjectStore(), list[Any]()
+        for commit in commits:
+            blobs = []
+            for path, text in commit["files"].items():
+                blob = Blob.from_string(text.encode())
+                store.add_object(blob)
+                blobs.append((path.encode(), blob.id, 0o100644))
+            made = Commit()
+            made.tree, made.parents = commit_tree(store, blobs), tips
+            made.author = made.committer = commit["author"].encode()
+            made.author_time = made.commit_time = int(now_s - commit["age_s"])
+            made.author_timezone = made.commit_timezone = 0
+            made.message = commit["message"].encode() + b"\n"
+            store.add_object(made)
+            tips = [made.id]
+        return cls(store, {BRANCH: bytes(tips[0])}, BRANCH, quota)
+
+    def get(self, identity: bytes) -> GitObject | None:
+        """Return an object by its id."""
+        pushed = self._pushed.get(identity)
+        if pushed is not None or ID.fullmatch(identity) is None:
+            return pushed
+        try:
+            kind, content = self._store.get_raw(identity)
+        except KeyError:
+            return None
+        return GitObject(kind, bytes(content))
+
+    def must(self, identity: bytes) -> GitObject:
+        """Raises `MissingObjectError`."""
+        found = self.get(identity)
+        if found is None:
+            raise MissingObjectError(identity)
+        return found
+
+    def add(self, objects: Mapping[bytes, GitObject]) -> bool:
+        """Return False beyond `MAX_PUSHED_BYTES`; each object counts 200 bytes more."""
+        fresh = {name: thing for name, thing in objects.items() if name not in self._pushed}
+        size = sum(len(thing.content) + 200 for thing in fresh.values())
+        if self._quota.kept_bytes + size > MAX_PUSHED_BYTES:
+            return False
+        self._pushed.update(fresh)
+        self._quota.kept_bytes += size
+        return True
+
+    def update(self, name: bytes, old: bytes, new: bytes) -> str:
+        """Carry out one command of a push; return why it is refused, else ""."""
+        is_place = name.startswith(b"refs/") and name.count(b"/") >= 2 and len(name) <= 255
+        if not is_place or not check_ref_format(name):  # type: ignore[arg-type]
+            return "funny refname"
+        if self.refs.get(name, ZERO) != old:
+            return "fetch first"
+        if new == ZERO:
+            self.refs.pop(name, None)
+            return ""
+        if self.get(new) is None:
+            return "missing necessary objects"
+        if name not in self.refs and len(self.refs) >= MAX_REFS:
+            return "too many references"
+        self.refs[name] = new
+        return ""
+
+    def links(self, identity: bytes) -> list[tuple[int, bytes]]:
+        """Return type and id of each object that one names. Raises `MissingObjectError`."""
+        kind, content = self.must(identity)
+        try:
+            if kind == Tree.type_num:
+                # A submodule's commit is another repository's.
+                return [
+                    (Tree.type_num if stat.S_ISDIR(mode) else Blob.type_num, bytes(sha))
+                    for _, mode, sha in parse_tree(content, 20)
+                    if not S_ISGITLINK(mode)
+                ]
+            thing = ShaFile.from_raw_string(kind, content)
+            if isinstance(thing, Commit):
+                parents = [(Commit.type_num, bytes(parent)) for parent in thing.parents]
+                return [(Tree.type_num, bytes(thing.tree)), *parents]
+            return (
+                [(thing.object[0].type_num, bytes(thing.object[1]))]
+                if isinstance(thing, Tag)
+                else []
+            )
+        except Exception as error:  # whatever the library makes of a guest's object
+            raise MissingObjectError(identity) from error
+
+    def parents(self, identity: bytes) -> list[bytes]:
+        """Return a commit's parents; nothing of other objects."""
+        if self.must(identity).kind != Commit.type_num:
+            return []
+        return [at for kind, at in self.links(identity) if kind == Commit.type_num]
+
+    def peel(self, identity: bytes) -> bytes:
+        """Return the id that a tag leads to, through at most `_MAX_NESTED_TAGS`, else the id."""
+        for _ in range(_MAX_NESTED_TAGS):
+            thing = self.get(identity)
+            if thing is None or thing.kind != Tag.type_num:
+                break
+            identity = self.links(identity)[0][1]
+        return identity
+
+    async def walk(
+        self, starts: Iterable[bytes], seen: set[bytes], border: Set[bytes]
+    ) -> AsyncIterator[bytes]:
+        """Give each object below `starts` once, but those in `seen`, and add it there.
+
+        Beyond the commits of `border` nothing is given. Raises `MissingObjectError`.
+        """
+        todo = [(0, identity) for identity in starts]
+        while todo:
+            kind, identity = todo.pop()
+            if identity in seen:
+                continue
+            seen.add(identity)
+            yield identity
+            if kind != Blob.type_num:
+                below = self.links(identity)
+                if identity in border:
+                    below = [link for link in below if link[0] != Commit.type_num]
+                todo += below
+            if len(seen) % 64 == 0:
+                await checkpoint()
+
+    async def depths(
+        self, starts: Iterable[bytes], max_depth: int
+    ) -> tuple[set[bytes], set[bytes]]:
+        """Return the commits up to a depth (1: the starts), and those at its border."""
+        found, border, level = set[bytes](), set[bytes](), list(starts)
+        for depth in range(1, max_depth + 1):
+            following: list[bytes] = []
+            for identity in level:
+                if identity in found:
+                    continue
+                found.add(identity)
+                older = self.parents(identity)
+                if depth == max_depth and older:
+                    border.add(identity)
+                following += older
+            await checkpoint()
+            if not following:
+                break
+            level = following
+        return found, border
+
+
+def read_pack(
+    data: bytes, lookup: Callable[[bytes], GitObject | None], objects: dict[bytes, GitObject]
+) -> Iterator[None]:
+    """Read a guest's pack into `objects`, one object a step. Raises `PackError`.
+
+    `lookup` finds objects of the repository, on which deltas may build. A delta comes after its
+    base, as git writes it.
+    """
+    end = len(data) - _TRAILER_BYTES
+    if end < 12 or data[:8] != b"PACK\0\0\0\x02":
+        raise PackError("not a pack of version 2")
+    if hashlib.sha1(memoryview(data)[:end], usedforsecurity=False).digest() != data[end:]:
+        raise PackError("the pack's checksum is wrong")
+    count = int.from_bytes(data[8:12], "big")
+    if count > MAX_OBJECTS:
+        raise PackError(f"the pack has {count} objects; {MAX_OBJECTS} are allowed")
+    offsets: dict[int, GitObject] = {}
+    place, room = 12, MAX_UNPACKED_BYTES
+    for _ in range(count):
+        head = _number(data, place)
+        room = _left(room, head[0] & 15 | _value(head[1:]) << 4)
+        if head[0] >> 4 & 7 == OFS_DELTA:
+            _number(data, place + len(head))
+        try:
+            unpacked, after = unpack_object_at(data, place, hashlib.sha1)
+        except (AssertionError, ApplyDeltaError, ValueError, zlib.error) as error:
+            raise PackError(f"an object can't be unpacked: {error}") from None
+        kind, content = unpacked.pack_type_num, b"".join(unpacked.decomp_chunks)
+        if kind in DELTA_TYPES:
+            at: Any = unpacked.delta_base
+            key = b"" if kind == OFS_DELTA else at.hex().encode()
+            base = objects.get(key) or lookup(key) if key else offsets.get(place - at)
+            if base is None:
+                raise PackError("a delta builds on an object that isn't there")
+            kind, room, content = base.kind, *_patched(base.content, content, room)
+        elif kind not in {Commit.type_num, Tree.type_num, Blob.type_num, Tag.type_num}:
+            raise PackError(f"an object of the unknown type {kind}")
+        offsets[place] = thing = GitObject(kind, content)
+        objects[thing.id] = thing
+        place = after
+        if place > end:
+            raise PackError("the pack ends inside an object")
+        yield
+    if place != end:
+        raise PackError("the pack goes on behind its last object")
+
+
+def _patched(base: bytes, delta: bytes, room: int) -> tuple[int, bytes]:
+    """Return the room that is left, and what a delta makes."""
+    # dulwich takes the memory that a delta says it needs.
+    room = _left(room, _value(_number(delta, len(_number(delta, 0)))))
+    try:
+        return room, b"".join(apply_delta(base, delta))
+    except (ApplyDeltaError, ValueError) as error:
+        raise PackError(f"a delta can't be carried out: {error}") from None
+
+
+def _left(room: int, size: int) -> int:
+    if size > room:
+        raise PackError(f"the pack unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+    return room - size
+
+
+def _number(data: bytes, place: int) -> bytes:
+    """Return the bytes of a number. Raises `PackError`."""
+    match = _NUMBER.match(data, place)
+    if match is None:
+        raise PackError("a number that has no end")
+    return match[0]
+
+
+def _value(raw: bytes) -> int:
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw))
+
+
+def find_repositories(
+    directory: Path, prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, Path]]:
+    """Give name and path of each bare repository; links are not followed."""
+    if depth > MAX_DEPTH or not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        if path.is_symlink() or not path.is_dir() or path.name.startswith("."):
+            continue
+        is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
+        if is_bare and (path / "HEAD").is_file():
+            yield prefix + path.name, path
+        else:
+            yield from find_repositories(path, f"{prefix}{path.name}/", depth + 1)
+
+
+def why_not(path: Path) -> str:
+    """Return why a bare repository can't be served; "" when it can."""
+    if (path / "objects/info/alternates").exists():
+        hint = "run git repack -a in it and remove the file"
+        return f"it borrows objects from elsewhere (objects/info/alternates); {hint}"
+    config = path / "config"
+    settings = config.read_bytes()[: 1 << 16] if config.is_file() else b""
+    if re.search(rb"(?i)objectformat\s*=\s*sha256", settings):
+        return "it is a SHA-256 repository, which isn't served"
+    try:
+        repository = Repository.opened(path, Quota())
+        broken = next((name for name, at in repository.refs.items() if not repository.get(at)), b"")
+    except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
+        return f"it can't be read: {error}"
+    return f"its reference {broken.decode('utf-8', 'replace')} leads to no object" if broken else ""

@@ -1,0 +1,285 @@
+"""The Debian repository, asked directly, and the control data of its packages: what dpkg makes is
+read, what attackers make is refused within the bounds."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, ar_of, ask, basic, context_for, make_deb, tar_of
+
+from belljar.network.gateway.context import App
+from belljar.network.stand_ins import debian as deb
+from belljar.network.stand_ins.debian import check, make
+from belljar.network.stand_ins.registry import MAX_MEMBER_BYTES, PackageError
+
+GOOD = (
+    b"Package: a-b\nVersion: 1:2.0~rc1-3\nArchitecture: amd64\nDescription: short\n long\n .\n"
+    b" longer\n"
+)
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
+def test_control_data_of_every_packing(tmp_path: Path, packing: str) -> None:
+    """Plain, gzip and xz."""
+    control = deb.read_control(
+        make_deb(tmp_path, "tool", "1.0", packing=packing, more="Depends: libc6\n")
+    )
+    assert (control.package, control.version, control.architecture) == ("tool", "1.0", "all")
+    fields = dict(control.fields)
+    assert fields["Depends"] == "libc6"
+    assert fields["Description"] == "made for a test\n more of it"
+
+
+def stanza(control: deb.Control) -> str:
+    """A control file of the same fields."""
+    return "".join(f"{name}: {text}\n" for name, text in control.fields)
+
+
+def test_a_stanza_is_kept_as_it_is() -> None:
+    """With its continuation lines."""
+    assert stanza(deb.parse_control(GOOD)) == GOOD.decode()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (GOOD + b"\nPackage: second\n", "one stanza"),
+        (GOOD + b"Package: again\n", "one stanza"),
+        (GOOD + b"package: again\n", "one stanza"),
+        (GOOD + b"no field\n", "one stanza"),
+        (b" starts with a space\n" + GOOD, "one stanza"),
+        (GOOD.replace(b"a-b", b"../b"), "no valid Package"),
+        (GOOD.replace(b"1:2.0~rc1-3", b"1/../2"), "no valid Version"),
+        (GOOD.replace(b"amd64", b"any thing"), "no valid Architecture"),
+        (b"\xff" + GOOD, "UTF-8"),
+        (GOOD + b"X: a\x00b\n", "one stanza"),
+        (GOOD + b"X: a\rPackage: b\n", "one stanza"),
+        (b"", "one stanza"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(content: bytes, reason: str) -> None:
+    """A second stanza above all: it would add a package to the index."""
+    with pytest.raises(PackageError, match=reason):
+        deb.parse_control(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PK",
+        ar_of([("debian-binary", b"2.0\n")]),
+        ar_of([("control.tar.gz", b"xx")]),
+        ar_of([("control.tar.gz", gzip.compress(tar_of({"control": GOOD}))[:40])]),
+        ar_of([("control.tar.xz", lzma.compress(tar_of({"control": GOOD}))[:40])]),
+        ar_of([("control.tar.br", b"x")]),
+        ar_of([("control.tar.zst", b"x")]),
+        ar_of([("control.tar", tar_of({"./other": b""}))]),
+        ar_of([("control.tar", b"x" * 600)]),
+        ar_of([("control.tar.gz", gzip.compress(bytes(8 << 20)))]),
+        ar_of([("control.tar", bytes(deb.MAX_CONTROL_BYTES + 512))]),
+        ar_of([("control.tar", tar_of({"control": bytes(MAX_MEMBER_BYTES + 1)}))]),
+        ar_of([("control.tar", tar_of({"control": GOOD})[:520])]),
+        b"!<arch>\n" + b"x" * 60,
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, content: bytes) -> None:
+    """No archive, broken ones, and too large ones."""
+    path = tmp_path / "a.deb"
+    path.write_bytes(content)
+    with pytest.raises(PackageError):
+        deb.read_control(path)
+
+
+@given(st.binary(max_size=400), st.sampled_from(["raw", "ar", "tar", "control"]))
+def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, place: str) -> None:
+    """At every layer, nothing but `PackageError`."""
+    whole = {
+        "raw": content,
+        "ar": b"!<arch>\n" + content,
+        "tar": ar_of([("control.tar.gz", gzip.compress(content))]),
+        "control": ar_of([("control.tar", tar_of({"control": content}))]),
+    }[place]
+    path = tmp_path / "a.deb"
+    path.write_bytes(whole)
+    try:
+        deb.read_control(path)
+    except PackageError as error:
+        assert str(error)  # noqa: PT017 - both ways are right; this one must say why
+
+
+@given(st.text(max_size=300))
+@settings(deadline=None)
+def test_a_stanza_stays_one(text: str) -> None:
+    """Whatever is taken as a stanza has no blank line, so it can't become two in an index."""
+    for content in (text, GOOD.decode() + text):
+        try:
+            control = deb.parse_control(content.encode("utf-8", "replace"))
+        except PackageError:
+            continue
+        lines = stanza(control).rstrip("\n").split("\n")
+        assert all(line.strip() for line in lines)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    """Three packages and one broken one."""
+    more = "Filename: /etc/passwd\nSHA256: 00\nDepends: libtool-x\n"
+    make_deb(tmp_path, "tool", "1:1.0-2", architecture="amd64", more=more)
+    make_deb(tmp_path, "libtool-x", "2.0")
+    make_deb(tmp_path, "odd", "1", architecture="riscv64")
+    (tmp_path / "broken.deb").write_bytes(b"")
+    return make(context_for(tmp_path, Ledger()))
+
+
+def test_the_index_describes_the_files(app: App, tmp_path: Path) -> None:
+    """Place, size and digests are ours, whatever the control file says; each architecture has its
+    own and those for all."""
+    text = ask(app, "GET", "/dists/x/main/binary-amd64/Packages").body.decode()
+    stanzas = {re.search(r"Package: (\S+)", part)[1]: part for part in text.split("\n\n")}  # type: ignore[index]
+    assert set(stanzas) == {"tool", "libtool-x"}
+    content = (tmp_path / "tool_1.0-2_amd64.deb").read_bytes()
+    assert f"SHA256: {hashlib.sha256(content).hexdigest()}\n" in stanzas["tool"]
+    assert "/etc/passwd" not in stanzas["tool"]
+    assert stanzas["tool"].count("SHA256:") == 1
+    assert "Filename: pool/main/libt/libtool-x/libtool-x_2.0_all.deb" in stanzas["libtool-x"]
+    assert ask(app, "GET", "/pool/main/t/tool/tool_1.0-2_amd64.deb").body == content
+
+
+def test_the_release_file_names_every_index_by_its_digest(app: App) -> None:
+    """Of any suite; the packed form holds the same; the date is a day before the range's clock."""
+    release = ask(app, "GET", "/dists/bookworm/Release").body.decode()
+    assert "Suite: bookworm\nCodename: bookworm\n" in release
+    assert "Date: Wed, 08 Oct 2025 08:53:20 UTC" in release
+    assert "Architectures: amd64 arm64 riscv64\n" in release
+    entries = re.findall(r"^ ([0-9a-f]{64}) (\d+) (\S+)$", release, re.MULTILINE)
+    assert len(entries) == 7 * 3 * 2
+    for digest, size, name in entries:
+        content = ask(app, "GET", f"/dists/bookworm/{name}").body
+        assert (hashlib.sha256(content).hexdigest(), len(content)) == (digest, int(size))
+    plain = ask(app, "GET", "/dists/x/main/binary-amd64/Packages").body
+    assert lzma.decompress(ask(app, "GET", "/dists/x/main/binary-amd64/Packages.xz").body) == plain
+
+
+def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
+    """Below any path, as mirrors have them; the key lies beside."""
+    path = make_deb(tmp_path, "tool", "1.0")
+    app = make(context_for(tmp_path, Ledger()))
+    for start in ("", "/debian", "/ubuntu/a/b"):
+        assert (
+            b"Package: tool"
+            in ask(app, "GET", f"{start}/dists/noble/main/binary-arm64/Packages").body
+        )
+        assert (
+            ask(app, "GET", f"{start}/pool/main/t/tool/tool_1.0_all.deb").body == path.read_bytes()
+        )
+        assert ask(app, "GET", f"{start}/dists/buster/updates/Release").body.startswith(
+            b"Origin: Debian\nLabel: Debian\nSuite: buster/updates\n"
+        )
+    assert b"BEGIN PGP SIGNED" in ask(app, "GET", "/dists/stable/InRelease").body
+    assert b"BEGIN PGP SIGNATURE" in ask(app, "GET", "/dists/stable/Release.gpg").body
+    assert b"BEGIN PGP PUBLIC KEY" in ask(app, "GET", "/key.asc").body
+    assert (
+        ask(app, "GET", "/pool/main/t/tool/tool_1.0_all.deb", headers={"range": "bytes=0-6"}).body
+        == b"!<arch>"
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/dists", "/dists/", "/dists/stable/", "/dists/stable/main/binary-amd64/Contents", "/pool/../../etc/passwd", "/pool/etc/passwd",
+     "/dists/stable/main/by-hash/SHA256/../../x", "/etc/passwd", "/dists/a\nb/Release", "/dists/stable/main/Release", "/dists/x/key.asc",
+     "/dists/../x/Release", "/dists/-x/Release", "/dists/" + "x" * 80 + "/Release"],
+)  # fmt: skip
+def test_what_is_not_there(tmp_path: Path, path: str) -> None:
+    """404."""
+    make_deb(tmp_path, "tool", "1.0")
+    assert ask(make(context_for(tmp_path, Ledger())), "GET", path).status == 404
+
+
+def test_head_and_etags(tmp_path: Path) -> None:
+    """As apt asks when it has an index already."""
+    make_deb(tmp_path, "tool", "1.0")
+    app = make(context_for(tmp_path, Ledger()))
+    for path in ("/dists/stable/InRelease", "/pool/main/t/tool/tool_1.0_all.deb"):
+        got = ask(app, "GET", path)
+        assert ask(app, "HEAD", path).headers["content-length"] == str(len(got.body))
+        assert ask(app, "GET", path, headers={"if-none-match": got.headers["etag"]}).status == 304
+
+
+def test_a_tree_is_served_as_it_is(tmp_path: Path) -> None:
+    """Its own Release, its own pool; links in it lead nowhere."""
+    (tmp_path / "dists/stable").mkdir(parents=True)
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "dists/stable/Release").write_text("Suite: stable\n")
+    (tmp_path / "pool/a.deb").write_bytes(b"deb")
+    (tmp_path / "pool/link.deb").symlink_to("/etc/passwd")
+    (tmp_path / "archive.asc").write_text("key")
+    app = make(context_for(tmp_path, Ledger()))
+    assert ask(app, "GET", "/debian/dists/stable/Release").body == b"Suite: stable\n"
+    assert ask(app, "GET", "/pool/a.deb").body == b"deb"
+    assert ask(app, "GET", "/archive.asc").body == b"key"
+    for path in ("/pool/link.deb", "/pool/../../../etc/passwd", "/dists/other/Release", "/key.asc"):
+        assert ask(app, "GET", path).status == 404
+
+
+def test_an_upload_is_recorded_and_never_served(tmp_path: Path) -> None:
+    """By PUT, as dput's; one that breaks off."""
+    ledger = Ledger()
+    app = make(context_for(tmp_path, ledger))
+    content = os.urandom(100_000)
+    headers = {"authorization": basic("eve", "hunter2")}
+    assert (
+        ask(
+            app,
+            "PUT",
+            "/incoming/leak_1_all.deb",
+            headers=headers,
+            body=[content[:10], content[10:]],
+        ).status
+        == 201
+    )
+    event = ledger.attempts[0]
+    assert {
+        "what": "publish",
+        "registry": "debian",
+        "name": "leak_1_all.deb",
+        "size_bytes": 100_000,
+        "user": "eve",
+        "refused": "",
+    }.items() <= event.items()
+    assert event["sha256"] == hashlib.sha256(content).hexdigest()
+    assert ledger.bodies[0][0].content == content[: 64 << 10]
+    assert ask(app, "GET", "/incoming/leak_1_all.deb").status == 404
+    ask(app, "PUT", "/x", body=b"abc", break_off=True)
+    assert "broke off" in str(ledger.attempts[1]["refused"])
+    assert ask(app, "DELETE", "/x").status == 405
+
+
+def test_check_names_the_files(tmp_path: Path) -> None:
+    """What is no package, what is broken, what is there twice; a tree without a Release file."""
+    assert "empty" in str(check({}, tmp_path)[0])
+    make_deb(tmp_path, "aa", "1")
+    assert check({}, tmp_path) == ()
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "broken.deb").write_bytes(b"x")
+    make_deb(tmp_path, "aa", "1").rename(tmp_path / "twice.deb")
+    make_deb(tmp_path, "aa", "1")
+    text = "\n".join(map(str, check({}, tmp_path)))
+    for part in (
+        "notes.txt: not a Debian",
+        "broken.deb: not a Debian",
+        "twice.deb: the same package",
+    ):
+        assert part in text
+    (tmp_path / "dists").mkdir()
+    assert "Release" in str(check({}, tmp_path)[0])
+    (tmp_path / "dists/InRelease").write_text("")
+    assert check({}, tmp_path) == ()

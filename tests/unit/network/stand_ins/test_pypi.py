@@ -1,0 +1,342 @@
+"""The package index, asked directly: what it serves, names of files, and uploads."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from tests.fakes.registries import (
+    Ledger,
+    ask,
+    basic,
+    context_for,
+    form,
+    make_tar,
+    make_wheel,
+)
+
+from belljar.network.gateway.context import App
+from belljar.network.stand_ins import pypi
+from belljar.network.stand_ins.files import StoredFile
+from belljar.network.stand_ins.pypi import check, make, parse_file_name
+from belljar.network.stand_ins.registry import PackageError
+
+FIELDS = {":action": "file_upload", "name": "leak", "version": "1.0", "filetype": "bdist_wheel"}
+CONTENT = b"secrets" * 20_000
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    """An index of two projects."""
+    make_wheel(tmp_path, "one", "1.0", requires_python=">=3.9")
+    make_wheel(tmp_path, "one", "1.1", requires_python=">=3.9")
+    make_tar(
+        tmp_path / "two-0.1.tar.gz",
+        {"two-0.1/PKG-INFO": b"Metadata-Version: 2.1\nName: two\nVersion: 0.1\n"},
+    )
+    return make(context_for(tmp_path, Ledger()))
+
+
+def test_the_simple_index(app: App) -> None:
+    """PEP 503 and 658: files, hashes, Requires-Python and metadata digests."""
+    html = ask(app, "GET", "/simple/one/")
+    assert html.headers["content-type"] == "text/html; charset=utf-8"
+    for version in ("1.0", "1.1"):
+        name = f"one-{version}-py3-none-any.whl"
+        file = ask(app, "GET", f"/packages/{name}")
+        metadata = ask(app, "GET", f"/packages/{name}.metadata")
+        digest = hashlib.sha256(file.body).hexdigest()
+        assert f'href="../../packages/{name}#sha256={digest}"'.encode() in html.body
+        known = hashlib.sha256(metadata.body).hexdigest()
+        assert f'data-core-metadata="sha256={known}"'.encode() in html.body
+    assert b'data-requires-python="&gt;=3.9"' in html.body
+    assert b'<a href="two/">two</a>' in ask(app, "GET", "/simple/").body
+
+
+def test_other_spellings_lead_to_the_normal_one(app: App) -> None:
+    """PEP 503: redirected, with and without the last slash."""
+    for path in ("/simple/ONE/", "/simple/one"):
+        reply = ask(app, "GET", path)
+        assert (reply.status, reply.headers["location"]) == (301, "/simple/one/")
+
+
+def test_an_etag_saves_the_second_answer(app: App) -> None:
+    """Of pages and of files."""
+    for path in ("/simple/one/", "/packages/one-1.0-py3-none-any.whl"):
+        etag = ask(app, "GET", path).headers["etag"]
+        assert ask(app, "GET", path, headers={"if-none-match": etag}).status == 304
+
+
+def test_head_has_no_body(app: App) -> None:
+    """Everywhere that GET answers."""
+    for path in (
+        "/",
+        "/simple/",
+        "/simple/one/",
+        "/packages/one-1.0-py3-none-any.whl",
+        "/pypi/one/json",
+        "/nothing",
+    ):
+        got, head = ask(app, "GET", path), ask(app, "HEAD", path)
+        assert (head.status, head.body) == (got.status, b"")
+        assert head.headers["content-length"] == str(len(got.body))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/packages/../../../etc/passwd", "/packages/..%2f..%2fetc%2fpasswd", "/packages//etc/passwd", "/packages/one-1.0-py3-none-any.whl/../x",
+     "/packages/\0", "/simple/../", "/simple/nothing/", "/packages/two-0.1.tar.gz.metadata", "/pypi/one/9/json", "/pypi/none/json"],
+)  # fmt: skip
+def test_nothing_but_listed_files(app: App, path: str) -> None:
+    """A path is looked up, not opened."""
+    assert ask(app, "GET", path).status == 404
+
+
+def test_the_json_interface(app: App) -> None:
+    """`/pypi/NAME/json` describes the newest version and lists all; of one version, only its
+    files."""
+    document = ask(app, "GET", "/pypi/one/json").json
+    assert (document["info"]["version"], set(document["releases"])) == ("1.1", {"1.0", "1.1"})
+    assert document["urls"][0]["url"] == "http://registry.example/packages/one-1.1-py3-none-any.whl"
+    assert (
+        ask(app, "GET", "/pypi/one/1.0/json").json["urls"][0]["filename"]
+        == "one-1.0-py3-none-any.whl"
+    )
+
+
+def test_other_methods_are_refused(app: App) -> None:
+    """With the list of those allowed."""
+    reply = ask(app, "DELETE", "/packages/one-1.0-py3-none-any.whl")
+    assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_check_names_the_files(tmp_path: Path) -> None:
+    """What is no package, what only looks like one, and what is there twice."""
+    make_wheel(tmp_path, "good", "1")
+    assert check({}, tmp_path) == ()
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "bad-1-py3-none-any.whl").write_bytes(b"no zip")
+    (tmp_path / "again").mkdir()
+    make_wheel(tmp_path / "again", "good", "1")
+    (tmp_path / "link-1.tar.gz").symlink_to("notes.txt")
+    text = "\n".join(map(str, check({}, tmp_path)))
+    for name in (
+        "notes.txt",
+        "bad-1-py3-none-any.whl",
+        "good-1-py3-none-any.whl: the same file name",
+        "link-1.tar.gz",
+    ):
+        assert name in text
+    assert len(check({}, tmp_path)) == 4
+
+
+def shelved(path: Path) -> StoredFile:
+    """A file as a directory's list has it."""
+    return StoredFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
+
+
+def test_metadata_of_wheels_and_source_archives(tmp_path: Path) -> None:
+    """METADATA of a wheel, PKG-INFO at the top of a source archive, not one deeper down."""
+    wheel = make_wheel(tmp_path, "one", "1.0")
+    sdist = make_tar(
+        tmp_path / "two-1.tar.gz",
+        {"two-1/two.egg-info/PKG-INFO": b"no", "two-1/PKG-INFO": b"Name: two\n"},
+    )
+    assert b"Name: one" in pypi.metadata_of(shelved(wheel))
+    assert pypi.metadata_of(shelved(sdist)) == b"Name: two\n"
+
+
+def test_metadata_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    """A small file that unpacks to much costs its bound."""
+    path = tmp_path / "bomb-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb-1.dist-info/METADATA", bytes(50 << 20))
+    with pytest.raises(PackageError, match="larger"):
+        pypi.metadata_of(shelved(path))
+
+
+@given(st.binary(max_size=500), st.sampled_from(["whl", "tar.gz", "zip"]), st.booleans())
+@example(b"\x1f\x8b\x08", "tar.gz", False)
+def test_any_file_has_metadata_or_is_refused(
+    tmp_path: Path, content: bytes, ending: str, like_one: bool
+) -> None:
+    """A broken package is `PackageError`, never another exception."""
+    path = tmp_path / f"a-1.{ending}"
+    start = (b"PK\x03\x04" if ending != "tar.gz" else b"\x1f\x8b\x08\0") if like_one else b""
+    path.write_bytes(start + content)
+    with contextlib.suppress(PackageError):
+        assert isinstance(pypi.metadata_of(shelved(path)), bytes)
+
+
+def test_projects_are_by_their_normal_name(tmp_path: Path) -> None:
+    """`My_Pkg` and `my.pkg` are one project; its files come in the order of versions."""
+    for name, version in [("My_Pkg", "1.10"), ("my.pkg", "1.9"), ("my_pkg", "2.0rc1")]:
+        make_wheel(tmp_path, name, version)
+    (tmp_path / "README.txt").write_text("no package")
+    app = make(context_for(tmp_path, Ledger()))
+    document = ask(app, "GET", "/pypi/MY-pkg/json").json
+    assert list(document["releases"]) == ["1.9", "1.10", "2.0rc1"]
+    assert document["info"]["version"] == "1.10"
+    assert ask(app, "GET", "/simple/").body.count(b"href") == 1
+
+
+def test_what_a_file_says_cannot_become_markup(tmp_path: Path) -> None:
+    """Requires-Python is escaped in the page."""
+    make_wheel(tmp_path, "a", "1", requires_python='>=3"><script>')
+    page = ask(make(context_for(tmp_path, Ledger())), "GET", "/simple/a/").body
+    assert b"<script>" not in page
+    assert b"data-requires-python=" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("My_Pkg-1.0-py3-none-any.whl", ("my-pkg", Version("1.0"), "py3-none-any")),
+        (
+            "a-1.0-1-cp311-cp311-manylinux_2_17_x86_64.whl",
+            ("a", Version("1.0"), "cp311-cp311-manylinux_2_17_x86_64"),
+        ),
+        ("a.b-1.0+local.1.tar.gz", ("a-b", Version("1.0+local.1"), "")),
+        ("zope-interface-5.zip", ("zope-interface", Version("5"), "")),
+    ],
+)
+def test_names_of_packages(name: str, expected: tuple[str, Version, str]) -> None:
+    """Wheels with and without a build tag, source archives, local versions."""
+    assert parse_file_name(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "a.whl",
+        "a-1.0.txt",
+        "../a-1.0.tar.gz",
+        "a-1.0/b.tar.gz",
+        "a-1.0-py3-none-any.whl\n",
+        "-1.0.tar.gz",
+        "a" * 300 + "-1.0.zip",
+    ],
+)
+def test_what_is_no_package(name: str) -> None:
+    """No path, no other ending, no line end."""
+    assert parse_file_name(name) is None
+
+
+@given(st.text(max_size=60), st.sampled_from(["", "-1.0-py3-none-any.whl", "-1.0.tar.gz"]))
+@settings(deadline=None)
+def test_any_name_is_parsed_or_not(start: str, end: str) -> None:
+    """No name raises, and none that is taken can be a path."""
+    found = parse_file_name(start + end)
+    assert found is None or ("/" not in start and canonicalize_name(found[0]) == found[0])
+
+
+def test_an_upload_is_recorded_and_never_served(tmp_path: Path) -> None:
+    """200, an event with name, version, size, digest and the user but not the password; the package
+    stays unknown."""
+    ledger = Ledger()
+    app = make(context_for(tmp_path, ledger))
+    content_type, body = form(FIELDS, {"content": ("leak-1.0-py3-none-any.whl", CONTENT)})
+    headers = {"content-type": content_type, "authorization": basic("__token__", "hunter2")}
+    for path in ("/", "/legacy/"):
+        assert (
+            ask(app, "POST", path, headers=headers, body=[body[:1000], body[1000:]]).status == 200
+        )
+    event = ledger.attempts[1]
+    assert {
+        "what": "publish",
+        "registry": "pypi",
+        "name": "leak",
+        "version": "1.0",
+        "refused": "",
+        "cell": "agent",
+    }.items() <= event.items()
+    assert event["filename"] == "leak-1.0-py3-none-any.whl"
+    assert (event["size_bytes"], event["sha256"]) == (
+        len(CONTENT),
+        hashlib.sha256(CONTENT).hexdigest(),
+    )
+    assert (event["credentials"], event["user"]) == ("basic", "__token__")
+    assert "hunter2" not in str(event)
+    (kept,) = ledger.bodies[1]
+    assert (kept.content, kept.total_bytes) == (CONTENT[: 64 << 10], len(CONTENT))
+    assert ask(app, "GET", "/simple/leak/").status == 404
+    assert ask(app, "GET", "/packages/leak-1.0-py3-none-any.whl").status == 404
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_changes_nothing_of_what_is_served(tmp_path: Path) -> None:
+    """The same file name as one of the directory's: the directory's stays."""
+    path = make_wheel(tmp_path, "one", "1.0")
+    app = make(context_for(tmp_path, Ledger()))
+    content_type, body = form({**FIELDS, "name": "one"}, {"content": (path.name, CONTENT)})
+    assert (
+        ask(app, "POST", "/legacy/", headers={"content-type": content_type}, body=body).status
+        == 200
+    )
+    assert ask(app, "GET", f"/packages/{path.name}").body == path.read_bytes()
+
+
+def test_what_broke_off_or_cannot_be_read_is_recorded_too(tmp_path: Path) -> None:
+    """A form that ends early, one that isn't, one without a name, and a client that went away."""
+    ledger = Ledger()
+    app = make(context_for(tmp_path, ledger))
+    content_type, body = form(FIELDS, {"content": ("a-1.zip", CONTENT)})
+    headers = {"content-type": content_type}
+    assert ask(app, "POST", "/", headers=headers, body=body[:-20]).status == 400
+    assert ask(app, "POST", "/", body=b"{}").status == 400
+    assert ask(app, "POST", "/", headers=headers, body=form({}, {})[1]).status == 400
+    assert ask(app, "POST", "/", headers=headers, body=body[:5000], break_off=True).status == 0
+    reasons = [str(event["refused"]) for event in ledger.attempts]
+    assert [
+        "early" in reasons[0],
+        "form-data" in reasons[1],
+        "no name" in reasons[2],
+        "broke off" in reasons[3],
+    ] == [True] * 4
+    assert ledger.attempts[3]["name"] == "leak"
+
+
+def test_hostile_words_stay_small_and_visible(tmp_path: Path) -> None:
+    """A megabyte of escapes for a name fits the event, and cannot act on a terminal."""
+    ledger = Ledger()
+    content_type, body = form(
+        {**FIELDS, "name": "\x1b[2J" * 100_000}, {"content": ("../../\x1bx", b"")}
+    )
+    assert (
+        ask(
+            make(context_for(tmp_path, ledger)),
+            "POST",
+            "/",
+            headers={"content-type": content_type},
+            body=body,
+        ).status
+        == 200
+    )
+    assert "\x1b" not in str(ledger.attempts[0]["name"]) + str(ledger.attempts[0]["filename"])
+    assert len(str(ledger.attempts[0]["name"])) < 1000
+
+
+def test_the_longest_words_fit_an_event(tmp_path: Path) -> None:
+    """Every field full of what JSON writes longest."""
+    ledger, long = Ledger(), "\U0001f4a3" * 5000
+    kept = {"filetype", "pyversion", "metadata_version", "sha256_digest"}
+    kept |= {"summary", "author", "author_email"}
+    names = ["name", "version", ":action", *kept]
+    content_type, body = form(dict.fromkeys(names, long), {"content": (long[:3000], b"")})
+    headers = {"content-type": content_type, "authorization": basic(long, long)}
+    assert (
+        ask(make(context_for(tmp_path, ledger)), "POST", "/", headers=headers, body=body).status
+        == 200
+    )
+    assert len(ledger.attempts) == 1
+    assert cast("Mapping[str, str]", ledger.attempts[0]["fields"]).keys() == kept
