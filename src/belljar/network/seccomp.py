@@ -49,7 +49,7 @@ _NUMBERS: Final = """
     accept 43 202, accept4 288 242, access 21 -, add_key 248 217, arch_prctl 158 -, bind 49 200,
     bpf 321 280, brk 12 214, capset 126 91, chdir 80 49, chroot 161 51, clock_getres 229 114,
     clock_gettime 228 113, clock_nanosleep 230 115, clone 56 220, clone3 435 435, close 3 57,
-    close_range 436 436, delete_module 176 106, dup 32 23, dup2 33 -, dup3 292 24,
+    close_range 436 436, connect 42 203, delete_module 176 106, dup 32 23, dup2 33 -, dup3 292 24,
     epoll_ctl 233 21, epoll_pwait 281 22, epoll_pwait2 441 441, epoll_wait 232 -, execve 59 221,
     exit 60 93, exit_group 231 94, faccessat 269 48, faccessat2 439 439, fcntl 72 25,
     finit_module 313 273, fsopen 430 430, fstat 5 80, ftruncate 77 46, futex 202 98,

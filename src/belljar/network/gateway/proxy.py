@@ -31,7 +31,7 @@ from belljar.network.gateway.reporter import (
     printable_headers,
     printable_text,
 )
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, since_ms
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.network.gateway.stream import stream_data
 from belljar.network.ipc import Item
 
@@ -133,9 +133,8 @@ class _Relay:
             reason = RANGE_ENDED
             raise
         except BaseExceptionGroup as group_error:
-            error = first_error(group_error)
-            if not isinstance(error, OSError):
-                raise error from None
+            if group_error.split(OSError)[1] is not None:
+                raise
             reason = "cut"
             reset(self._half.sock)
         finally:
