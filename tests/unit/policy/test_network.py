@@ -32,7 +32,7 @@ def problems(
 
 def network_of(network: str, risk: str = "low") -> Network:
     """The network of a policy without a mistake."""
-    policy, found, _ = examine(text(network, risk), base=None)
+    policy, found = examine(text(network, risk), base=None)
     assert found == ()
     assert policy is not None
     assert policy.network is not None
@@ -308,7 +308,7 @@ JSON = st.recursive(
 def test_whatever_a_network_is_there_is_a_policy_or_a_place_for_each_problem(value: object) -> None:
     """No shape of values makes the reader fail otherwise."""
     body = json.dumps({"belljar": 1, "risk": "low", "network": value}).encode()
-    policy, found, _ = examine(body, base=None)
+    policy, found = examine(body, base=None)
     assert (policy is not None and not found) or found
     assert all(item.message and item.mark.line == 1 for item in found)
 
