@@ -83,7 +83,7 @@ def check_file(file: Path, *, as_json: bool) -> int:
     policy, problems = None, list[dict[str, Any]]()
     try:
         text, base = read_policy_file(file), file.parent.absolute()
-        policy, found, _ = examine_all(text, source=str(file), base=base, default_name=file.stem)
+        policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
         if not as_json and (policy is None or found):
             raise refusal(found, str(file), hint="")
         problems = [

@@ -45,40 +45,27 @@ def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # no
         raise ValueError("it has fields that are not known")
 
 
-def text(value: object) -> None:
-    """Text."""
-    if not isinstance(value, str):
-        raise ValueError("text is needed")
+def _of_type(what: str, *types: type) -> Check:
+    """A value of these types; true is no number."""
+
+    def check(value: object) -> None:
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise ValueError(f"{what} is needed")
+
+    return check
 
 
-def flag(value: object) -> None:
-    """true or false."""
-    if not isinstance(value, bool):
-        raise ValueError("true or false is needed")
-
-
-def whole(value: object) -> None:
-    """A whole number."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("a whole number is needed")
+text: Final = _of_type("text", str)
+flag: Final = _of_type("true or false", bool)
+whole: Final = _of_type("a whole number", int)
+number: Final = _of_type("a number", int, float)
+json_object: Final = _of_type("an object", dict)
 
 
 def count(value: object) -> None:
     """From 0 to what JSON carries exactly."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise ValueError("a whole number from 0 to 2^53 - 1 is needed")
-
-
-def number(value: object) -> None:
-    """A number, whole or not."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError("a number is needed")
-
-
-def json_object(value: object) -> None:
-    """An object of any shape."""
-    if not isinstance(value, dict):
-        raise ValueError("an object is needed")
 
 
 def one_of(*words: str) -> Check:
@@ -96,7 +83,7 @@ def exactly(number: int) -> Check:
     """This whole number; true is not 1."""
 
     def check(value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value != number:
+        if type(value) is not int or value != number:
             raise ValueError(f"{number} is needed")
 
     return check

@@ -44,18 +44,18 @@ MAX_VARIABLES: Final = 1024
 class Policy(Strict):
     """What one cell may be, read, write, reach and consume: its blast radius, by its author."""
 
-    belljar: Annotated[int, kinds.Version(version=VERSION)] = Field(
+    belljar: Annotated[int, kinds.version(VERSION)] = Field(
         description="The version of this format."
     )
     name: Annotated[str, kinds.NAME] = Field(
         default="policy",
         description="What this policy is called in reports; default the file's name.",
     )
-    risk: Annotated[Risk, kinds.Choice(words=Risk)] = Field(
+    risk: Annotated[Risk, kinds.choice(Risk)] = Field(
         description="How bad the model's worst could be. Decides the least tier: low container, "
         "medium gvisor, high and critical microvm."
     )
-    tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
+    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
         default=None, description="Only to raise the tier above what the risk demands."
     )
     image: Annotated[str, kinds.IMAGE] = Field(

@@ -190,15 +190,6 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
     )
 
 
-_BEYOND: Final = frozenset(
-    f"network.{name}"
-    for name in """
-    tcp4 tcp6 udp4 udp6 ping4 ping6 raw4 raw6 neighbours6 usual_hosts everyone
-    metadata metadata6 metadata_alibaba metadata_azure metadata_tasks
-    dns_configured dns_public dns_public_tcp dns_tls
-    """.split()  # noqa: SIM905 - shorter to read
-)
-"""Probes that the range's router may answer."""
 _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 
@@ -256,11 +247,10 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     return tuple(
         replace(
             probe,
-            side=Side.HOST,
             witness=Witness.ROUTER,
             expected={**probe.expected, **known.get(probe.name, {})},
         )
-        if probe.name in _BEYOND
+        if probe.beyond
         else probe
         for probe in probes
     )

@@ -33,7 +33,6 @@ FAILING = {
     "bench": "bench --rounds 0 --json",
     "bundle create": "bundle create out --image no-such-image --json",
     "guard scan": "guard scan no-such-file --json",
-    "guard test": "guard test no-such-file --json",
     "decoy find": "decoy find --run no-such-run --json VALUE",
     "image build": "image build --apt jq --json",
     "image import": "image import docker-archive:/nonexistent.tar --json",

@@ -201,7 +201,7 @@ def test_a_stronger_tier_grants_no_less(tier: Tier, other: Tier) -> None:
 
 def policy(text: str, risk: str = "high") -> Policy:
     """The policy with that line."""
-    read, problems, _ = examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
+    read, problems = examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
     assert read is not None, problems
     return read
 
@@ -242,7 +242,7 @@ def test_what_is_named_is_allowed_and_nothing_else() -> None:
 )
 def test_anything_else_is_refused_at_its_place(text: str) -> None:
     """With the field's name."""
-    read, problems, _ = examine(f"belljar: 1\nrisk: high\nhost_tools: {text}\n".encode(), base=None)
+    read, problems = examine(f"belljar: 1\nrisk: high\nhost_tools: {text}\n".encode(), base=None)
     assert read is None
     assert all(problem.field.startswith("host_tools") for problem in problems)
     assert {problem.mark.line for problem in problems} == {3}
