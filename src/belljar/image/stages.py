@@ -26,8 +26,8 @@ _IMAGE: Final = re.compile(r"[\w./:@-]+", re.ASCII)
 _FLAGS: Final = {
     "FROM": {"platform"},
     "RUN": {"mount", "network", "security"},
-    "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
-    "ADD": {"chown", "chmod", "link", "exclude", "checksum"},
+    "COPY": {"from", "chown", "chmod", "link"},
+    "ADD": {"chown", "chmod", "link"},
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
 }
 _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly"}

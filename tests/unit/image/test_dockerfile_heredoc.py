@@ -92,13 +92,6 @@ def test_variables_of_a_document_are_filled_in(step: str, text: str) -> None:
     assert made_of(step).files[0].text == text
 
 
-def test_a_symbolic_mode_is_a_documents_mode() -> None:
-    """It is set where the document is written."""
-    made = made_of("COPY --chmod=u+x,o= <<E /x\n1\nE")
-    assert [(copy.line, copy.chmod) for copy in made.copies] == [(2, "u+x,o=")]
-    assert "--chmod" not in made.text
-
-
 @pytest.mark.parametrize(
     "steps",
     [
