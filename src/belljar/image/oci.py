@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,21 +83,7 @@ def import_image(
                     tree, opened, directory, scratch, manifest, config, bounds, report=report
                 )
                 report("packing")
-                check_places(tree.kind_of)
-                for path, mode, kind in mount_points(image_config):
-                    tree.ensure(path, mode, kind=kind)
-                members = (
-                    Member(
-                        info=info,
-                        chunks=layers[node.layer_of_content - 1].chunks(
-                            node.offset, node.size_bytes
-                        )
-                        if node.layer_of_content
-                        else (),
-                    )
-                    for info, node in tree.emit()
-                )
-                pack(members, rootfs, made_s=tree.newest_s)
+                pack_tree(tree, layers, image_config, rootfs)
         except LayerError as error:
             raise error.refusal(source) from error
         origins = (*found.origin.digests, digest, str(described["digest"]))
@@ -184,7 +170,31 @@ def _merge(
     return layers
 
 
-def mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKind]]:
+def pack_tree(tree: Tree, layers: Sequence[Layer], config: ImageConfig, rootfs: Path) -> None:
+    """Pack a merged tree, with the places that each cell needs, as `rootfs`.
+
+    Raises `LayerError` for a place of the start that is not what it must be.
+    """
+    for wanted, paths in _PLACES.items():
+        for path in paths:
+            links = {EntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[EntryKind]()
+            if (kind := tree.kind_of(path)) not in {None, wanted, *links}:
+                raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
+    for parts, mode, kind in _mount_points(config):
+        tree.ensure(parts, mode, kind=kind)
+    members = (
+        Member(
+            info=info,
+            chunks=layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+            if node.layer_of_content
+            else (),
+        )
+        for info, node in tree.emit()
+    )
+    pack(members, rootfs, made_s=tree.newest_s)
+
+
+def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKind]]:
     """Yield what each image must have, with its mode: the work directory, volumes, mount points."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
@@ -207,15 +217,6 @@ _PLACES: Final = {
     ),
 }
 _MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
-
-
-def check_places(kind_of: Callable[[bytes], EntryKind | None]) -> None:
-    """Raise `LayerError` for a place of the start that is not what it must be."""
-    for wanted, paths in _PLACES.items():
-        for path in paths:
-            links = {EntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[EntryKind]()
-            if (kind := kind_of(path)) not in {None, wanted, *links}:
-                raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
 
 
 def default_name(ref: str) -> str:
