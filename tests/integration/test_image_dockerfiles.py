@@ -128,25 +128,6 @@ def content(image: Image, path: str) -> str:
     return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_onbuild_of_an_image_runs_in_what_starts_from_it(home: Path, tmp_path: Path) -> None:
-    """With the context of that build, each copy on its own; and not again in what starts from
-    that."""
-    add_small_image(home)
-    (tmp_path / "first").mkdir()
-    text = "FROM small\nUSER root\n"
-    text += "".join(f"ONBUILD COPY not-{to} /{to}/\n" for to in "ab")
-    (tmp_path / "first/Dockerfile").write_text(text)
-    build_dockerfile(home, BuildRequest(context=tmp_path / "first", name="first:1"))
-    for number, base in ((2, "first:1"), (3, "second:2")):
-        (tmp_path / "Dockerfile").write_text(f"FROM {base}\nRUN ls -R /a /b > /{number}\n")
-        for name in ("not-a", "not-b", "first/Dockerfile"):
-            (tmp_path / name).write_text(str(number))
-        request = BuildRequest(context=tmp_path, name=f"second:{number}")
-        image, _ = build_dockerfile(home, request)
-        assert [content(image, f"{to}/not-{to}") for to in "ab"] == ["2", "2"]
-        assert image.on_build == ()
-
-
 LEFT = """FROM with-volume AS first
 RUN mkdir -p /srv/data && echo base > /srv/data/seed
 VOLUME /var/lib/app

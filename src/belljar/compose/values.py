@@ -177,7 +177,8 @@ _ESCAPED: Final = {"n": "\n", "t": "\t"}
 def _split(command: str) -> list[str]:
     """Split a command as Compose does, by go-shellwords 1.0.13.
 
-    A backslash counts in double quotes. It ends a command at an operator of a shell, which nobody means: that is refused.
+    A backslash counts in double quotes. It ends a command at an operator of a shell, which nobody
+    means: that is refused.
     """
     found, word, at = list[str](), None, 0
     while at < len(command):

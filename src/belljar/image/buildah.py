@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,10 +176,9 @@ def build_dockerfile(
                 result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
-        config = replace(result.config, on_build=recipe.found.stages[-1].on_build)
         image = store.add(
             result.rootfs,
-            config,
+            result.config,
             name=request.name,
             source=source,
             created=printable(str(result.document.get("created") or ""), max_chars=40),
@@ -218,11 +217,8 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
-        text, bases = raw.decode("utf-8-sig"), dict[str, Image]()
-        for _ in range(2):  # the ONBUILD of a base may copy from other images
-            on_build = {name: image.on_build for name, image in bases.items()}
-            found = base_images(text, request.args, target=request.target, on_build=on_build)
-            bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
+        found = base_images(raw.decode("utf-8-sig"), request.args, target=request.target)
+        bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
         # What it refuses is known before a base is asked for or loaded.
         made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
     except (OSError, ValueError) as error:

@@ -106,6 +106,8 @@ def make_buildable(
             state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={}, dirs={})
             source = str(base)
         else:
+            if base in configs and configs[base].on_build:
+                raise DockerfileError(f"its base {base} has instructions of ONBUILD")
             parent, source = _State(), ids.get(base, base)
             state = _state_of(configs.get(base), is_known=base in configs or base == "scratch")
         translator = _Translator(stage, bases, state, expander, made)
@@ -180,8 +182,7 @@ class _Translator:
     def take(self, item: Instruction) -> None:
         """Translate an instruction. Raises `DockerfileError`."""
         word, values, state = item.word, item.values, self._state
-        # Several instructions of an ONBUILD have one line, but none has another's place
-        flags, self._number = flags_of(item), len(self._made.lines)
+        flags, self._number = flags_of(item), item.line
         if not values and word not in {"CMD", "ENTRYPOINT"}:
             raise DockerfileError(f"{word} needs an argument")
         if word in {"USER", "STOPSIGNAL", "WORKDIR", "VOLUME", "ENV", "LABEL", "EXPOSE"}:
@@ -222,8 +223,8 @@ class _Translator:
             case "SHELL" if item.is_json:
                 state.shell = values
                 self.emit(f"SHELL {json.dumps(values)}")
-            case "LABEL" | "EXPOSE" | "ONBUILD" | "MAINTAINER":
-                pass  # without effect in a cell, or in this stage
+            case "LABEL" | "EXPOSE" | "MAINTAINER":
+                pass  # without effect in a cell
             case _:
                 raise DockerfileError(f"it can't be read: {item.text[:80]}")
 

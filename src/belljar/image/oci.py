@@ -291,34 +291,22 @@ def _fetched(
         missing = error
     if wanted.image in MADE_HERE:
         raise missing
-    unasked: BelljarError | None = daemon if isinstance(daemon, HostError) else None
-    if daemon is True:
+    failed: list[BelljarError] = [daemon] if isinstance(daemon, HostError) else []
+    for each in failed:
+        report(f"not from a daemon: {each.what}")
+    sources = ["docker-daemon:"] if daemon is True else []
+    if not wanted.build and not IMAGE_ID.fullmatch(wanted.image):
+        sources.append("docker://")  # a registry can't give an image by its id
+    for source in sources:
         try:
-            made = import_image(
-                home,
-                f"docker-daemon:{wanted.image}",
-                limits=limits,
-                keep_setuid=True,
-                report=report,
-            )
-            return Obtained(wanted=wanted, image=made)
+            ref = f"{source}{wanted.image}"
+            image = import_image(home, ref, limits=limits, keep_setuid=True, report=report)
+            return Obtained(wanted=wanted, image=image)
         except BelljarError as error:
-            unasked = error
-    if unasked is not None:
-        report(f"not from a daemon: {unasked.what}")
-    if wanted.build:
+            failed.append(error)
+            report(f"not from {ref}: {error.what}")
+    if wanted.build or not failed:
         raise missing
-    if IMAGE_ID.fullmatch(wanted.image):
-        what = "a registry can't give an image by its id"
-        raise HostError(what + _also(unasked), where=wanted.image, hint=missing.hint) from unasked
-    try:
-        made = import_image(
-            home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report
-        )
-    except BelljarError as error:
-        raise HostError(error.what + _also(unasked), where=error.where, hint=error.hint) from error
-    return Obtained(wanted=wanted, image=made)
-
-
-def _also(unasked: BelljarError | None) -> str:
-    return f"; the daemon: {unasked.where}: {unasked.what}" if unasked is not None else ""
+    last = failed[-1]
+    also = "".join(f"; {each.where}: {each.what}" for each in failed[:-1])
+    raise HostError(last.what + also, where=last.where, hint=last.hint) from last

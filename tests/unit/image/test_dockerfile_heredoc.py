@@ -71,8 +71,8 @@ def test_documents_are_copied_from_a_context_of_their_own() -> None:
     context = made.heredoc_context
     assert commands(made) == [
         'ADD --chown=1:1 ["a.txt", "/x/"]',
-        f'COPY --chown=1:1 --from={context} ["1/B.txt", "/x/"]',
-        f'COPY --chown=1:1 --from={context} ["1/C", "/x/"]',
+        f'COPY --chown=1:1 --from={context} ["2/B.txt", "/x/"]',
+        f'COPY --chown=1:1 --from={context} ["2/C", "/x/"]',
     ]
     assert [(file.path, file.text) for file in made.files] == [("1/B.txt", "b\n"), ("1/C", "$c\n")]
 
