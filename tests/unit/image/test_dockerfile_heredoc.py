@@ -74,7 +74,7 @@ def test_documents_are_copied_from_a_context_of_their_own() -> None:
         f'COPY --chown=1:1 --from={context} ["2/B.txt", "/x/"]',
         f'COPY --chown=1:1 --from={context} ["2/C", "/x/"]',
     ]
-    assert [(file.path, file.text) for file in made.files] == [("1/B.txt", "b\n"), ("1/C", "$c\n")]
+    assert [(file.path, file.text) for file in made.files] == [("2/B.txt", "b\n"), ("2/C", "$c\n")]
 
 
 @pytest.mark.parametrize(
