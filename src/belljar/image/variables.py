@@ -1,6 +1,6 @@
 """Variables in a Dockerfile's words, as BuildKit fills them in. Pure.
 
-Source: Dockerfile reference, "Environment replacement". Patterns know `*`, `?` and `\\`.
+Source: Dockerfile reference, "Environment replacement", without its operators on patterns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ _MAX_VALUE_CHARS: Final = 32_768
 _MAX_DEPTH: Final = 30
 # Of a whole file: values that name each other grow with each line.
 _MAX_WORK_CHARS: Final = 8 << 20
-# A pattern is tried at each place of a value.
-_MAX_MATCHED_CHARS: Final = 4096
 _NAME: Final = re.compile(r"[0-9]+|[@*#?$!-]|[^\W\d]\w*")
 
 
@@ -70,25 +68,23 @@ class Expander:
         self._at += 1
         return self._text[self._at - 1 : self._at]
 
-    def _until(self, stop: str, *, keeps_escapes: bool = False) -> str:
+    def _until(self, stop: str) -> str:
         """Return the text before `stop`, and skip both."""
         found: list[str] = []
         while char := self._peek():
             if char == "$":
                 found.append(self._variable())
             elif char in self._quotes and char != stop:
-                found.append(self._quoted(keeps_escapes=keeps_escapes))
+                found.append(self._quoted())
             elif self._take() == stop:
                 return "".join(found)
-            elif char == self._escape:
-                found.append(char * keeps_escapes + self._take())
             else:
-                found.append(char)
+                found.append(self._take() if char == self._escape else char)
         if stop:
             raise self._broken(f"a variable has no closing {stop}")
         return "".join(found)
 
-    def _quoted(self, *, keeps_escapes: bool) -> str:
+    def _quoted(self) -> str:
         quote, found = self._take(), list[str]()
         while char := self._peek():
             if char == "$" and quote == '"':
@@ -96,7 +92,7 @@ class Expander:
             elif self._take() == quote:
                 return "".join(found)
             elif char == self._escape and quote == '"' and self._peek() in {'"', "$", char}:
-                found.append(char * keeps_escapes + self._take())
+                found.append(self._take())
             else:
                 found.append(char)
         raise self._broken("a quote has no end")
@@ -126,60 +122,15 @@ class Expander:
         operator = self._take()
         is_strict = operator == ":"
         operator = self._take() if is_strict else operator
-        if operator == "}":
+        if operator == "}" and not is_strict:
             return value or ""
-        if operator == "/" and not is_strict:
-            return self._replaced(value or "")
-        if not operator or operator not in "-+?#%":
-            raise self._broken("a variable has an unknown operator")
-        word = self._until("}", keeps_escapes=operator in "#%")
+        if not operator or operator not in "-+?":
+            raise self._broken("a variable has an operator that is none of - + ?")
+        word = self._until("}")
         is_set = value is not None and not (is_strict and not value)
         if operator == "?" and not is_set and not self.is_lenient:
             what = "empty" if value is not None else "unset"
             raise DockerfileError(f"{name}: {word or f'it is {what}'}")
         if operator == "+":
             return word if is_set else ""
-        if operator == "-":
-            return value or "" if is_set else word
-        if operator == "?" or not value:
-            return value or ""
-        is_longest = word.startswith(operator)
-        # The end of a value is the beginning of the value read backwards.
-        step = -1 if operator == "%" else 1
-        pattern = self._pattern(word[is_longest:], value, step, is_longest=is_longest)
-        found = pattern.match(value[::step])
-        return value[::step][found.end() :][::step] if found else value
-
-    def _replaced(self, value: str) -> str:
-        is_all = self._peek() == "/"
-        self._at += is_all
-        pattern = self._until("/", keeps_escapes=True)
-        put, end = self._until("}", keeps_escapes=True), -1
-
-        def replace(match: re.Match[str]) -> str:
-            nonlocal end
-            is_after_another = match.start() == match.end() == end  # no match in Go
-            end = match.end()
-            self.charge(len(put))
-            return "" if is_after_another else put
-
-        compiled = self._pattern(pattern, value, 1, is_longest=True)
-        return compiled.sub(replace, value, count=0 if is_all else 1)
-
-    def _pattern(self, text: str, value: str, step: int, *, is_longest: bool) -> re.Pattern[str]:
-        """Takes the text between two `*` at its first place, which bounds the time."""
-        if max(len(value), len(text)) > _MAX_MATCHED_CHARS:
-            raise self._broken("a pattern or its value is too long")
-        self.charge(len(value) * (len(value) + len(text)) // 64)
-        chunks: list[list[str]] = [[]]
-        for piece in re.findall(r"\\.|.", text, re.DOTALL):
-            if piece == "*":
-                chunks.append([])
-            elif piece == "\\" or (piece[0] == "\\" and piece[1] not in "}/*?\\"):
-                raise self._broken("a pattern has an escape that is not known")
-            else:
-                chunks[-1].append("." if piece == "?" else re.escape(piece[-1]))
-        first, *rest = ("".join(chunk[::step]) for chunk in chunks[::step])
-        between = "".join(f"(?>.*?{chunk})" for chunk in rest[:-1])
-        star = ".*" if is_longest else ".*?"
-        return re.compile(first + between + (f"{star}{rest[-1]}" if rest else ""))
+        return word if operator == "-" and not is_set else value or ""

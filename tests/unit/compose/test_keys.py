@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.data import builds_of
-from belljar.compose.document import DIRECTORY_KEY, TaskFiles
+from belljar.compose.document import TaskFiles
 from belljar.compose.keys import KEYS, Outcome, read_service
-from belljar.compose.model import UNKNOWN, Service
+from belljar.compose.model import Service
 from belljar.compose.translate import program_of, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import Kind
@@ -119,6 +118,9 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("deploy", {"replicas": 3}),
         ("deploy", {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}),
         ("deploy", {"made_up": 1}),
+        ("deploy", {"restart_policy": {"condition": "any"}}),
+        ("command", "a && b"),
+        ("environment", {"A": 1234567.5}),
         ("pids_limit", -2),
         ("cpus", -2),
         ("healthcheck", {"test": "x", "interval": "soon"}),
@@ -146,14 +148,8 @@ def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value:
             "tmpfs": [],
             "ulimits": {},
         },
-        {
-            "ipc": "private",
-            "cgroup": "private",
-            "scale": 1,
-            "expose": [80],
-            "pid": None,
-            "x-local": True,
-        },
+        {"ipc": "private", "cgroup": "private", "use_api_socket": False},
+        {"scale": 1, "expose": [80], "pid": None, "x-local": True},
         {"deploy": {"replicas": 1, "resources": {"reservations": {"memory": "1g"}}}},
     ],
 )
@@ -317,7 +313,6 @@ def test_resources() -> None:
     ("fields", "keys"),
     [
         ({"pids_limit": -1}, {"pids_limit"}),
-        ({"mem_limit": 0, "memswap_limit": -1}, {"mem_limit", "memswap_limit"}),
         ({"mem_limit": "0b", "cpus": 0}, {"mem_limit", "cpus"}),
         (
             {"deploy": {"resources": {"limits": {"cpus": "0", "memory": "0", "pids": -1}}}},
@@ -340,88 +335,14 @@ def test_switches_of_yaml_1_1(value: object) -> None:
         (Kind.CHANGED, "init"),
     }
     assert facts(read_only=opposite, init=opposite, privileged=opposite) == set()
-    assert facts(use_api_socket=opposite) == set()
-    assert refused(use_api_socket=value) == {"use_api_socket"}
-
-
-# Every property that compose-spec's schema/compose-spec.json has below a service, a network and a
-# volume; `*` stands for the key.
-BELOW = {
-    ("services", "build", "*"): """
-        context dockerfile dockerfile_inline entitlements args ssh labels cache_from cache_to no_cache
-        additional_contexts network pull target shm_size extra_hosts isolation privileged secrets tags
-        ulimits platforms provenance sbom""",
-    ("services", "volumes", "*"): """
-        type source target read_only consistency bind volume tmpfs image""",
-    ("services", "volumes", "bind", "*"): "propagation create_host_path recursive selinux",
-    ("services", "volumes", "volume", "*"): "labels nocopy subpath",
-    ("services", "healthcheck", "*"): """
-        disable interval retries test timeout start_period start_interval""",
-    ("services", "depends_on", "default", "*"): "restart required condition",
-    ("services", "env_file", "*"): "path format required",
-    ("services", "deploy", "*"): """
-        mode endpoint_mode replicas labels rollback_config update_config resources restart_policy
-        placement""",
-    ("services", "deploy", "resources", "*"): "limits reservations",
-    ("services", "deploy", "resources", "limits", "*"): "cpus memory pids",
-    ("services", "deploy", "resources", "reservations", "*"): """
-        cpus memory generic_resources devices""",
-    ("services", "networks", "default", "*"): """
-        aliases interface_name ipv4_address ipv6_address link_local_ips mac_address driver_opts
-        priority gw_priority""",
-    ("networks", "*"): """
-        name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels""",
-    ("networks", "ipam", "*"): "driver config options",
-    ("networks", "ipam", "config", "*"): "subnet ip_range gateway aux_addresses",
-    ("volumes", "*"): "name driver driver_opts external labels",
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "key"), [(path, key) for path, keys in BELOW.items() for key in keys.split()]
-)
-def test_no_key_of_compose_is_called_unknown(
-    path: tuple[str, ...], key: str, tmp_path: Path
-) -> None:
-    """It may be refused, as one that is not read here or with what is wrong with it."""
-    value: Any = {key: "anything"}
-    for part in reversed(path[1:-1]):
-        value = {part: [value] if part in ("config", "env_file", "volumes") else value}
-    file = two()
-    if path[0] == "services":
-        file["services"]["shop"] |= value
-    else:
-        file[path[0]] = {"v": value}
-    said = ""
-    try:
-        read_compose(file, TaskFiles(tmp_path))
-        builds_of({**file, DIRECTORY_KEY: str(tmp_path)})
-    except CannotKeepError as error:
-        said = str(error)
-    assert UNKNOWN not in said
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("healthcheck", {"test": "x", "made_up": 1}),
-        ("volumes", [{"type": "volume", "target": "/d", "volume": {"made_up": 1}}]),
-        ("deploy", {"resources": {"limits": {"made_up": 1}}}),
-        ("made_up", 1),
-    ],
-)
-def test_a_key_that_compose_does_not_have_is_called_so(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
-    """At whatever depth."""
-    with pytest.raises(CannotKeepError, match=UNKNOWN):
-        read_compose(two(**{key: value}))
 
 
 def test_what_is_not_kept_but_harmless_is_said() -> None:
     """Ports are not published, programs are not started again."""
-    deploy = {"restart_policy": {"condition": "any"}, "labels": {"a": "b"}, "mode": "global"}
+    deploy = {"labels": {"a": "b"}, "mode": "global"}
     assert facts(ports=["80:80"], init=True, restart="always", deploy=deploy) == {
         *((Kind.DROPPED, key) for key in ("ports",)),
-        *((Kind.CHANGED, key) for key in ("init", "restart", "deploy.restart_policy")),
+        *((Kind.CHANGED, key) for key in ("init", "restart")),
     }
     assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
@@ -433,7 +354,6 @@ _KEPT: dict[str, Any] = {
     "working_dir": "/w",
     "user": "root",
     "container_name": "c",
-    "links": ["default"],
     "depends_on": ["default"],
     "networks": ["default"],
     "expose": [80],
@@ -443,7 +363,6 @@ _KEPT: dict[str, Any] = {
     "healthcheck": {"test": "true"},
     "cpus": "2",
     "mem_limit": "1g",
-    "memswap_limit": "1g",
     "pids_limit": 90,
     "deploy": {"resources": {"limits": {"cpus": "1", "memory": "1g", "pids": 90}}},
     "volumes": ["/data"],
@@ -452,17 +371,13 @@ _KEPT: dict[str, Any] = {
     "network_mode": "none",
     "security_opt": ["no-new-privileges:true"],
     "privileged": False,
-    "use_api_socket": False,
     "scale": 1,
-    "ipc": "private",
-    "cgroup": "private",
 }
 _SAID: dict[str, Any] = {
     **dict.fromkeys(DROPPED, "x"),
     "cpus": "1.5",
     "mem_limit": 0,
     "pids_limit": -1,
-    "memswap_limit": -1,
     "cap_drop": ["ALL"],
     "security_opt": ["label:disable"],
     "build": ".",
