@@ -16,16 +16,17 @@ from belljar.ledger.files import (
     LEDGER,
     MANIFEST,
     MANIFEST_PART,
+    Directory,
     body_path,
+    is_being_written,
     open_beneath,
     open_directory,
-    raw_lines,
+    read_raw,
     walk_files,
 )
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line
+from belljar.ledger.schema import SPILLED, BodyRef, Line
 from belljar.ledger.verification import parse_line, spilled_data
-from belljar.ledger.writer import is_being_written
 
 _TAIL_BYTES: Final = 256 << 10
 
@@ -132,12 +133,6 @@ def summarise(run_dir: Path) -> RunSummary:
     )
 
 
-def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number, its bytes, complete?). Raises `OSError`, `LedgerError`."""
-    with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
-        yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
-
-
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
     """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
     with open_directory(run_dir) as root:
@@ -178,7 +173,7 @@ def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
     return content
 
 
-def _event_or_why(root: int, raw: bytes, *, complete: bool) -> Line | ValueError:
+def _event_or_why(root: Directory, raw: bytes, *, complete: bool) -> Line | ValueError:
     if not complete:
         return ValueError("incomplete: the event being written when the run ended")
     try:

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from belljar.errors import LedgerError
 from belljar.ledger.chain import leaf_hash, node_hash, parse_checkpoint
-from belljar.ledger.files import CHECKPOINTS, open_beneath, open_directory, raw_lines
+from belljar.ledger.files import CHECKPOINTS, open_beneath, open_directory, raw_lines, read_raw
 from belljar.ledger.kinds import HEX64, check_shape, count, objects, one_of, text
-from belljar.ledger.listing import read_raw
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import parse_line
 

@@ -17,12 +17,11 @@ from belljar.events import Kind
 from belljar.isolation import list_cells
 from belljar.isolation.hold import read_hold
 from belljar.ledger import Line
-from belljar.ledger.files import LEDGER, open_beneath
+from belljar.ledger.files import LEDGER, is_being_written, open_beneath
 from belljar.ledger.listing import run_ids
 from belljar.ledger.rundir import RUNS
 from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED
 from belljar.ledger.verification import parse_line, spilled_data
-from belljar.ledger.writer import is_being_written
 from belljar.report.timeline import shown
 
 # At most some 20 MiB of text: twenty seconds of a thousand events a second.
