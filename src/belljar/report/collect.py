@@ -61,6 +61,7 @@ def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
         "sentence": _sentence(findings, counts),
         "headline": shown(headline(findings)),
         "alarm": shown(source.alarm),
+        "partial": shown(findings.left_out),
         "is_running": source.is_running,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "signals": [(code.value, code.text, count) for code, count in signals.most_common()],
@@ -105,7 +106,8 @@ def _sentence(findings: RunFindings, counts: Mapping[str, int]) -> str:
         )
     return (
         f"All {count} samples were contained: the containment tests held at the start and at the "
-        "end, each cell's destruction is proven, and the evidence of both is complete."
+        "end, each cell's destruction is proven, and the evidence of both is "
+        f"{'on record' if findings.left_out else 'complete'}."
     )
 
 
