@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from belljar.ledger.files import (
     walk_files,
 )
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.schema import SPILLED, BodyRef, Line
+from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line
 from belljar.ledger.verification import parse_line, spilled_data
 
 _TAIL_BYTES: Final = 256 << 10
@@ -156,6 +156,32 @@ def read_events(run_dir: Path) -> Iterator[Line]:
                         hint="run `belljar ledger verify` on it",
                     )
                 yield event
+
+
+class Tail:
+    """The events of a ledger that may still be written, as they come; unverified.
+
+    Raises `OSError`, `LedgerError` without a ledger.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        with ExitStack() as opened:
+            self._root = opened.enter_context(open_directory(run_dir))
+            self._file = opened.enter_context(open_beneath(self._root, LEDGER))
+            self.close = opened.pop_all().close
+        self._rest = b""
+
+    def lines(self, limit: int) -> list[Line]:
+        """Return what was added; a half line waits for its end, what is no event is skipped."""
+        found: list[Line] = []
+        while len(found) < limit and (raw := self._file.readline(MAX_LINE_BYTES + 1)):
+            self._rest += raw
+            if not raw.endswith(b"\n") and len(self._rest) <= MAX_LINE_BYTES:
+                break
+            line = _event_or_why(self._root, self._rest.removesuffix(b"\n"), complete=True)
+            found += [] if isinstance(line, ValueError) else [line]
+            self._rest = b""
+        return found
 
 
 def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
