@@ -314,9 +314,10 @@ def _entries(
     order = list(Group)
     for entry in sorted(kept, key=lambda each: (order.index(each.group), each.seq)):
         made[entry.seq] = _entry(entry, shown(names.get(entry.place, "")))
-        for body in entry.bodies if left > 0 else ():
-            made[entry.seq][-1].append(_body(body, source, left))
-            left -= _page_bytes(*made[entry.seq][-1][-1])
+        for body, after_s in entry.bodies if left > 0 else ():
+            found = _body(body, source, left)
+            made[entry.seq][-1].append([*found, after_s])
+            left -= _page_bytes(*found)
     return [made[seq] for seq in _in_order(kept)], left_out
 
 

@@ -9,6 +9,7 @@ import shlex
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from datetime import datetime
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Final
@@ -65,7 +66,10 @@ def _shown_line(line: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """One line of a timeline. `op`: of the operation in its cell, or None."""
+    """One line of a timeline. `op`: of the operation in its cell, or None.
+
+    `bodies`: each with the seconds since the entry's beginning.
+    """
 
     seq: int
     time: str
@@ -77,7 +81,7 @@ class Entry:
     by_guest: bool = False
     op: int | None = None
     notes: list[str] = field(default_factory=list)
-    bodies: list[BodyRef] = field(default_factory=list)
+    bodies: list[tuple[BodyRef, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -295,7 +299,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
         notes=[*_headers(data, ">"), *_findings(data)],
-        bodies=list(line.bodies)[:MAX_BODIES],
+        bodies=[(body, 0.0) for body in line.bodies[:MAX_BODIES]],
     )
 
 
@@ -311,7 +315,9 @@ def _complete(entry: Entry, line: Line) -> None:
     for stream in ("stdout", "stderr"):
         if dropped := data.get(f"{stream}_dropped_bytes"):
             entry.notes.append(f"{shown(dropped)} bytes of {stream} were dropped at the limit")
-    entry.bodies = [*entry.bodies, *line.bodies][:MAX_BODIES]
+    passed = datetime.fromisoformat(line.time) - datetime.fromisoformat(entry.time)
+    after_s = round(max(0.0, passed.total_seconds()), 3)
+    entry.bodies = [*entry.bodies, *((body, after_s) for body in line.bodies)][:MAX_BODIES]
 
 
 def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
