@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ from belljar.ledger import Line
 from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import Tail, run_ids
 from belljar.ledger.rundir import RUNS
-from belljar.report.timeline import shown
+from belljar.report.timeline import EXCHANGES, Edges, count_edge, shown
 
 # At most some 20 MiB of text: twenty seconds of a thousand events a second.
 RING_LINES: Final = 20_000
@@ -61,6 +61,7 @@ class RunView:
     finished: int = 0
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
+    edges: Edges = field(default_factory=Counter)
     _members: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
@@ -77,6 +78,8 @@ class RunView:
             self._members[str(data.get("range")), str(data.get("name"))] = line.cell
         self.samples += line.kind is Kind.SAMPLE_STARTED
         self.finished += line.kind is Kind.SAMPLE_FINISHED
+        if line.kind in EXCHANGES and not self._is_probing(str(data.get("range"))):
+            count_edge(self.edges, line)
         member = self._members.get((str(data.get("range")), str(data.get("cell"))), "")
         if (view := self.cells.get(line.cell or member)) is not None:
             _count(view, line)
@@ -84,11 +87,16 @@ class RunView:
             self.cells.pop(line.cell or "", None)
             self._members = {at: cell for at, cell in self._members.items() if cell != line.cell}
 
+    def _is_probing(self, range_id: str) -> bool:
+        mine = (cell for (at, _), cell in self._members.items() if at == range_id)
+        return any(self.cells[cell].phase == "probing" for cell in mine if cell in self.cells)
+
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
         names = ("run", "what", "started", "events", "samples", "finished", "phase")
         cells = [asdict(cell) for cell in self.cells.values()]
-        return {**{name: getattr(self, name) for name in names}, "cells": cells}
+        edges = [[*edge, count] for edge, count in self.edges.items()]
+        return {**{name: getattr(self, name) for name in names}, "cells": cells, "edges": edges}
 
 
 def _count(view: CellView, line: Line) -> None:

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
@@ -32,6 +32,10 @@ RUN: Final = ""
 """The place of what is no cell's and no range's."""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
+
+
+# Of a network: cell, place, whether it was allowed.
+Edges: TypeAlias = Counter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
@@ -111,7 +115,7 @@ class Timelines:
     proofs: dict[str, list[str]] = field(default_factory=dict)
     probed: dict[str, int] = field(default_factory=dict)
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
-    edges: dict[str, Counter[tuple[str, str, bool]]] = field(default_factory=dict)
+    edges: dict[str, Edges] = field(default_factory=dict)
     hits: Counter[tuple[str, ...]] = field(default_factory=Counter)
     policies: dict[str, str] = field(default_factory=dict)
     air_gap: dict[str, bool] = field(default_factory=dict)
@@ -185,25 +189,15 @@ class Timelines:
                 key = tuple(shown(data[each]) for each in ("class", "channel", "place", "action"))
                 is_known = key in self.hits or len(self.hits) < MAX_HITS
                 self.hits[key if is_known else ("others", "", "", "")] += 1
-            case kind if kind in _EXCHANGES and not self._probing.get(_place(line)):
-                self._note_exchange(data, _place(line), is_flow=kind is Kind.NETWORK_FLOW)
+            case kind if kind in EXCHANGES and not self._probing.get(_place(line)):
+                self._note_exchange(line)
             case _:
                 pass
 
-    def _note_exchange(self, data: Mapping[str, Any], place: str, *, is_flow: bool) -> None:
-        is_allowed = data["verdict"] in ("allowed", "dialled")
-        if data.get("phase") == "opened" or (is_flow and (is_allowed or not data["address"])):
-            return
-        stand_in, url = str(data.get("stand_in") or ""), str(data.get("url") or "")
-        if is_allowed and stand_in:
+    def _note_exchange(self, line: Line) -> None:
+        place, stand_in = _place(line), str(line.data.get("stand_in") or "")
+        if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
             self.uses[self.policies.get(place, ""), stand_in] += 1
-        named = url.split("/")[2] if url.count("/") > 1 else ""
-        to = stand_in or data.get("host") or data.get("sni") or named or data.get("address") or "?"
-        cell = shown(data.get("cell") or "", max_chars=100)
-        edge = (cell, shown(to, max_chars=200), is_allowed)
-        edges = self.edges.setdefault(place, Counter())
-        is_known = edge in edges or len(edges) < MAX_EDGES
-        edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
 
     def _entry(self, line: Line) -> Entry | None:
         kind, data, place = line.kind, line.data, _place(line)
@@ -231,6 +225,26 @@ class Timelines:
         if kind not in _OTHERS or is_quiet or data.get("phase") == "opened":
             return None  # a stream is shown when it ends: only then it has sizes
         return _made(line, *_OTHERS[kind]) if data.get("cause", True) else None
+
+
+def count_edge(edges: Edges, line: Line) -> bool:
+    """Add an exchange to a graph of at most `MAX_EDGES`; return whether it was allowed.
+
+    A packet counts if it was refused and has an address; a stream when it is closed.
+    """
+    data = line.data
+    is_allowed = data["verdict"] in ("allowed", "dialled")
+    is_uncounted = line.kind is Kind.NETWORK_FLOW and (is_allowed or not data["address"])
+    if data.get("phase") == "opened" or is_uncounted:
+        return False
+    url = str(data.get("url") or "")
+    named = url.split("/")[2] if url.count("/") > 1 else ""
+    to = next(filter(None, map(data.get, ("stand_in", "host", "sni"))), named)
+    cell = shown(data.get("cell") or "", max_chars=100)
+    edge = (cell, shown(to or data.get("address") or "?", max_chars=200), is_allowed)
+    is_known = edge in edges or len(edges) < MAX_EDGES
+    edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
+    return is_allowed
 
 
 def _place(line: Line) -> str:
@@ -335,7 +349,7 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
 
 
 _OF_FINDING: Final = ("name", "verdict", "seen", "state", "evidence")
-_EXCHANGES: Final = (
+EXCHANGES: Final = (
     *(Kind.NETWORK_HTTP, Kind.NETWORK_STREAM, Kind.NETWORK_TLS),
     *(Kind.NETWORK_FLOW, Kind.NETWORK_UPSTREAM),
 )
