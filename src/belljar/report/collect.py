@@ -314,10 +314,10 @@ def _entries(
     order = list(Group)
     for entry in sorted(kept, key=lambda each: (order.index(each.group), each.seq)):
         made[entry.seq] = _entry(entry, shown(names.get(entry.place, "")))
-        for body, after_s in entry.bodies if left > 0 else ():
+        for body, times in entry.bodies if left > 0 else ():
             found = _body(body, source, left)
-            made[entry.seq][-1].append([*found, after_s])
-            left -= _page_bytes(*found)
+            made[entry.seq][-1].append([*found, times])
+            left -= _page_bytes(*found) + 16 * len(times)
     return [made[seq] for seq in _in_order(kept)], left_out
 
 

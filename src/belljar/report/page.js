@@ -63,8 +63,17 @@ function framesOf(entries) {
     before = began;
     const output = found.filter(([name]) => name === "stdout" || name === "stderr");
     frames.push([began, `$ ${what}\n`]);
-    for (const [, text, , after] of output) frames.push([began + after, text]);
-    frames.push([Math.max(began, ...output.map(([, , , after]) => began + after)), `\n[${outcome}]\n`]);
+    let ended = began;
+    for (const [, text, , times] of output) {
+      let from = 0;
+      for (const [after, share] of times) {
+        const to = Math.max(from, Math.round(text.length * share));
+        if (to > from) frames.push([began + after, text.slice(from, to)]);
+        from = to;
+        ended = Math.max(ended, began + after);
+      }
+    }
+    frames.push([ended, `\n[${outcome}]\n`]);
   }
   return frames.sort(([a], [b]) => a - b);
 }

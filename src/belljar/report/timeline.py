@@ -27,6 +27,7 @@ LAST: Final = 50
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
 MAX_EDGES: Final = 40  # of a range's graph; the others are one
+MAX_TIMES: Final = 50  # of an output, for the player
 MAX_HITS: Final = 100  # kinds of guard hits
 RUN: Final = ""
 """The place of what is no cell's and no range's."""
@@ -72,7 +73,8 @@ def _shown_line(line: str) -> str:
 class Entry:
     """One line of a timeline. `op`: of the operation in its cell, or None.
 
-    `bodies`: each with the seconds since the entry's beginning.
+    `bodies`: each with its times: seconds since the entry's beginning, and the share that was
+    there.
     """
 
     seq: int
@@ -85,7 +87,7 @@ class Entry:
     by_guest: bool = False
     op: int | None = None
     notes: list[str] = field(default_factory=list)
-    bodies: list[tuple[BodyRef, float]] = field(default_factory=list)
+    bodies: list[tuple[BodyRef, list[list[float]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -313,7 +315,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
         notes=[*_headers(data, ">"), *_findings(data)],
-        bodies=[(body, 0.0) for body in line.bodies[:MAX_BODIES]],
+        bodies=[(body, [[0.0, 1.0]]) for body in line.bodies[:MAX_BODIES]],
     )
 
 
@@ -331,7 +333,16 @@ def _complete(entry: Entry, line: Line) -> None:
             entry.notes.append(f"{shown(dropped)} bytes of {stream} were dropped at the limit")
     passed = datetime.fromisoformat(line.time) - datetime.fromisoformat(entry.time)
     after_s = round(max(0.0, passed.total_seconds()), 3)
-    entry.bodies = [*entry.bodies, *((body, after_s) for body in line.bodies)][:MAX_BODIES]
+    entry.bodies += [(body, _times(line, body, after_s)) for body in line.bodies]
+    del entry.bodies[MAX_BODIES:]
+
+
+def _times(line: Line, body: BodyRef, after_s: float) -> list[list[float]]:
+    """When which share of an output was there, at most `MAX_TIMES` of them."""
+    found, whole = line.data.get(f"{body.name}_times") or (), max(1, body.kept_bytes)
+    step = len(found) // MAX_TIMES + 1
+    times = [[ms / 1000, round(min(1.0, count / whole), 4)] for ms, count in found[::step]]
+    return [*times, [after_s, 1.0]]
 
 
 def _headers(data: Mapping[str, Any], mark: str) -> list[str]:

@@ -291,7 +291,7 @@ def test_output_has_the_time_since_its_command_began() -> None:
             "units"
         ]
         (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
-        assert command[-1][0][-1] == after_s
+        assert command[-1][0][-1] == [[after_s, 1.0]]
 
 
 def test_a_transcript_stands_beside_the_timeline() -> None:
