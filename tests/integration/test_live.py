@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from inspect_ai.util import sandbox
 def work():
     async def solve(state, generate):
         for _ in range(12):
-            for what in ("shop.example/tea", "shop.example/cups", "nowhere.example/"):
+            for what in ("shop.example/tea", "shop.example/cups", "198.51.100.7/"):
                 await sandbox().exec(["curl", "-s", "-m", "2", f"http://{what}"])
             await sandbox().exec(["sh", "-c", "sha256sum /usr/bin/* | tail -1; sleep 0.5"])
         return state
@@ -130,9 +131,11 @@ def test_the_picture_of_the_docs_is_of_a_real_page(
     with served() as address:
         page.goto(address)
         with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE) as run:
-            page.locator("#runs .graph line.refused").wait_for(timeout=120_000)
+            refused = page.locator("#runs .graph line.refused").first
+            refused.wait_for(state="attached", timeout=120_000)
             page.locator("#runs tbody tr").nth(1).wait_for()
-            page.wait_for_function("document.querySelector('#memory polyline').points.length > 8")
+            counted = page.locator("#runs .graph text", has_text=re.compile(r"^\d\d$")).first
+            counted.wait_for(timeout=60_000)
             assert "default → shop" in str(page.locator(".graph").get_attribute("aria-label"))
             page.screenshot(path=target)
             run.communicate(timeout=120)

@@ -89,16 +89,19 @@ class CommandRecord:
     def input(self, source: Pieces) -> Pieces:
         """The command's input, seen as it is sent."""
         if source is None or isinstance(source, bytes):
-            self._stdin.feed(source or b"")
+            self._sent(source or b"")
             return source
         return self._pieces(source)
 
     async def _pieces(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for chunk in source:
-            self._stdin.feed(chunk)
-            if self._has_keystrokes:
-                self._times.note("stdin", self._stdin.total_bytes)
+            self._sent(chunk)
             yield chunk
+
+    def _sent(self, chunk: bytes) -> None:
+        self._stdin.feed(chunk)
+        if self._has_keystrokes and chunk:
+            self._times.note("stdin", self._stdin.total_bytes)
 
     def signalled(self, signal: Signals, *, whole_tree: bool) -> None:
         """Record a signal that is about to be sent."""
