@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import Misuse, key_option, reading, run_argument
+from belljar.cli.console import Misuse, key_option, print_json, reading, run_argument
 from belljar.errors import HostError, LedgerError
 from belljar.units import printable
 
@@ -35,6 +38,7 @@ _RESET: Final = "\x1b[0m"
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
 @click.option("--endpoint", metavar="URL", help="For otlp: send there (http/protobuf), not a file.")
+@click.option("--follow", is_flag=True, help="For otlp: send while the run lasts, until it ends.")
 @click.option(
     "-o",
     "--output",
@@ -49,6 +53,8 @@ def export(
     endpoint: str | None,
     output: Path | None,
     fingerprint: str | None,
+    *,
+    follow: bool,
 ) -> int:
     """Write RUN in another tool's format.
 
@@ -67,11 +73,13 @@ def export(
     from belljar.cli.ledger import new_file, run_path, write_lines
 
     path = run_path(run)
+    if follow and not (kind == "otlp" and endpoint):
+        raise Misuse("only traces are sent", param="--follow", hint="--format otlp --endpoint URL")
     with reading(path, "RUN"):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)
         if kind == "otlp" and endpoint:
-            return _send(path, endpoint)
+            return _follow(path, endpoint) if follow else _send(path, endpoint)
         with new_file(output) as file:
             if kind == "jsonl":
                 write_lines(path, file, escape=output is None and sys.stdout.isatty())
@@ -107,7 +115,7 @@ def replay(run: str, place: str, speed: float, idle_s: float) -> None:
     path = run_path(run)
     with reading(path, "RUN"):
         for event in _documents(path, "cast", place):
-            if isinstance(event, list):
+            if isinstance(event, list) and event[1] != "i":  # a terminal echoes what is typed
                 after_s, code, data = event
                 sys.stdout.flush()
                 time.sleep(min(after_s / speed, idle_s))
@@ -175,13 +183,19 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
 
 
 def _spans(lines: Iterable[Line], run_id: str) -> list[Any]:
-    try:
+    with _needing_otel():
         from belljar.export.otlp import spans
+    return list(spans(lines, run_id))
+
+
+@contextmanager
+def _needing_otel() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise HostError(
             f"{error.name} is not installed", hint="install Belljar with the extra `otel`"
         ) from error
-    return list(spans(lines, run_id))
 
 
 def _otlp_json(found: list[Any]) -> dict[str, Any]:
@@ -211,6 +225,27 @@ def _send(path: Path, endpoint: str) -> int:
         raise HostError("the collector did not take the traces", where=endpoint, hint=hint)
     click.echo(f"{len(found)} spans were sent")
     return 0
+
+
+def _follow(path: Path, endpoint: str) -> int:
+    """Send while the run lasts; print the counts as JSON, for `belljar run --otlp`."""
+    with _needing_otel():
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        from belljar.export.otlp import follow
+    from belljar.export.traces import GRACE_S, SEND_TIMEOUT_S
+
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs each attempt
+    os.nice(10)  # the evaluation comes first
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
+    sent, lost = follow(
+        path,
+        lambda found: exporter.export(found) is SpanExportResult.SUCCESS,
+        grace_s=GRACE_S,
+    )
+    print_json({"sent": sent, "lost": lost})
+    return HostError.exit_code if lost else 0
 
 
 def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.export.traces import TraceExport
 from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
@@ -62,7 +63,8 @@ class RunRequest:
 
     `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
     `require_contained`: metrics count contained samples only. `warm`: cells kept ready per plan.
-    `quiet`: standard output stays free for the caller. `traceback`: Inspect shows an error's.
+    `quiet`: standard output stays free for the caller. `otlp`: a collector of traces.
+    `traceback`: Inspect shows an error's.
     """
 
     inspect_args: Sequence[str]
@@ -73,6 +75,7 @@ class RunRequest:
     require_contained: bool = False
     warm: int = 0
     quiet: bool = False
+    otlp: str = ""
     traceback: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
@@ -114,6 +117,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             home=request.home,
             source=request.source,
         )
+        if request.otlp:
+            session.traces = stack.enter_context(TraceExport(request.otlp, print_status))
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
         _start_hooks()
         from belljar.harness.boundary import sole_provider
@@ -205,6 +210,8 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
+        if session.traces is not None:
+            session.traces.start(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()

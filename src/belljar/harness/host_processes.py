@@ -107,12 +107,13 @@ def _place(event: str, arguments: tuple[Any, ...]) -> str:
     if _PLACES[event]:  # a Unix socket's address is no tuple
         where, port = where[:2] if isinstance(where, tuple) else ("", "")
     name = os.fsdecode(where).rstrip(".") if isinstance(where, str | bytes) else ""
-    if _is_here(name):
+    if is_here(name):
         return ""
     return printable(f"{name}:{port}" if port else name, max_chars=200)
 
 
-def _is_here(name: str) -> bool:
+def is_here(name: str) -> bool:
+    """Return whether an address or name is this host's."""
     with suppress(ValueError):  # a name
         return (address := ip_address(name)).is_loopback or address.is_unspecified
     return name in {"", "localhost"}
@@ -120,7 +121,7 @@ def _is_here(name: str) -> bool:
 
 def proxies_here() -> list[str]:
     """The variables that name a proxy on this host: where it leads is not seen."""
-    return [name for name, host in proxies().items() if _is_here(host)]
+    return [name for name, host in proxies().items() if is_here(host)]
 
 
 def _is_ours(frame: FrameType | None) -> bool:
