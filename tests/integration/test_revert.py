@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 from tests.integration.processes import quick_command
 
@@ -27,6 +28,7 @@ from belljar.ledger import Line, read_events
 from belljar.report.cells import gather_cells
 from belljar.report.reasons import ReasonCode
 from belljar.report.verdict import judge
+from belljar.store.journal import Journal
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -160,6 +162,38 @@ def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str
     }
     assert len(reasons) == 2
     assert sum("enough" in reason for reason in reasons.values()) == 1 + (when == "after it")
+
+
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+@pytest.mark.parametrize("named", ["the new machine", "the run"])
+def test_a_kill_while_a_machine_is_made_ends_the_cell(vm_home: Path, named: str, tier: str) -> None:
+    """By the id of a machine that a revert is making, or by its run: neither machine goes on, and
+    nothing of them is left."""
+
+    async def strike(run: str) -> None:
+        journal = Journal(vm_home)
+        while len(entries := journal.entries()) < 2:
+            await anyio.lowlevel.checkpoint()
+        name = run if named == "the run" else entries[-1].cell_id
+        await kill(name, reason="enough", home=vm_home)
+
+    async def use() -> Path:
+        policy = {**LOW, "tier": tier, "resources": {**SMALL, "memory": "256MiB"}}
+        with start_run("test", None, [], home=vm_home) as run:
+            async with (
+                open_cell(policy, run=run, home=vm_home) as cell,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(strike, run.run_id)
+                with suppress(CellError):  # it may be there first
+                    await cell.revert()
+                await _until_killed(cell)
+        return run.path
+
+    ends = [line for line in read_events(anyio.run(use)) if line.kind is Kind.CELL_DESTROYED]
+    assert all(line.data["clean"] for line in ends)
+    assert len(ends) == 2
+    assert Journal(vm_home).entries() == ()
 
 
 def test_a_rule_that_is_triggered_by_the_old_machines_end_stops_the_sample(vm_home: Path) -> None:
