@@ -474,6 +474,20 @@ def test_people_and_clients_are_served_with_a_token(
     assert len(events(belljar, clean_after(), "model.request.started")) == 1
 
 
+def test_serving_ends_with_its_cell(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """At once, with the reason, though nobody asks."""
+    write_script(folder, belljar, TOOL_CALLER)
+    server = serving(belljar)
+    at = server.__enter__()
+    assert belljar("kill", at.cell).returncode == 0
+    said, _ = server.process.communicate(timeout=120)
+    assert server.process.returncode == 5
+    assert "killed by the operator" in json.loads(said)["error"]["message"]
+    assert events(belljar, clean_after(), "model.request.started") == []
+
+
 def test_two_processes_share_one_models_weights(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
