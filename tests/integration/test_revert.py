@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -20,7 +21,7 @@ from tests.integration.processes import quick_command
 from belljar.cell import Cell, open_cell, open_pool, open_range, start_run
 from belljar.cell.cell import RevertibleCell
 from belljar.cell.range import Range
-from belljar.errors import CellError, PolicyError
+from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
 from belljar.isolation.kill import kill
@@ -193,6 +194,25 @@ def test_a_kill_while_a_machine_is_made_ends_the_cell(vm_home: Path, named: str,
     ends = [line for line in read_events(anyio.run(use)) if line.kind is Kind.CELL_DESTROYED]
     assert all(line.data["clean"] for line in ends)
     assert len(ends) == 2
+    assert Journal(vm_home).entries() == ()
+
+
+def test_no_cell_runs_that_a_kill_of_its_run_would_not_find(
+    vm_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the store takes no word of whose cell it is, there is none, and nothing is left."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Journal, "describe", refuse)
+
+    async def use() -> None:
+        async with open_cell({**LOW, "resources": SMALL}, home=vm_home):
+            pytest.fail("it runs")
+
+    with pytest.raises(HostError, match="no space"):
+        anyio.run(use)
     assert Journal(vm_home).entries() == ()
 
 
