@@ -35,7 +35,8 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--warm N] [--all] [--traceback] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]] [--warm N] [--all] [--traceback] [--json]"
+    " [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -70,6 +71,13 @@ all_option = click.option(
     metavar="N",
     help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
 )
+@click.option(
+    "--fleet",
+    default="",
+    metavar="ray[://HOST:PORT]",
+    help="Share the samples among the nodes of a Ray cluster: the one at RAY_ADDRESS or HOST:PORT, "
+    "else one of this machine alone.",
+)
 @all_option
 @click.option("--traceback", is_flag=True, help="Show an error's traceback; Inspect's log has it.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
@@ -82,6 +90,7 @@ def run(
     tier: str | None,
     require_contained: bool,
     warm: int,
+    fleet: str,
     every: bool,
     traceback: bool,
     as_json: bool,
@@ -131,8 +140,14 @@ def run(
         quiet=as_json,
         traceback=traceback,
     )
+    more: list[str] = []
     try:
-        outcome = run_evaluation(request)
+        if fleet:
+            from belljar.fleet.head import run_fleet
+
+            outcome, more = run_fleet(request, fleet)
+        else:
+            outcome = run_evaluation(request)
     except click.NoSuchOption as error:
         # Inspect's parser refused it: suggest the nearest of Belljar's and of Inspect's options.
         commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
@@ -140,9 +155,9 @@ def run(
         raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error
     if as_json:
         found = findings_json(outcome.findings, outcome.path)
-        print_json({**found, "not_in_metrics": list(outcome.dropped)})
+        print_json({**found, "not_in_metrics": list(outcome.dropped), "fleet": more})
     else:
-        show_findings(outcome.findings, outcome.path, dropped(outcome), every=every)
+        show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
     return outcome.exit_code
 
 
@@ -190,19 +205,22 @@ def verdict(
 
     path = run_path(run)
     with reading(path, "RUN"), reported_if_slow(LOADING):
+        from belljar.fleet.record import is_fleet, stored_fleet
         from belljar.harness.evidence import stored_evidence
 
-        evidence = stored_evidence(
-            path,
-            logs=[str(log.resolve()) for log in logs],
-            expected_key=expected_key(fingerprint)[0],
-            expected_run=expected_run(run, path),
-        )
-    findings = judge(evidence)
+        key, named = expected_key(fingerprint)[0], expected_run(run, path)
+        more: list[str] = []
+        if is_fleet(path):
+            findings, more = stored_fleet(path, expected_key=key, expected_run=named)
+        else:
+            found = [str(log.resolve()) for log in logs]
+            findings = judge(
+                stored_evidence(path, logs=found, expected_key=key, expected_run=named)
+            )
     if as_json:
         print_json(findings_json(findings, path))
     else:
-        show_findings(findings, path, verbose=verbose, every=every)
+        show_findings(findings, path, more, verbose=verbose, every=every)
     return findings.exit_code
 
 

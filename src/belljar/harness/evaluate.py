@@ -142,6 +142,13 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
     """Preview tasks' samples. Raises as `run_evaluation`."""
+    return load_only(arguments, operator)[-1]
+
+
+def load_only(
+    arguments: Sequence[str], operator: OperatorOptions
+) -> tuple[InspectOptions, list[Task], list[Preview]]:
+    """Load tasks without running them, and preview their samples. Raises as `run_evaluation`."""
     if run_policy := operator.get("run_policy", ""):
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
@@ -155,10 +162,10 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
             selection = read_selection(options)
             if not selection.is_foreseen:
                 selection = Selection(ids=selection.ids)
-            _, previews = load_tasks(options, read_operator(**session.operator_options), selection)
+            loaded = load_tasks(options, read_operator(**session.operator_options), selection)
     if session.stopped is not None:
         raise session.stopped
-    return previews
+    return (options, *loaded)
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> None:

@@ -7,7 +7,8 @@ missing evidence never reads as "nothing".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final
@@ -107,6 +108,30 @@ class Left:
         lines = [f"  {each.sentence()}" for each in self.destinations]
         lines += [f"  can't tell what else: {printable(why)}" for why in self.unknown]
         return [f"\nWhat left this host: {self.claim}", *lines]
+
+
+def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
+    """What left the machines of several runs; `doubts`: what is not known of others."""
+    found: dict[tuple[Way, str], Destination] = {}
+    unknown = dict.fromkeys(doubts)
+    programs = Counter[str]()
+    for part in parts:
+        unknown |= dict.fromkeys(part.unknown)
+        programs.update(part.host_processes)
+        for each in part.destinations:
+            if (known := found.get((each.way, each.name))) is None:
+                found[each.way, each.name] = deepcopy(each)
+                continue
+            for name in ("addresses", "reasons"):
+                for word in getattr(each, name):
+                    _note(getattr(known, name), word)
+            for name in ("calls", "failed", "refused", "cut", "unscanned"):
+                setattr(known, name, getattr(known, name) + getattr(each, name))
+            both = (known.sent_bytes, each.sent_bytes)
+            known.sent_bytes = None if None in both else sum(filter(None, both))
+            for cls, actions in each.protected.items():
+                known.protected.setdefault(cls, Counter()).update(actions)
+    return Left(destinations=tuple(found.values()), unknown=tuple(unknown), host_processes=programs)
 
 
 class LeftGatherer:

@@ -60,6 +60,9 @@ class ReasonCode(StrEnum):
     LOG_INCOMPLETE = "log_incomplete"
     SAMPLE_NOT_IN_LOG = "sample_not_in_log"
     VERDICTS_NOT_IN_LOG = "verdicts_not_in_log"
+    UNIT_LOST = "unit_lost"
+    UNIT_FORGED = "unit_forged"
+    UNITS_DIFFER = "units_differ"
 
     @property
     def verdict(self) -> Verdict:
@@ -136,6 +139,10 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.LOG_INCOMPLETE: "Inspect's log has {} samples",
     ReasonCode.SAMPLE_NOT_IN_LOG: "sample {} is in no log",
     ReasonCode.VERDICTS_NOT_IN_LOG: "the verdicts are not in Inspect's log: {}",
+    ReasonCode.UNIT_LOST: "no unit of the fleet came back with this sample: {}",
+    ReasonCode.UNIT_FORGED: "a node's unit is not what it was given to run: {}",
+    ReasonCode.UNITS_DIFFER: "units ran with different settings, and their metrics mean nothing "
+    "together: {}",
 }
 
 

@@ -1,0 +1,233 @@
+"""The one module that imports Ray: nodes, processes on them, bytes back, signs of life.
+
+Ray lets everybody who has its token run code on every node. So the token is on, and only loopback
+and private addresses are used.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from belljar.dataclass import dataclass
+from belljar.errors import HostError, PolicyError
+from belljar.fleet import node as on_node
+from belljar.units import printable
+
+BEAT_S: Final = 2.0
+CELLS: Final = "belljar_cells"
+MARKER: Final = 0.001
+"""How much of a tier's marker a unit takes: it counts nothing."""
+_CALL_S: Final = 400.0
+_AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+
+
+def parse_address(fleet: str) -> str:
+    """`ray` → "", `ray://HOST:PORT` → its address. Raises `PolicyError`."""
+    engine, _, address = fleet.partition("://")
+    if engine != "ray":
+        raise PolicyError(
+            f"the fleet `{printable(fleet)}` is not known", hint="use ray, or ray://HOST:PORT"
+        )
+    if not address:
+        return ""
+    host, _, port = address.rpartition(":")
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(host.strip("[]"), int(port))}
+        is_near = all(ipaddress.ip_address(each).is_private for each in found)
+    except (OSError, ValueError) as error:
+        raise PolicyError(
+            f"the fleet's address can't be used: {error}",
+            where=printable(fleet),
+            hint="write ray://HOST:PORT, as `ray status` prints it",
+        ) from error
+    if not is_near:
+        raise PolicyError(
+            "the fleet's address is public: whoever reaches Ray's port may run code on each node",
+            where=printable(fleet),
+            hint="use a private network, or a tunnel to loopback",
+        )
+    return address
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Task:
+    """A unit that was given to Ray. `node_id` is known when it runs."""
+
+    stream: Any
+    node_id: str = ""
+
+
+class Fleet:
+    """A connection to a Ray cluster, for one evaluation."""
+
+    def __init__(self, ray: Any) -> None:  # noqa: ANN401 - imported late
+        self._ray = ray
+        self._watches: dict[str, Any] = {}
+        self._beats: dict[str, Any] = {}
+        self._number = 0
+        self._beaten_s = -BEAT_S
+        self.last_heard_s: dict[str, float] = {}
+
+    def node_cells(self) -> dict[str, int]:
+        """The live nodes that offer cells, and how many at a time."""
+        return {
+            each["NodeID"]: int(each["Resources"][CELLS])
+            for each in self._ray.nodes()
+            if each["Alive"] and each["Resources"].get(CELLS)
+        }
+
+    def put(self, content: bytes) -> Any:  # noqa: ANN401 - Ray's reference
+        """Bytes that each node fetches once."""
+        return self._ray.put(content)
+
+    def on_each(
+        self, nodes: Sequence[str], function: Callable[..., Any], *arguments: object
+    ) -> dict[str, Any]:
+        """The function's results on each node; an exception is a result."""
+        remote = self._ray.remote(function)
+        references = {
+            each: remote.options(
+                num_cpus=0, max_retries=0, label_selector={"ray.io/node-id": each}
+            ).remote(*arguments)
+            for each in nodes
+        }
+        ends_s, found = time.monotonic() + _CALL_S, {}
+        for each, reference in references.items():
+            try:
+                left_s = max(0.1, ends_s - time.monotonic())
+                found[each] = self._ray.get(reference, timeout=left_s)
+            except Exception as error:  # noqa: BLE001 - whatever a node raises is its own
+                found[each] = error
+        return found
+
+    def start(
+        self,
+        arguments: Sequence[object],
+        *,
+        cells: int,
+        nodes: Sequence[str],
+        resources: Mapping[str, float],
+    ) -> Task:
+        """Run a unit on one of these nodes, when it has room for so many cells."""
+        remote = self._ray.remote(on_node.run_unit)
+        stream = remote.options(
+            num_cpus=0,
+            max_retries=0,
+            num_returns="streaming",
+            resources={CELLS: cells, **resources},
+            label_selector={"ray.io/node-id": f"in({','.join(nodes)})"},
+            # What the head has not taken yet waits on the node, not in memory.
+            _generator_backpressure_num_objects=4,
+        ).remote(*arguments)
+        return Task(stream=stream)
+
+    def ready(self, tasks: Sequence[Task], *, timeout_s: float) -> Iterator[tuple[Task, Any]]:
+        """What the tasks yielded by now: an item, None at the end, or the exception of its end."""
+        if not tasks:
+            time.sleep(timeout_s)
+            return
+        by_stream = {id(task.stream): task for task in tasks}
+        done, _ = self._ray.wait(
+            [task.stream for task in tasks],
+            num_returns=len(tasks),
+            timeout=timeout_s,
+            fetch_local=False,
+        )
+        for stream in done:
+            item: Any
+            try:
+                item = self._ray.get(next(stream))
+            except StopIteration:
+                item = None
+            except Exception as error:  # noqa: BLE001 - of the node, or of Ray about it
+                item = error
+            yield by_stream[id(stream)], item
+
+    def cancel(self, task: Task) -> None:
+        """Forget a task; where it runs, its guard ends it."""
+        with suppress(Exception):
+            self._ray.cancel(task.stream, force=True)
+
+    def watch(self, fleet: str, nodes: Sequence[str]) -> None:
+        """Begin to give and to expect signs of life."""
+        actor = self._ray.remote(on_node.Watch)
+        for each in nodes:
+            self._watches[each] = actor.options(
+                num_cpus=0, max_restarts=-1, label_selector={"ray.io/node-id": each}
+            ).remote(fleet)
+            self.last_heard_s[each] = time.monotonic()
+        self.beat(stop=False)
+
+    def beat(self, *, stop: bool) -> None:
+        """Give a sign of life to each node whose last one was answered, if it is time."""
+        now = time.monotonic()
+        for node_id, reference in list(self._beats.items()):
+            try:
+                self._ray.get(reference, timeout=0)
+            except self._ray.exceptions.GetTimeoutError:
+                continue
+            except Exception:  # noqa: BLE001 - its process may be started again: call once more
+                del self._beats[node_id]
+            else:
+                self.last_heard_s[node_id] = now
+                del self._beats[node_id]
+        if now - self._beaten_s < BEAT_S:
+            return
+        self._beaten_s, self._number = now, self._number + 1
+        for node_id, watch in self._watches.items():
+            if node_id not in self._beats:
+                self._beats[node_id] = watch.beat.remote(self._number, stop=stop)
+
+    def forget(self, node_id: str) -> None:
+        """Expect nothing more of a node."""
+        for known in (self._watches, self._beats, self.last_heard_s):
+            known.pop(node_id, None)
+
+
+@contextmanager
+def connected(address: str, *, cells: int, markers: Mapping[str, float]) -> Iterator[Fleet]:
+    """Join the cluster at `address`, or start one of this machine alone. Raises `HostError`."""
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    # Without this Ray would take 127.0.0.1 for the machine's own address, and not meet itself.
+    if not address or address.startswith(("127.", "localhost:")):
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ[_AUTH_MODE] = "token"
+    if not address:
+        os.environ[_TOKEN] = secrets.token_hex(32)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise HostError(
+            "Ray is not installed", hint="pip install 'belljar-sandbox[fleet]'"
+        ) from error
+    shared: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    try:
+        if address:
+            ray.init(address=address, **shared)
+        else:
+            ray.init(
+                address="local",
+                _node_ip_address="127.0.0.1",
+                include_dashboard=False,
+                num_cpus=1,
+                resources={CELLS: cells, **markers},
+                **shared,
+            )
+    except Exception as error:
+        raise HostError(
+            f"Ray can't be joined: {printable(str(error), max_chars=400)}",
+            where=printable(address or "a cluster of this machine alone"),
+            hint="see that `ray status --address HOST:PORT` works here, with the cluster's token",
+        ) from error
+    try:
+        yield Fleet(ray)
+    finally:
+        ray.shutdown()

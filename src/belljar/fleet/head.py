@@ -1,0 +1,498 @@
+"""Runs one evaluation on a fleet: places units, collects and verifies them, judges the whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Final
+
+from belljar.errors import HostError, LedgerError
+from belljar.events import Event, Kind
+from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
+from belljar.fleet.engine import MARKER, Fleet, Task, connected, parse_address
+from belljar.fleet.judge import KIND, Asked, Try, counted_rows, judge_fleet, summary
+from belljar.fleet.node import clear, describe, prepare, settings_of
+from belljar.fleet.record import UNITS, Came, examine, unpacked
+from belljar.fleet.units import (
+    Node,
+    Unit,
+    another_try,
+    cells_per_unit,
+    deadline_s,
+    lost_nodes,
+    next_size,
+    refused,
+    slots,
+    to_try_again,
+)
+from belljar.harness.evaluate import RunOutcome, RunRequest
+from belljar.harness.evidence import put_on_record
+from belljar.harness.merged_log import LogPart, merge_logs
+from belljar.harness.selected import SelectedTask, select_task
+from belljar.harness.source import RealCells, print_status
+from belljar.harness.verdicts import bind_verdicts
+from belljar.interrupts import termination_as_interrupt
+from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import INSPECT_LOGS
+from belljar.package import __version__
+from belljar.policy import Tier
+from belljar.probe.model import Verdict
+from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import RunFindings
+from belljar.store.home import belljar_home
+from belljar.units import printable
+
+POLL_S: Final = 0.5
+# An interrupted unit destroys its cells, seals and sends its record.
+STOP_S: Final = 120.0
+NODES: Final = "fleet/nodes.json"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Running:
+    """A unit that was given to a node; its archive is written as it comes."""
+
+    unit: Unit
+    task: Task
+    part: IO[bytes]
+    began_s: float
+    digest: Any = field(default_factory=hashlib.sha256)
+    size: int = 0
+    end: Mapping[str, Any] | None = None
+
+
+def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
+    """Run an evaluation on the fleet; returns its outcome and lines for the report.
+
+    Raises as `run_evaluation`, `HostError` when no node can run the task as planned.
+    """
+    address, home = parse_address(fleet), request.home or belljar_home()
+    task = select_task(request)
+    archive = pack_task(task.root) if task.root is not None else bytes(1024)
+    markers = {f"belljar_{tier}": 1.0 for tier in Tier}
+    with connected(address, cells=os.cpu_count() or 1, markers=markers) as engine:
+        argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
+        sent = engine.put(archive)
+        sha256 = hashlib.sha256(archive).hexdigest()
+        with ExitStack() as stack:
+            # The nodes' workers need its id; a refusal leaves no run behind.
+            nodes = _describe(engine, home)
+            name = f"check-{os.getpid()}-{time.time_ns()}"
+            nodes = _prepare(engine, nodes, name, (sent, sha256), task)
+            _check_any(nodes)
+            run = stack.enter_context(RealCells().start_run(KIND, argv, home=home, what=task.name))
+            head = _Head(request, task, engine, run, name, nodes)
+            head.record(
+                Kind.FLEET_PLANNED,
+                task=task.name,
+                samples=task.samples,
+                epochs=task.epochs,
+                code=sha256,
+                workspace=name,
+                argv=argv,
+                inspect_args=list(request.inspect_args),
+            )
+            outcome = head.run_all()
+            engine.on_each([*head.usable], clear, name)
+        return outcome, summary(head.tries)
+
+
+def _describe(engine: Fleet, home: Path) -> list[Node]:
+    cells = engine.node_cells()
+    pinned = _pinned(home)
+    nodes: list[Node] = []
+    for node_id, said in engine.on_each([*cells], describe).items():
+        if isinstance(said, Exception):
+            why = f"it can't be asked: {printable(str(said), max_chars=300)}"
+            nodes.append(
+                Node(
+                    node_id=node_id,
+                    name=node_id[:12],
+                    key="",
+                    version="",
+                    inspect="",
+                    cells=0,
+                    refusal=why,
+                )
+            )
+            continue
+        node = Node(
+            node_id=node_id,
+            name=printable(str(said["name"]), max_chars=64),
+            key=str(said["key"]),
+            version=str(said["version"]),
+            inspect=str(said["inspect"]),
+            cells=cells[node_id],
+            clock_offset_s=float(said["time_s"]) - time.time(),
+            has_token=said["has_token"] is True,
+        )
+        nodes.append(
+            refused(node, version=__version__, inspect=version("inspect-ai"), pinned=pinned)
+        )
+    return nodes
+
+
+def _prepare(
+    engine: Fleet, nodes: Sequence[Node], fleet: str, code: tuple[Any, str], task: SelectedTask
+) -> list[Node]:
+    """The nodes, each with the task's files, and refused if `belljar check` there says so."""
+    usable = [node.node_id for node in nodes if not node.refusal]
+    words = [*task.check_words, "--sample-id", ",".join(task.samples[:1])]
+    said = engine.on_each(usable, prepare, fleet, *code, words, settings_of(os.environ))
+    made: list[Node] = []
+    for node in nodes:
+        result = said.get(node.node_id)
+        why = node.refusal
+        if isinstance(result, Exception):
+            why = f"the task can't be prepared: {printable(str(result), max_chars=300)}"
+        elif result is not None and result["exit_code"]:
+            why = printable(str(result["why"]), max_chars=400)
+        made.append(replace(node, refusal=why))
+    return made
+
+
+def _check_any(nodes: Sequence[Node]) -> None:
+    """Raise `HostError` with each node's reason when none can run the task."""
+    if any(not node.refusal for node in nodes):
+        return
+    if not nodes:
+        raise HostError(
+            "the cluster has no node for cells", hint="run `belljar fleet node` on each machine"
+        )
+    reasons = "; ".join(f"{node.name}: {node.refusal}" for node in nodes)
+    raise HostError(
+        f"no node can run this task as planned: {reasons}",
+        hint="`belljar check TASK` on a node says more",
+    )
+
+
+def _pinned(home: Path) -> dict[str, str]:
+    """The keys of known nodes, by name."""
+    with suppress(FileNotFoundError):
+        try:
+            known = json.loads((home / NODES).read_bytes())
+            return {str(name): str(key) for name, key in known.items()}
+        except (ValueError, AttributeError) as error:
+            raise HostError(
+                "the list of nodes' keys can't be read",
+                where=str(home / NODES),
+                hint="correct it, or remove it: nodes are then met for the first time",
+            ) from error
+    return {}
+
+
+class _Head:
+    """One evaluation's state on the head. One thread; nothing here runs a cell."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        task: SelectedTask,
+        engine: Fleet,
+        run: RunDirectory,
+        workspace: str,
+        nodes: Sequence[Node],
+    ) -> None:
+        self._request, self._task, self._engine, self._run = request, task, engine, run
+        self._workspace = workspace
+        self._nodes = {node.node_id: node for node in nodes}
+        self.usable = {node.node_id: node for node in nodes if not node.refusal}
+        self._cells = cells_per_unit(self.usable.values())
+        self._waiting = list(task.samples)
+        self._again: list[Unit] = []
+        self._running: list[_Running] = []
+        self._count = 0
+        self._sample_s: float | None = None
+        self.tries: list[Try] = []
+        self.came: dict[str, Came] = {}
+        self._stopping_s: float | None = None
+        self._interrupted = False
+        (run.path / UNITS).mkdir(mode=0o700)
+
+    def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
+        """Put an event on record."""
+        self._run.recorder.record(Event(kind=kind, data=data))
+
+    # --- running
+
+    def run_all(self) -> RunOutcome:
+        """Place and collect until nothing is left, then judge and merge."""
+        known = dict[str, str]()
+        for node in self._nodes.values():
+            state = "refused" if node.refusal else "taken"
+            self._record_node(node, state, node.refusal)
+            known |= {} if node.refusal else {node.name: node.key}
+        home = self._run.path.parent.parent
+        (home / NODES).parent.mkdir(mode=0o700, exist_ok=True)
+        (home / NODES).write_text(json.dumps(_pinned(home) | known, indent=1))
+        self._engine.watch(self._workspace, [*self.usable])
+        with termination_as_interrupt():
+            while self._waiting or self._again or self._running:
+                try:
+                    self._step()
+                except KeyboardInterrupt:
+                    if self._interrupted:
+                        self._give_up("interrupted twice")
+                        break
+                    self._interrupted = True
+                    self._stop("interrupted: the units are ending")
+        return self._finish()
+
+    def _step(self) -> None:
+        self._engine.beat(stop=self._stopping_s is not None)
+        now = time.monotonic()
+        for node_id in lost_nodes(self._engine.last_heard_s, now):
+            self._lose(node_id)
+        if self._stopping_s is None:
+            self._place()
+        elif now - self._stopping_s > STOP_S:
+            self._give_up("it did not end in time")
+        for running in list(self._running):
+            limit_s = deadline_s(
+                running.unit, self._task.epochs, self._cells, self._task.time_limit_s
+            )
+            if limit_s is not None and now - running.began_s > limit_s:
+                self._fail(running, f"no result within {limit_s:.0f} s")
+        tasks = {id(each.task): each for each in self._running}
+        for task, item in self._engine.ready(
+            [each.task for each in self._running], timeout_s=POLL_S
+        ):
+            self._take(tasks[id(task)], item)
+
+    def _place(self) -> None:
+        """Give units to Ray while there is room."""
+        if not self.usable:
+            self._waiting, self._again = [], []
+            return
+        room = slots(self.usable.values(), self._cells)
+        while len(self._running) < room and (self._again or self._waiting):
+            if self._again:
+                unit = self._again.pop(0)
+            else:
+                size = next_size(len(self._waiting), slots=room, sample_s=self._sample_s)
+                self._count += 1
+                unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
+                del self._waiting[:size]
+            allowed = [node for node in self.usable if node not in unit.not_on]
+            if not allowed:
+                self.tries.append(Try(unit=unit, node="-", why="no node is left for it"))
+                continue
+            words = self._task.unit_words(unit.samples, cells=self._cells)
+            task = self._engine.start(
+                (self._workspace, unit.name, words, settings_of(os.environ)),
+                cells=self._cells,
+                nodes=allowed,
+                resources={f"belljar_{self._task.tier}": MARKER},
+            )
+            part = (self._run.path / UNITS / f"{unit.name}.tar").open("xb")
+            self._running.append(
+                _Running(unit=unit, task=task, part=part, began_s=time.monotonic())
+            )
+
+    def _take(self, running: _Running, item: object) -> None:
+        """One item of a unit: where it runs, a piece of its archive, its end, or an exception."""
+        unit = running.unit
+        if isinstance(item, Exception):
+            self._fail(running, printable(str(item).strip().rpartition("\n")[2], max_chars=300))
+        elif item is None:
+            self._collect(running)
+        elif isinstance(item, bytes):
+            running.size += len(item)
+            running.digest.update(item)
+            if running.size > MAX_ARCHIVE_BYTES:
+                self._fail(running, "its run directory is larger than is accepted")
+            else:
+                running.part.write(item)
+        elif isinstance(item, dict) and "node" in item:
+            node_id = str(item["node"])
+            if node_id not in self.usable:
+                self._fail(running, "it came from a node that is not of this fleet")
+                return
+            running.task.node_id = node_id
+            name = self._nodes[node_id].name
+            self.record(
+                Kind.FLEET_UNIT_PLACED,
+                unit=unit.number,
+                attempt=unit.attempt,
+                node=name,
+                samples=unit.samples,
+            )
+            print_status(f"belljar: unit {unit.name} runs on {name}: {len(unit.samples)} sample(s)")
+        elif isinstance(item, dict):
+            running.end = item
+
+    def _collect(self, running: _Running) -> None:
+        """A unit's end: verify what came, judge it, and decide what is tried again."""
+        unit, end, node = running.unit, running.end, self._nodes.get(running.task.node_id)
+        running.part.close()
+        if end is None or node is None:
+            self._fail(running, "its node sent no end")
+            return
+        if not end["run_id"]:
+            self._fail(running, f"exit code {end['exit_code']}: {printable(str(end['why']))}")
+            return
+        came = Came(
+            unit=unit,
+            node=node.name,
+            run_id=str(end["run_id"]),
+            key=node.key,
+            root="",
+            archive=running.digest.hexdigest(),
+        )
+        try:
+            if came.archive != end["sha256"]:
+                raise LedgerError("its archive arrived changed")
+            findings, root = examine(came.path(self._run.path), came)
+        except (LedgerError, OSError) as error:
+            self._fail(running, f"what came back does not verify: {printable(str(error))}")
+            return
+        self._running.remove(running)
+        self.came[unit.name] = replace(came, root=root)
+        self.record(
+            Kind.FLEET_UNIT_FINISHED,
+            unit=unit.number,
+            attempt=unit.attempt,
+            node=node.name,
+            run_id=came.run_id,
+            key=came.key,
+            root=root,
+            archive=came.archive,
+            bytes=running.size,
+            verdict=findings.verdict.value,
+        )
+        self._sample_s = float(end["lasted_s"]) / max(1, len(unit.samples))
+        again = to_try_again(unit, self._task.epochs, findings)
+        why = f"{len(again)} sample(s) lost their evidence there" if again else ""
+        self.tries.append(Try(unit=unit, node=node.name, findings=findings, why=why))
+        if why:
+            self._record_failure(unit, node.name, why)
+            self._try_again(unit, again, node.node_id)
+        if findings.verdict is Verdict.BREACHED:
+            self._stop(f"unit {unit.name} is breached: the fleet stops")
+
+    def _fail(self, running: _Running, why: str) -> None:
+        """A unit of which nothing counts: on record, and tried elsewhere."""
+        self._running.remove(running)
+        self._engine.cancel(running.task)
+        running.part.close()
+        (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
+        node = self._nodes.get(running.task.node_id)
+        name = node.name if node is not None else "-"
+        self.tries.append(Try(unit=running.unit, node=name, why=why))
+        self._record_failure(running.unit, name, why)
+        self._try_again(running.unit, running.unit.samples, running.task.node_id)
+
+    def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
+        if self._stopping_s is None:
+            again = another_try(unit, samples, node_id, self.usable)
+            self._again += [again] if again is not None else []
+
+    def _lose(self, node_id: str) -> None:
+        """A node that does not answer: nothing of it counts any more."""
+        node = self.usable.pop(node_id)
+        self._engine.forget(node_id)
+        why = "the node did not answer"
+        self._record_node(node, "lost", why)
+        print_status(f"belljar: node {node.name} is lost: {why}")
+        for running in list(self._running):
+            if running.task.node_id == node_id:
+                self._fail(running, why)
+
+    def _stop(self, why: str) -> None:
+        if self._stopping_s is None:
+            print_status(f"belljar: {why}")
+            self._stopping_s = time.monotonic()
+            self._waiting, self._again = [], []
+
+    def _give_up(self, why: str) -> None:
+        for running in list(self._running):
+            self._fail(running, why)
+
+    def _record_failure(self, unit: Unit, node: str, why: str) -> None:
+        self.record(
+            Kind.FLEET_UNIT_FAILED, unit=unit.number, attempt=unit.attempt, node=node, reason=why
+        )
+        print_status(f"belljar: unit {unit.name} on {node}: {why}")
+
+    def _record_node(self, node: Node, state: str, why: str) -> None:
+        self.record(
+            Kind.FLEET_NODE,
+            node=node.name,
+            node_id=node.node_id,
+            state=state,
+            key=node.key,
+            reason=why,
+            cells=node.cells,
+            belljar=node.version,
+            clock_offset_s=round(node.clock_offset_s, 3),
+        )
+
+    # --- the end
+
+    def _finish(self) -> RunOutcome:
+        """Merge the logs, judge the whole, and put both on record."""
+        asked = Asked(
+            run_id=self._run.run_id,
+            task=self._task.name,
+            samples=self._task.samples,
+            epochs=self._task.epochs,
+        )
+        judged = partial(judge_fleet, asked, self.tries, interrupted=self._interrupted)
+        problems, dropped = self._merge(judged())
+        self.record(
+            Kind.RUN_EVALUATED,
+            interrupted=self._interrupted,
+            stopped=self._stopping_s is not None and not self._interrupted,
+            errors=[problem.detail for problem in problems],
+            causes=[problem.code.value for problem in problems],
+        )
+        findings = judged(problems=problems)
+        put_on_record(self._run, findings, dropped)
+        return RunOutcome(
+            findings=findings,
+            dropped=dropped,
+            run_id=self._run.run_id,
+            path=self._run.path,
+            exit_code=findings.exit_code,
+        )
+
+    def _merge(self, findings: RunFindings) -> tuple[list[Reason], list[str]]:
+        """Write the one log, with the verdicts; returns problems, and samples not in metrics."""
+        if not self.came:
+            return [], []
+        folder = self._run.inspect_log_dir
+        try:
+            differing = merge_logs(self._parts(), self._task, folder)
+            dropped = bind_verdicts(
+                folder, findings, require_contained=self._request.require_contained
+            )
+        except Exception as error:  # noqa: BLE001 - Inspect's log format, a task's own metrics
+            detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
+            return [Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)], []
+        if differing:
+            return [Reason(code=ReasonCode.UNITS_DIFFER, detail=printable(differing))], dropped
+        return [], dropped
+
+    def _parts(self) -> Iterator[LogPart]:
+        """The log of each unit of which a sample counts, unpacked while it is read."""
+        counted: dict[str, set[tuple[str, int]]] = {}
+        for key, (tried, _) in counted_rows(self.tries).items():
+            counted.setdefault(tried.unit.name, set()).add(key)
+        for name, came in sorted(self.came.items()):
+            if name in counted:
+                archive = came.path(self._run.path)
+                with unpacked(archive, only=f"{INSPECT_LOGS}/") as directory:
+                    yield LogPart(
+                        name=f"unit {name}",
+                        directory=directory / INSPECT_LOGS,
+                        counted=counted[name],
+                    )

@@ -1,0 +1,162 @@
+"""Puts the findings of units together: one row for each sample, one verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from belljar.dataclass import dataclass, replace
+from belljar.fleet.units import Unit
+from belljar.probe.model import Verdict
+from belljar.report.cells import TranscriptGap
+from belljar.report.left import together
+from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import Row, RunFindings, Transcript
+from belljar.units import printable
+
+KIND: Final = "fleet"
+"""The kind of a fleet's run."""
+_NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One unit on one node. `findings` None: nothing that verifies came back, and `why`."""
+
+    unit: Unit
+    node: str
+    findings: RunFindings | None = None
+    why: str = ""
+
+    @property
+    def where(self) -> str:
+        """Its name in messages."""
+        return f"unit {self.unit.name} on {self.node}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the fleet was to run."""
+
+    run_id: str
+    task: str
+    samples: tuple[str, ...]
+    epochs: int
+
+
+def judge_fleet(
+    asked: Asked,
+    tries: Sequence[Try],
+    *,
+    problems: Iterable[Reason] = (),
+    interrupted: bool = False,
+) -> RunFindings:
+    """The findings of the whole: each sample by its last attempt, and the worst verdict."""
+    last = counted_rows(tries)
+    doubts = [*problems, *(reason for each in tries for reason in _unasked(asked, each))]
+    rows, gone = list[Row](), dict[str, None]()
+    for epoch in range(1, asked.epochs + 1):
+        for sample in asked.samples:
+            mine = [each for each in tries if sample in each.unit.samples]
+            row = _row(asked, mine, sample, epoch, last.get((sample, epoch)))
+            if row.is_logged or mine or not interrupted:  # else it just did not begin
+                rows.append(row)
+            if (sample, epoch) not in last and mine:
+                gone[f"{mine[-1].where}: {mine[-1].why or 'it is not in its record'}"] = None
+    doubts += [Reason(code=ReasonCode.UNIT_LOST, detail=why) for why in gone]
+    findings, errors = list[RunFindings](), list[str]()
+    for each in tries:
+        if each.findings is None:
+            continue
+        findings.append(each.findings)
+        is_counted = any(each is one for one, _ in last.values())
+        doubts += [
+            replace(reason, where=f"{each.where}, {reason.where}" if reason.where else each.where)
+            for reason in each.findings.problems
+            # Evidence that an attempt lacked counts if its samples do; a breach always.
+            if reason.code not in _NO_ROWS
+            and (is_counted or reason.code.verdict is Verdict.BREACHED)
+        ]
+        errors += [f"{each.where}: {error}" for error in each.findings.errors if is_counted]
+    lost = [f"{each.where}: {each.why}" for each in tries if each.findings is None]
+    return RunFindings(
+        run_id=asked.run_id,
+        rows=tuple(rows),
+        strays=tuple(cell for each in findings for cell in each.strays),
+        models=tuple(cell for each in findings for cell in each.models),
+        stray_ranges=tuple(one for each in findings for one in each.stray_ranges),
+        problems=tuple(doubts),
+        errors=tuple(errors),
+        left=together((each.left for each in findings), doubts=lost),
+        interrupted=interrupted or any(each.interrupted for each in findings),
+        refusal_code=max((each.refusal_code for each in findings), default=0),
+        failure_code=max((each.failure_code for each in findings), default=0),
+    )
+
+
+def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
+    """The last attempt at each sample and epoch that has a record of it."""
+    return {
+        (row.transcript.sample, row.transcript.epoch): (each, row)
+        for each in tries
+        for row in (each.findings.rows if each.findings is not None else ())
+    }
+
+
+def _unasked(asked: Asked, tried: Try) -> list[Reason]:
+    """Samples that a unit was not given, or ran twice, or of another task."""
+    due = {(sample, epoch) for sample in tried.unit.samples for epoch in range(1, asked.epochs + 1)}
+    wrong: list[str] = []
+    for row in tried.findings.rows if tried.findings is not None else ():
+        key = (row.transcript.sample, row.transcript.epoch)
+        if key not in due or row.transcript.task not in {asked.task, ""}:
+            wrong.append(f"{row.transcript.task} {key[0]} #{key[1]}")
+        due.discard(key)
+    detail = printable(", ".join(wrong[:5]), max_chars=300)
+    return [Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)] if wrong else []
+
+
+def _row(
+    asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
+) -> Row:
+    """The sample's last row, with a note of the attempts before; a void one if there is none."""
+    if found is None:
+        why = mine[-1].why if mine else "it was never placed"
+        return Row(
+            transcript=Transcript(task=asked.task, sample=sample, epoch=epoch, uuid="", error=why),
+            cells=(),
+            transcript_gap=TranscriptGap(),
+            reasons=(Reason(code=ReasonCode.UNIT_LOST, detail=why),),
+            is_logged=False,
+        )
+    used, row = found
+    before = mine[: next(n for n, each in enumerate(mine) if each is used)]
+    notes = [f"{each.where}: {_outcome(each, sample, epoch)}" for each in before]
+    if not notes:
+        return row
+    transcript = replace(row.transcript, notes=(*row.transcript.notes, *notes))
+    return replace(row, transcript=transcript)
+
+
+def _outcome(tried: Try, sample: str, epoch: int) -> str:
+    """What an attempt came to, with its score: it may differ from the one that counts."""
+    for row in tried.findings.rows if tried.findings is not None else ():
+        if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
+            scores = " ".join(row.transcript.scores.values())
+            why = "; ".join(map(str, row.reasons)) or row.transcript.error
+            return f"{row.verdict.value}{f' (score {scores})' if scores else ''}: {why}"
+    return tried.why or "it is not in its record"
+
+
+def summary(tries: Sequence[Try]) -> list[str]:
+    """Lines about nodes and attempts for the end of a report."""
+    if not tries:
+        return ["fleet: no unit ran"]
+    failed = [each for each in tries if each.findings is None or each.why]
+    nodes, units = {each.node for each in tries}, {each.unit.number for each in tries}
+    share = 100 * len(failed) / len(tries)
+    head = (
+        f"fleet: {len(units)} unit(s) on {len(nodes)} node(s), {len(tries)} attempt(s); "
+        f"infrastructure failures: {len(failed)} of {len(tries)} ({share:.0f} %)"
+    )
+    return [head, *(f"  {each.where}: {printable(each.why, max_chars=400)}" for each in failed)]
