@@ -278,7 +278,12 @@ class _Head:
             if self._again:
                 unit = self._again.pop(0)
             else:
-                size = next_size(len(self._waiting), slots=room, sample_s=self._sample_s)
+                size = next_size(
+                    len(self._waiting),
+                    slots=room,
+                    side_by_side=-(-self._cells // self._task.epochs),
+                    sample_s=self._sample_s,
+                )
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
@@ -378,6 +383,10 @@ class _Head:
             self._try_again(unit, again, node.node_id)
         if findings.verdict is Verdict.BREACHED:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
+        elif findings.errors and not findings.failure_code:
+            self._stop(
+                f"unit {unit.name} failed, which ends the evaluation (see --no-fail-on-error)"
+            )
 
     def _fail(self, running: _Running, why: str) -> None:
         """A unit of which nothing counts: on record, and tried elsewhere."""

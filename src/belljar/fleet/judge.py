@@ -29,6 +29,14 @@ class Try:
     why: str = ""
 
     @property
+    def ended_early(self) -> bool:
+        """Whether its record says that an error, a breach or a person ended it."""
+        found = self.findings
+        return found is not None and bool(
+            found.errors or found.interrupted or found.verdict is Verdict.BREACHED
+        )
+
+    @property
     def where(self) -> str:
         """Its name in messages."""
         return f"unit {self.unit.name} on {self.node}"
@@ -54,15 +62,17 @@ def judge_fleet(
     """The findings of the whole: each sample by its last attempt, and the worst verdict."""
     last = counted_rows(tries)
     doubts = [*problems, *(reason for each in tries for reason in _unasked(asked, each))]
+    is_ended = interrupted or any(each.ended_early for each in tries)
     rows, gone = list[Row](), dict[str, None]()
     for epoch in range(1, asked.epochs + 1):
         for sample in asked.samples:
             mine = [each for each in tries if sample in each.unit.samples]
             row = _row(asked, mine, sample, epoch, last.get((sample, epoch)))
-            if row.is_logged or mine or not interrupted:  # else it just did not begin
+            if (sample, epoch) in last or not _did_not_begin(mine, is_ended=is_ended):
                 rows.append(row)
-            if (sample, epoch) not in last and mine:
-                gone[f"{mine[-1].where}: {mine[-1].why or 'it is not in its record'}"] = None
+                if (sample, epoch) not in last:
+                    where = mine[-1].where if mine else "no unit"
+                    gone[f"{where}: {row.transcript.error}"] = None
     doubts += [Reason(code=ReasonCode.UNIT_LOST, detail=why) for why in gone]
     findings, errors = list[RunFindings](), list[str]()
     for each in tries:
@@ -103,6 +113,11 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
     }
 
 
+def _did_not_begin(mine: Sequence[Try], *, is_ended: bool) -> bool:
+    """Whether the end of the evaluation alone explains that there is no record of a sample."""
+    return is_ended if not mine else mine[-1].ended_early
+
+
 def _unasked(asked: Asked, tried: Try) -> list[Reason]:
     """Samples that a unit was not given, or ran twice, or of another task."""
     due = {(sample, epoch) for sample in tried.unit.samples for epoch in range(1, asked.epochs + 1)}
@@ -121,7 +136,7 @@ def _row(
 ) -> Row:
     """The sample's last row, with a note of the attempts before; a void one if there is none."""
     if found is None:
-        why = mine[-1].why if mine else "it was never placed"
+        why = (mine[-1].why if mine else "never placed") or "it is not in its record"
         return Row(
             transcript=Transcript(task=asked.task, sample=sample, epoch=epoch, uuid="", error=why),
             cells=(),

@@ -90,8 +90,12 @@ def refused(node: Node, *, version: str, inspect: str, pinned: Mapping[str, str]
 
 
 def cells_per_unit(nodes: Iterable[Node]) -> int:
-    """Half of the smallest node's cells: a unit's last sample then leaves no node idle."""
-    return max(1, min(node.cells for node in nodes) // 2)
+    """How many cells a unit has at a time, so that the smallest node runs one unit or two.
+
+    Two, where there is room: one works while the other waits for its last sample.
+    """
+    smallest = min(node.cells for node in nodes)
+    return max(1, smallest if smallest < 4 else smallest // 2)
 
 
 def slots(nodes: Iterable[Node], cells: int) -> int:
@@ -99,12 +103,14 @@ def slots(nodes: Iterable[Node], cells: int) -> int:
     return sum(max(1, node.cells // cells) for node in nodes)
 
 
-def next_size(remaining: int, *, slots: int, sample_s: float | None) -> int:
+def next_size(remaining: int, *, slots: int, side_by_side: int, sample_s: float | None) -> int:
     """How many samples the next unit gets, of `remaining`; `sample_s`: measured, of one sample.
 
-    Half of an equal share, so that later units are smaller and end together.
+    Half of an equal share, so that later units are smaller and end together; but enough for the
+    unit's cells, `side_by_side`.
     """
-    size, share = math.ceil(remaining / (2 * slots)), math.ceil(remaining / slots)
+    share = math.ceil(remaining / slots)
+    size = max(math.ceil(remaining / (2 * slots)), min(share, side_by_side))
     if sample_s:
         size = max(size, min(share, math.ceil(MIN_UNIT_S / sample_s)))
         size = min(size, max(1, int(MAX_UNIT_S / sample_s)))
@@ -122,15 +128,21 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings | None) -> tuple
         return ()
     if findings.refusal_code:  # 4: the task is wrong on every node
         return unit.samples if findings.refusal_code == 3 else ()
-    good: dict[str, int] = {}
+    # An error of the task's own ends an evaluation: what it kept from beginning is not lost.
+    is_short = bool(findings.errors) and not findings.failure_code
+    lost, seen = set[str](), dict[str, int]()
     for row in findings.rows:
         codes = {reason.code for reason in row.reasons}
         is_lost = bool(codes) and codes <= INFRASTRUCTURE
         # A node without disk or memory ends the evaluation: its cut samples say nothing.
         is_lost |= bool(findings.failure_code and row.transcript.error)
-        if not is_lost:
-            good[row.transcript.sample] = good.get(row.transcript.sample, 0) + 1
-    return tuple(sample for sample in unit.samples if good.get(sample, 0) < epochs)
+        lost |= {row.transcript.sample} if is_lost else set()
+        seen[row.transcript.sample] = seen.get(row.transcript.sample, 0) + 1
+    return tuple(
+        sample
+        for sample in unit.samples
+        if sample in lost or (seen.get(sample, 0) < epochs and not is_short)
+    )
 
 
 def another_try(

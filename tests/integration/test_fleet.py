@@ -1,0 +1,211 @@
+"""`belljar run --fleet ray`: a real Ray cluster of three nodes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
+from tests.conftest import copy_store
+
+from belljar.events import Kind
+from belljar.ledger import local_fingerprint, read_events, verify
+
+pytest.importorskip("ray", reason="the extra `fleet` is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+TASKS = """
+import asyncio
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer, stderr
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work(seconds):
+    async def solve(state, generate):
+        said = await sandbox().exec(["sh", "-c", f"sleep {seconds}; echo {state.sample_id} {state.epoch}"])
+        state.store.set("said", said.stdout.split())
+        return state
+    return solve
+
+@scorer(metrics=[mean(), stderr()])
+def points():
+    async def score(state, target):
+        name, epoch = state.store.get("said")
+        return Score(value=int(name[1:]) * int(epoch), answer=name)
+    return score
+
+@task
+def numbers(count: int = 6, seconds: float = 0):
+    samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
+    return Task(dataset=samples, solver=work(seconds), scorer=points())
+"""
+
+
+class Nodes:
+    """The cluster, the head's store and the nodes'."""
+
+    def __init__(self, folder: Path, prepared: Path) -> None:
+        self.folder = folder
+        self.homes = [copy_store(prepared, folder / f"n{number}") for number in (1, 2, 3)]
+        self.head = copy_store(prepared, folder / "head")
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        (folder / "task").mkdir()
+        (folder / "task" / "tasks.py").write_text(TASKS)
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "BELLJAR_POLICY": "low",
+            "NO_COLOR": "1",
+            "COLUMNS": "300",
+        }
+        self.address = ""
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> bool:
+        """Start the cluster; False when Ray did not start within its half a minute."""
+        program = Path(__file__).with_name("ray_cluster.py")
+        words = [sys.executable, str(program), str(self.folder / "ray"), *map(str, self.homes)]
+        pipe = subprocess.PIPE
+        with (self.folder / "cluster.log").open("w") as log:
+            self._process = subprocess.Popen(
+                words, stdin=pipe, stdout=pipe, stderr=log, text=True, env=self.environment
+            )
+        if not (line := self._line()):
+            self.stop()
+            return False
+        self.address = json.loads(line)["address"]
+        return True
+
+    def _line(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return next((line for line in self._process.stdout if line.startswith(("{", "done"))), "")
+
+    def tell(self, command: str) -> None:
+        """`kill N` or `freeze N`."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        self._line()
+
+    def stop(self) -> None:
+        """End the cluster."""
+        if self._process is not None:
+            self._process.communicate(timeout=120)
+
+    def start_run(self, *arguments: str, fleet: bool = True) -> subprocess.Popen[str]:
+        """Start `belljar run`."""
+        words = [sys.executable, "-m", "belljar", "run", "--json", "tasks.py", *arguments]
+        words += ["--model", "mockllm/model"]
+        words += ["--fleet", f"ray://{self.address}"] if fleet else []
+        return subprocess.Popen(
+            words,
+            cwd=self.folder / "task",
+            env={**self.environment, "BELLJAR_HOME": str(self.head)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, fleet: bool = True) -> tuple[int, dict[str, Any], str]:
+        """Run to the end: exit code, what it printed, and its standard error."""
+        process = self.start_run(*arguments, fleet=fleet)
+        out, errors = process.communicate(timeout=550)
+        return process.returncode, json.loads(out) if out else {}, errors
+
+    def belljar(self, *words: str, home: Path | None = None) -> str:
+        """Another command's output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "belljar", *words],
+            env={**self.environment, "BELLJAR_HOME": str(home or self.head)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def nodes(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Three nodes, one task."""
+    made = Nodes(tmp_path_factory.mktemp("fleet"), prepared_home)
+    try:
+        if not any(made.start() for _ in range(5)):
+            pytest.fail((made.folder / "cluster.log").read_text()[-2000:])
+        yield made
+    finally:
+        made.stop()
+
+
+def log_of(run_dir: str) -> EvalLog:
+    """The run's one log."""
+    (info,) = list_eval_logs(str(Path(run_dir) / "inspect"))
+    return read_eval_log(info)
+
+
+def metrics(log: EvalLog) -> dict[str, float]:
+    """All of its metrics."""
+    assert log.results is not None
+    return {
+        f"{score.name} {name}": metric.value
+        for score in log.results.scores
+        for name, metric in score.metrics.items()
+    }
+
+
+def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
+    """Twelve samples on three nodes: the same samples, scores, epochs, metrics and verdict as on
+    one; each node signs with its own key, which the head's ledger names; the offline verdict is
+    the same, and no node has the head's key."""
+    code, said, errors = nodes.run("--epochs", "2")
+    assert code == 0, errors
+    alone, single, errors = nodes.run("--epochs", "2", fleet=False)
+    assert alone == 0, errors
+    assert [(s["sample"], s["epoch"], s["scores"], s["verdict"]) for s in said["samples"]] == [
+        (s["sample"], s["epoch"], s["scores"], s["verdict"]) for s in single["samples"]
+    ]
+    ours, theirs = log_of(said["run_dir"]), log_of(single["run_dir"])
+    assert metrics(ours) == metrics(theirs)
+    assert ours.reductions == theirs.reductions
+    assert (ours.status, ours.eval.config.epochs) == (theirs.status, theirs.eval.config.epochs)
+    assert ours.eval.dataset.sample_ids == theirs.eval.dataset.sample_ids
+    for mine, other in zip(ours.samples or [], theirs.samples or [], strict=True):
+        assert (mine.id, mine.epoch, mine.error) == (other.id, other.epoch, other.error)
+        assert {n: s.value for n, s in (mine.scores or {}).items()} == {
+            n: s.value for n, s in (other.scores or {}).items()
+        }
+    run = Path(said["run_dir"])
+    assert verify(run, expected_key=local_fingerprint(nodes.head)).ok(strict=True)
+    assert '"exit_code": 0' in nodes.belljar("verdict", "--json", str(run))
+    finished = [line for line in read_events(run) if line.kind is Kind.FLEET_UNIT_FINISHED]
+    keys = {line.data["node"]: line.data["key"] for line in finished}
+    assert len(keys) > 1
+    assert (
+        keys.items()
+        <= {f"n{n}": local_fingerprint(home) for n, home in enumerate(nodes.homes, 1)}.items()
+    )
+    secret = (nodes.head / "keys" / "ledger-ed25519.pem").read_bytes()
+    for home in nodes.homes:
+        assert not [
+            path
+            for path in home.rglob("*")
+            if path.is_file() and path.stat().st_size < 1 << 20 and secret in path.read_bytes()
+        ]
+        assert nodes.belljar("ps", home=home) == "no cells\n"
+        assert not list((home / "fleet").iterdir())
