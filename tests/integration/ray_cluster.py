@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
+import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,13 +24,31 @@ AGENTS = (
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 
 
+PORT_FILES: dict[str, int] = {}
+
+
 def ports() -> dict[str, int]:
-    """Free ports for a node's agents: for one that is not given, Ray waits 15 s and no longer."""
+    """Free ports for a node's agents: for one that is not given, Ray waits 15 s and no longer,
+    which a busy machine needs to import what they need."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in AGENTS]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
-        return {name: each.getsockname()[1] for name, each in zip(AGENTS, sockets, strict=True)}
+        found = {name: each.getsockname()[1] for name, each in zip(AGENTS, sockets, strict=True)}
+    node = secrets.token_hex(28)
+    os.environ["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] = node
+    PORT_FILES[f"dashboard_agent_listen_port_{node}"] = found["dashboard_agent_listen_port"]
+    return found
+
+
+def name_ports(folder: Path) -> None:
+    """Write the one port down that Ray takes and still waits for."""
+    while True:
+        for session in folder.glob("session_2*"):
+            for name, port in list(PORT_FILES.items()):
+                if session.joinpath("sockets").is_dir() and not session.joinpath(name).exists():
+                    session.joinpath(name).write_text(str(port))
+        time.sleep(0.1)
 
 
 def main(folder: str, *homes: str) -> None:
@@ -35,7 +56,12 @@ def main(folder: str, *homes: str) -> None:
     from ray.cluster_utils import Cluster
 
     CURRENT.parent.mkdir(exist_ok=True)  # where Ray writes the address, whatever its own folder is
-    quick = {"health_check_period_ms": 3000, "health_check_initial_delay_ms": 1000}
+    threading.Thread(target=name_ports, args=(Path(folder),), daemon=True).start()
+    quick = {
+        "agent_register_timeout_ms": 120_000,
+        "health_check_period_ms": 3000,
+        "health_check_initial_delay_ms": 1000,
+    }
     cluster = Cluster(
         initialize_head=True,
         head_node_args={

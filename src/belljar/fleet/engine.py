@@ -7,12 +7,15 @@ and private addresses are used.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
@@ -24,6 +27,7 @@ BEAT_S: Final = 2.0
 CELLS: Final = "belljar_cells"
 MARKER: Final = 0.001
 """How much of a tier's marker a unit takes: it counts nothing."""
+HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 _CALL_S: Final = 400.0
 _AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
@@ -37,23 +41,41 @@ def parse_address(fleet: str) -> str:
         )
     if not address:
         return ""
-    host, _, port = address.rpartition(":")
+    check_private(address.rpartition(":")[0], where=f"--fleet {fleet}")
+    return address
+
+
+def check_private(host: str, *, where: str) -> None:
+    """Raise `PolicyError` for an address that is neither loopback nor private."""
     try:
-        found = {each[4][0] for each in socket.getaddrinfo(host.strip("[]"), int(port))}
+        found = {each[4][0] for each in socket.getaddrinfo(host.strip("[]"), None)}
         is_near = all(ipaddress.ip_address(each).is_private for each in found)
     except (OSError, ValueError) as error:
         raise PolicyError(
             f"the fleet's address can't be used: {error}",
-            where=printable(fleet),
-            hint="write ray://HOST:PORT, as `ray status` prints it",
+            where=printable(where),
+            hint="write HOST:PORT of the cluster's head",
         ) from error
-    if not is_near:
+    # 0.0.0.0 counts as private, and is every address of the machine.
+    if not is_near or {"0.0.0.0", "::"} & found:  # noqa: S104 - refused here
         raise PolicyError(
             "the fleet's address is public: whoever reaches Ray's port may run code on each node",
-            where=printable(fleet),
+            where=printable(where),
             hint="use a private network, or a tunnel to loopback",
         )
-    return address
+
+
+def node_command(
+    *, head: bool, address: str, ip: str, port: int, resources: Mapping[str, float]
+) -> list[str]:
+    """The command line of a node's processes, which run until interrupted. Raises `HostError`."""
+    program = Path(sys.executable).with_name("ray")
+    if not program.exists():
+        raise HostError("Ray is not installed", hint=HINT_EXTRA)
+    words = [str(program), "start", "--block"]
+    words += ["--head", f"--port={port}", "--include-dashboard=false"] if head else []
+    words += [] if head else [f"--address={address}"]
+    return [*words, f"--node-ip-address={ip}", f"--resources={json.dumps(dict(resources))}"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -205,9 +227,7 @@ def connected(address: str, *, cells: int, markers: Mapping[str, float]) -> Iter
     try:
         import ray
     except ImportError as error:
-        raise HostError(
-            "Ray is not installed", hint="pip install 'belljar-sandbox[fleet]'"
-        ) from error
+        raise HostError("Ray is not installed", hint=HINT_EXTRA) from error
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     try:
         if address:

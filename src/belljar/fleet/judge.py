@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -62,6 +63,9 @@ def judge_fleet(
     """The findings of the whole: each sample by its last attempt, and the worst verdict."""
     last = counted_rows(tries)
     doubts = [*problems, *(reason for each in tries for reason in _unasked(asked, each))]
+    uuids = Counter(row.transcript.uuid for _, row in last.values() if row.is_logged)
+    if twins := [printable(uuid) for uuid, count in uuids.items() if count > 1]:
+        doubts.append(Reason(code=ReasonCode.UNIT_FORGED, detail=f"one uuid twice: {twins[0]}"))
     is_ended = interrupted or any(each.ended_early for each in tries)
     rows, gone = list[Row](), dict[str, None]()
     for epoch in range(1, asked.epochs + 1):
@@ -110,6 +114,7 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
         (row.transcript.sample, row.transcript.epoch): (each, row)
         for each in tries
         for row in (each.findings.rows if each.findings is not None else ())
+        if row.transcript.sample in each.unit.samples  # a node speaks for no other's
     }
 
 
