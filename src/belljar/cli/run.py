@@ -35,8 +35,8 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]] [--warm N] [--all] [--traceback] [--json]"
-    " [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]] [--resume RUN] [--warm N] [--all]"
+    " [--traceback] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -78,6 +78,12 @@ all_option = click.option(
     help="Share the samples among the nodes of a Ray cluster: the one at RAY_ADDRESS or HOST:PORT, "
     "else one of this machine alone.",
 )
+@click.option(
+    "--resume",
+    default="",
+    metavar="RUN",
+    help="Run what a fleet's interrupted or broken-off RUN lacks, with its options.",
+)
 @all_option
 @click.option("--traceback", is_flag=True, help="Show an error's traceback; Inspect's log has it.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
@@ -91,6 +97,7 @@ def run(
     require_contained: bool,
     warm: int,
     fleet: str,
+    resume: str,
     every: bool,
     traceback: bool,
     as_json: bool,
@@ -124,7 +131,10 @@ def run(
     context = click.get_current_context()
     if override and not policy:
         raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
-    check_early(inspect_args, context)
+    if resume and inspect_args:
+        raise Misuse("--resume takes no task and no options of Inspect", hint="leave them out")
+    if not resume:
+        check_early(inspect_args, context)
     if policy:
         check_policy(policy, tier or "")
     with reported_if_slow(LOADING):
@@ -142,7 +152,11 @@ def run(
     )
     more: list[str] = []
     try:
-        if fleet:
+        if resume:
+            from belljar.fleet.head import resume_fleet
+
+            outcome, more = resume_fleet(request, resume, fleet)
+        elif fleet:
             from belljar.fleet.head import run_fleet
 
             outcome, more = run_fleet(request, fleet)

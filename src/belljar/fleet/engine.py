@@ -24,11 +24,13 @@ from belljar.fleet import node as on_node
 from belljar.units import printable
 
 BEAT_S: Final = 2.0
+# A worker process imports Ray and this package before its first answer.
+START_S: Final = 180.0
 CELLS: Final = "belljar_cells"
 MARKER: Final = 0.001
 """How much of a tier's marker a unit takes: it counts nothing."""
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
-_CALL_S: Final = 400.0
+_CALL_S: Final = 660.0
 _AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
 
@@ -184,7 +186,7 @@ class Fleet:
             self._watches[each] = actor.options(
                 num_cpus=0, max_restarts=-1, label_selector={"ray.io/node-id": each}
             ).remote(fleet)
-            self.last_heard_s[each] = time.monotonic()
+            self.last_heard_s[each] = time.monotonic() + START_S
         self.beat(stop=False)
 
     def beat(self, *, stop: bool) -> None:

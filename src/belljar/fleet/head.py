@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Final
 
-from belljar.errors import HostError, LedgerError
+from belljar.errors import LedgerError, PolicyError
 from belljar.events import Event, Kind
 from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
 from belljar.fleet.engine import MARKER, Fleet, Task, connected, parse_address
 from belljar.fleet.judge import KIND, Asked, Try, counted_rows, judge_fleet, summary
-from belljar.fleet.node import clear, describe, prepare, settings_of
-from belljar.fleet.record import UNITS, Came, examine, unpacked
+from belljar.fleet.node import clear, settings_of
+from belljar.fleet.nodes import check_any, describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.record import UNITS, Came, examine, plan_of, tries_on_record, unpacked
 from belljar.fleet.units import (
     Node,
     Unit,
@@ -30,12 +30,11 @@ from belljar.fleet.units import (
     deadline_s,
     lost_nodes,
     next_size,
-    refused,
     slots,
     to_try_again,
 )
 from belljar.harness.evaluate import RunOutcome, RunRequest
-from belljar.harness.evidence import put_on_record
+from belljar.harness.evidence import check_ledger, put_on_record
 from belljar.harness.merged_log import LogPart, merge_logs
 from belljar.harness.selected import SelectedTask, select_task
 from belljar.harness.source import RealCells, print_status
@@ -43,18 +42,17 @@ from belljar.harness.verdicts import bind_verdicts
 from belljar.interrupts import termination_as_interrupt
 from belljar.ledger import RunDirectory
 from belljar.ledger.rundir import INSPECT_LOGS
-from belljar.package import __version__
 from belljar.policy import Tier
 from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
+from belljar.report.verdict import LedgerState
 from belljar.store.home import belljar_home
 from belljar.units import printable
 
 POLL_S: Final = 0.5
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
-NODES: Final = "fleet/nodes.json"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -70,10 +68,30 @@ class _Running:
     end: Mapping[str, Any] | None = None
 
 
-def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
+def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
+    """Run what an unfinished or interrupted fleet run lacks, in a new run that takes over the rest.
+
+    Raises as `run_fleet`, `PolicyError` when it can't be resumed.
+    """
+    old, plan = plan_of(request.home or belljar_home(), ref)
+    os.chdir(plan["directory"])  # as paths in its options are relative to it
+    known = {name: plan[name] for name in ("policy", "override", "tier", "allow_upstreams")}
+    request = replace(
+        request,
+        inspect_args=tuple(plan["inspect_args"]),
+        require_contained=request.require_contained or plan["require_contained"],
+        **known,
+    )
+    return run_fleet(request, fleet or plan["fleet"], resumed=old)
+
+
+def run_fleet(
+    request: RunRequest, fleet: str, *, resumed: Path | None = None
+) -> tuple[RunOutcome, list[str]]:
     """Run an evaluation on the fleet; returns its outcome and lines for the report.
 
-    Raises as `run_evaluation`, `HostError` when no node can run the task as planned.
+    `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
+    node can run the task as planned.
     """
     address, home = parse_address(fleet), request.home or belljar_home()
     task = select_task(request)
@@ -85,10 +103,11 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
         sha256 = hashlib.sha256(archive).hexdigest()
         with ExitStack() as stack:
             # The nodes' workers need its id; a refusal leaves no run behind.
-            nodes = _describe(engine, home)
+            nodes = describe_nodes(engine, home)
             name = f"check-{os.getpid()}-{time.time_ns()}"
-            nodes = _prepare(engine, nodes, name, (sent, sha256), task)
-            _check_any(nodes)
+            nodes = prepare_nodes(engine, nodes, name, (sent, sha256), task)
+            check_any(nodes)
+            pin_keys(home, nodes)
             run = stack.enter_context(RealCells().start_run(KIND, argv, home=home, what=task.name))
             head = _Head(request, task, engine, run, name, nodes)
             head.record(
@@ -97,97 +116,23 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
                 samples=task.samples,
                 epochs=task.epochs,
                 code=sha256,
-                workspace=name,
-                argv=argv,
+                fleet=fleet,
+                directory=str(Path.cwd()),
                 inspect_args=list(request.inspect_args),
+                require_contained=request.require_contained,
+                policy=request.policy,
+                override=request.override,
+                tier=request.tier,
+                allow_upstreams=request.allow_upstreams,
             )
+            if resumed is not None:
+                head.take_over(resumed, sha256)
             outcome = head.run_all()
             engine.on_each([*head.usable], clear, name)
+        state, problem = check_ledger(run)  # now that it is sealed
+        if state is not LedgerState.VERIFIED:
+            raise LedgerError(problem or "it is not sealed", where=str(run.path))
         return outcome, summary(head.tries)
-
-
-def _describe(engine: Fleet, home: Path) -> list[Node]:
-    cells = engine.node_cells()
-    pinned = _pinned(home)
-    nodes: list[Node] = []
-    for node_id, said in engine.on_each([*cells], describe).items():
-        if isinstance(said, Exception):
-            why = f"it can't be asked: {printable(str(said), max_chars=300)}"
-            nodes.append(
-                Node(
-                    node_id=node_id,
-                    name=node_id[:12],
-                    key="",
-                    version="",
-                    inspect="",
-                    cells=0,
-                    refusal=why,
-                )
-            )
-            continue
-        node = Node(
-            node_id=node_id,
-            name=printable(str(said["name"]), max_chars=64),
-            key=str(said["key"]),
-            version=str(said["version"]),
-            inspect=str(said["inspect"]),
-            cells=cells[node_id],
-            clock_offset_s=float(said["time_s"]) - time.time(),
-            has_token=said["has_token"] is True,
-        )
-        nodes.append(
-            refused(node, version=__version__, inspect=version("inspect-ai"), pinned=pinned)
-        )
-    return nodes
-
-
-def _prepare(
-    engine: Fleet, nodes: Sequence[Node], fleet: str, code: tuple[Any, str], task: SelectedTask
-) -> list[Node]:
-    """The nodes, each with the task's files, and refused if `belljar check` there says so."""
-    usable = [node.node_id for node in nodes if not node.refusal]
-    words = [*task.check_words, "--sample-id", ",".join(task.samples[:1])]
-    said = engine.on_each(usable, prepare, fleet, *code, words, settings_of(os.environ))
-    made: list[Node] = []
-    for node in nodes:
-        result = said.get(node.node_id)
-        why = node.refusal
-        if isinstance(result, Exception):
-            why = f"the task can't be prepared: {printable(str(result), max_chars=300)}"
-        elif result is not None and result["exit_code"]:
-            why = printable(str(result["why"]), max_chars=400)
-        made.append(replace(node, refusal=why))
-    return made
-
-
-def _check_any(nodes: Sequence[Node]) -> None:
-    """Raise `HostError` with each node's reason when none can run the task."""
-    if any(not node.refusal for node in nodes):
-        return
-    if not nodes:
-        raise HostError(
-            "the cluster has no node for cells", hint="run `belljar fleet node` on each machine"
-        )
-    reasons = "; ".join(f"{node.name}: {node.refusal}" for node in nodes)
-    raise HostError(
-        f"no node can run this task as planned: {reasons}",
-        hint="`belljar check TASK` on a node says more",
-    )
-
-
-def _pinned(home: Path) -> dict[str, str]:
-    """The keys of known nodes, by name."""
-    with suppress(FileNotFoundError):
-        try:
-            known = json.loads((home / NODES).read_bytes())
-            return {str(name): str(key) for name, key in known.items()}
-        except (ValueError, AttributeError) as error:
-            raise HostError(
-                "the list of nodes' keys can't be read",
-                where=str(home / NODES),
-                hint="correct it, or remove it: nodes are then met for the first time",
-            ) from error
-    return {}
 
 
 class _Head:
@@ -222,18 +167,40 @@ class _Head:
         """Put an event on record."""
         self._run.recorder.record(Event(kind=kind, data=data))
 
+    def take_over(self, old: Path, code: str) -> None:
+        """Take over the attempts of an earlier run, verified again. Raises `PolicyError`."""
+        asked, tries, came = tries_on_record(old)
+        mine = (self._task.name, self._task.samples, self._task.epochs, code)
+        if (asked.task, asked.samples, asked.epochs, asked.code) != mine:
+            raise PolicyError(
+                "the task, its files or its samples are not those of the run to be resumed",
+                where=str(old),
+                hint="run it anew",
+            )
+        done = set[str]()
+        for each in tries:
+            unit = each.unit
+            about = {"unit": unit.number, "attempt": unit.attempt, "node": each.node}
+            self._count = max(self._count, unit.number)
+            self.record(Kind.FLEET_UNIT_PLACED, **about, samples=unit.samples, from_run=old.name)
+            if each.findings is not None:
+                found = came[unit.name]
+                shutil.copyfile(found.path(old), found.path(self._run.path))
+                self._record_came(found, each.findings, from_run=old.name)
+                done |= {*unit.samples} - {*to_try_again(unit, asked.epochs, each.findings)}
+            if each.why:
+                self.record(Kind.FLEET_UNIT_FAILED, **about, reason=each.why)
+            self.tries.append(each)
+        self._waiting = [sample for sample in self._waiting if sample not in done]
+        print_status(f"belljar: {len(done)} sample(s) are taken over from run {old.name}")
+
     # --- running
 
     def run_all(self) -> RunOutcome:
         """Place and collect until nothing is left, then judge and merge."""
-        known = dict[str, str]()
         for node in self._nodes.values():
             state = "refused" if node.refusal else "taken"
             self._record_node(node, state, node.refusal)
-            known |= {} if node.refusal else {node.name: node.key}
-        home = self._run.path.parent.parent
-        (home / NODES).parent.mkdir(mode=0o700, exist_ok=True)
-        (home / NODES).write_text(json.dumps(_pinned(home) | known, indent=1))
         self._engine.watch(self._workspace, [*self.usable])
         with termination_as_interrupt():
             while self._waiting or self._again or self._running:
@@ -361,19 +328,7 @@ class _Head:
             self._fail(running, f"what came back does not verify: {printable(str(error))}")
             return
         self._running.remove(running)
-        self.came[unit.name] = replace(came, root=root)
-        self.record(
-            Kind.FLEET_UNIT_FINISHED,
-            unit=unit.number,
-            attempt=unit.attempt,
-            node=node.name,
-            run_id=came.run_id,
-            key=came.key,
-            root=root,
-            archive=came.archive,
-            bytes=running.size,
-            verdict=findings.verdict.value,
-        )
+        self._record_came(replace(came, root=root), findings)
         self._sample_s = float(end["lasted_s"]) / max(1, len(unit.samples))
         again = to_try_again(unit, self._task.epochs, findings)
         why = f"{len(again)} sample(s) lost their evidence there" if again else ""
@@ -387,6 +342,22 @@ class _Head:
             self._stop(
                 f"unit {unit.name} failed, which ends the evaluation (see --no-fail-on-error)"
             )
+
+    def _record_came(self, came: Came, findings: RunFindings, **more: str) -> None:
+        self.came[came.unit.name] = came
+        self.record(
+            Kind.FLEET_UNIT_FINISHED,
+            unit=came.unit.number,
+            attempt=came.unit.attempt,
+            node=came.node,
+            run_id=came.run_id,
+            key=came.key,
+            root=came.root,
+            archive=came.archive,
+            bytes=came.path(self._run.path).stat().st_size,
+            verdict=findings.verdict.value,
+            **more,
+        )
 
     def _fail(self, running: _Running, why: str) -> None:
         """A unit of which nothing counts: on record, and tried elsewhere."""

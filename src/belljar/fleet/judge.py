@@ -45,12 +45,13 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the fleet was to run."""
+    """What the fleet was to run; `code`: the digest of the task's files."""
 
     run_id: str
     task: str
     samples: tuple[str, ...]
     epochs: int
+    code: str = ""
 
 
 def judge_fleet(

@@ -28,7 +28,7 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
-CHECK_S: Final = 300.0
+CHECK_S: Final = 600.0
 _TAIL_CHARS: Final = 2000
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
 _SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS")

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.errors import LedgerError
+from belljar.errors import LedgerError, PolicyError
 from belljar.events import Kind
 from belljar.fleet.archive import unpack
 from belljar.fleet.judge import KIND, Asked, Try, judge_fleet, summary
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.image.layers import LayerError
-from belljar.ledger import Line, read_events, verify
+from belljar.ledger import Line, local_fingerprint, read_events, verify
 from belljar.ledger.files import digest_file
+from belljar.ledger.listing import find_run
+from belljar.ledger.writer import is_being_written
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import judge
@@ -106,6 +108,7 @@ def tries_on_record(run: Path) -> tuple[Asked, list[Try], dict[str, Came]]:
         task=str(plan["task"]),
         samples=tuple(plan["samples"]),
         epochs=int(plan["epochs"]),
+        code=str(plan["code"]),
     )
     return asked, list(tries.values()), found
 
@@ -133,6 +136,25 @@ def _take(
 def _unit(data: dict[str, Any], samples: dict[tuple[int, int], tuple[str, ...]]) -> Unit:
     number, attempt = int(data["unit"]), int(data["attempt"])
     return Unit(number=number, attempt=attempt, samples=samples.get((number, attempt), ()))
+
+
+def plan_of(home: Path, ref: str) -> tuple[Path, dict[str, Any]]:
+    """A fleet's run to be resumed, and its plan. Raises `PolicyError`."""
+    try:
+        run = find_run(home, ref)
+        result = verify(run, expected_key=local_fingerprint(home), expected_run=run.name)
+        events = read_events(run)
+        plan = next((line.data for line in events if line.kind is Kind.FLEET_PLANNED), None)
+    except (OSError, LedgerError) as error:
+        raise PolicyError(printable(str(error)), where=f"--resume {printable(ref)}") from error
+    why = str(result.problem) if result.problem is not None else ""
+    if plan is None:
+        why = "it is not a run of a fleet, or nothing was planned in it"
+    elif is_being_written(run):
+        why = "it is still running"
+    if why or plan is None:
+        raise PolicyError(f"the run can't be resumed: {why}", where=str(run))
+    return run, plan
 
 
 def is_fleet(run: Path) -> bool:

@@ -1,0 +1,117 @@
+"""Which nodes may take part: asked, compared, prepared, and known by their keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.dataclass import replace
+from belljar.errors import HostError
+from belljar.fleet.engine import Fleet
+from belljar.fleet.node import describe, prepare, settings_of
+from belljar.fleet.units import Node, refused
+from belljar.harness.selected import SelectedTask
+from belljar.package import __version__
+from belljar.units import printable
+
+NODES: Final = "fleet/nodes.json"
+
+
+def describe_nodes(engine: Fleet, home: Path) -> list[Node]:
+    """Each node as it describes itself, and refused if it differs from this machine."""
+    cells = engine.node_cells()
+    pinned = pinned_keys(home)
+    nodes: list[Node] = []
+    for node_id, said in engine.on_each([*cells], describe).items():
+        if isinstance(said, Exception):
+            why = f"it can't be asked: {printable(str(said), max_chars=300)}"
+            nodes.append(
+                Node(
+                    node_id=node_id,
+                    name=node_id[:12],
+                    key="",
+                    version="",
+                    inspect="",
+                    cells=0,
+                    refusal=why,
+                )
+            )
+            continue
+        node = Node(
+            node_id=node_id,
+            name=printable(str(said["name"]), max_chars=64),
+            key=str(said["key"]),
+            version=str(said["version"]),
+            inspect=str(said["inspect"]),
+            cells=cells[node_id],
+            clock_offset_s=float(said["time_s"]) - time.time(),
+            has_token=said["has_token"] is True,
+        )
+        nodes.append(
+            refused(node, version=__version__, inspect=version("inspect-ai"), pinned=pinned)
+        )
+    return nodes
+
+
+def prepare_nodes(
+    engine: Fleet, nodes: Sequence[Node], fleet: str, code: tuple[Any, str], task: SelectedTask
+) -> list[Node]:
+    """The nodes, each with the task's files, and refused if `belljar check` there says so."""
+    usable = [node.node_id for node in nodes if not node.refusal]
+    words = [*task.check_words, "--sample-id", ",".join(task.samples[:1])]
+    said = engine.on_each(usable, prepare, fleet, *code, words, settings_of(os.environ))
+    made: list[Node] = []
+    for node in nodes:
+        result = said.get(node.node_id)
+        why = node.refusal
+        if isinstance(result, Exception):
+            why = f"the task can't be prepared: {printable(str(result), max_chars=300)}"
+        elif result is not None and result["exit_code"]:
+            why = printable(str(result["why"]), max_chars=400)
+        made.append(replace(node, refusal=why))
+    return made
+
+
+def check_any(nodes: Sequence[Node]) -> None:
+    """Raise `HostError` with each node's reason when none can run the task."""
+    if any(not node.refusal for node in nodes):
+        return
+    if not nodes:
+        raise HostError(
+            "the cluster has no node for cells", hint="run `belljar fleet node` on each machine"
+        )
+    reasons = "; ".join(f"{node.name}: {node.refusal}" for node in nodes)
+    raise HostError(
+        f"no node can run this task as planned: {reasons}",
+        hint="`belljar check TASK` on a node says more",
+    )
+
+
+def pinned_keys(home: Path) -> dict[str, str]:
+    """The keys of known nodes, by name."""
+    with suppress(FileNotFoundError):
+        try:
+            known = json.loads((home / NODES).read_bytes())
+            return {str(name): str(key) for name, key in known.items()}
+        except (ValueError, AttributeError) as error:
+            raise HostError(
+                "the list of nodes' keys can't be read",
+                where=str(home / NODES),
+                hint="correct it, or remove it: nodes are then met for the first time",
+            ) from error
+    return {}
+
+
+def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
+    """Remember the keys of nodes that take part."""
+    known = pinned_keys(home) | {node.name: node.key for node in nodes if not node.refusal}
+    (home / NODES).parent.mkdir(mode=0o700, exist_ok=True)
+    fresh = home / f"{NODES}.new"
+    fresh.write_text(json.dumps(known, indent=1))
+    fresh.rename(home / NODES)
