@@ -125,7 +125,7 @@ class Nodes:
     def run(self, *arguments: str, fleet: bool = True) -> tuple[int, dict[str, Any], str]:
         """Run to the end: exit code, what it printed, and its standard error."""
         process = self.start_run(*arguments, fleet=fleet)
-        out, errors = process.communicate(timeout=550)
+        out, errors = process.communicate(timeout=1500)
         return process.returncode, json.loads(out) if out else {}, errors
 
     def belljar(self, *words: str, home: Path | None = None) -> str:
