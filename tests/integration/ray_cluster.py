@@ -59,6 +59,7 @@ def main(folder: str, *homes: str) -> None:
     threading.Thread(target=name_ports, args=(Path(folder),), daemon=True).start()
     quick = {
         "agent_register_timeout_ms": 120_000,
+        "worker_register_timeout_seconds": 600,
         "health_check_period_ms": 3000,
         "health_check_initial_delay_ms": 1000,
     }

@@ -112,14 +112,18 @@ class Fleet:
         return self._ray.put(content)
 
     def on_each(
-        self, nodes: Sequence[str], function: Callable[..., Any], *arguments: object
+        self,
+        nodes: Sequence[str],
+        function: Callable[..., Any],
+        *arguments: object,
+        **named: object,
     ) -> dict[str, Any]:
         """The function's results on each node; an exception is a result."""
         remote = self._ray.remote(function)
         references = {
             each: remote.options(
                 num_cpus=0, max_retries=0, label_selector={"ray.io/node-id": each}
-            ).remote(*arguments)
+            ).remote(*arguments, **named)
             for each in nodes
         }
         ends_s, found = time.monotonic() + _CALL_S, {}

@@ -44,7 +44,7 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 def describe() -> dict[str, Any]:
     """The node's name, key, versions and clock."""
     return {
-        "name": os.environ.get(NAME_VARIABLE) or os.uname().nodename,
+        "name": _name(),
         "key": load_or_make_key(belljar_home()).fingerprint,
         "version": __version__,
         "inspect": version("inspect-ai"),
@@ -142,13 +142,17 @@ def clear(fleet: str) -> None:
     shutil.rmtree(_folder(fleet), ignore_errors=True)
 
 
-def kill_all(reason: str) -> dict[str, Any]:
-    """Halt every cell of this node's store, with proof."""
-    command = [sys.executable, "-m", "belljar", "kill", "--all", "--json", "--reason", reason]
+def kill_all(reason: str, *, hold_too: bool) -> tuple[str, int, str]:
+    """Halt every cell of this node's store; returns the node's name, an exit code and words."""
+    command = [sys.executable, "-m", "belljar", "kill", "--all", "--reason", reason]
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=END_S, check=False
+        [*command, *(["--hold"] if hold_too else [])],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=END_S,
+        check=False,
     )
-    return {"exit_code": done.returncode, "output": _tail(done.stdout + done.stderr)}
+    return _name(), done.returncode, _tail(done.stdout + done.stderr)
 
 
 class Watch:
@@ -164,6 +168,10 @@ class Watch:
         fresh.write_text(f"{number} {STOP if stop else 'go on'}")
         fresh.rename(self._folder / "lease")
         return number
+
+
+def _name() -> str:
+    return os.environ.get(NAME_VARIABLE) or os.uname().nodename
 
 
 def _folder(fleet: str) -> Path:

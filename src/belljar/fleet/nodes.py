@@ -11,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import replace
+from belljar.dataclass import dataclass, replace
 from belljar.errors import HostError
-from belljar.fleet.engine import Fleet
-from belljar.fleet.node import describe, prepare, settings_of
+from belljar.fleet.engine import Fleet, connected, parse_address
+from belljar.fleet.node import describe, kill_all, prepare, settings_of
 from belljar.fleet.units import Node, refused
 from belljar.harness.selected import SelectedTask
 from belljar.package import __version__
@@ -106,6 +106,31 @@ def pinned_keys(home: Path) -> dict[str, str]:
                 hint="correct it, or remove it: nodes are then met for the first time",
             ) from error
     return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """What `belljar kill --all` came to on one node."""
+
+    ok: bool
+    detail: str
+
+
+def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> dict[str, Killed]:
+    """Halt every cell of each live node of a cluster; by the node's name. Raises `HostError`."""
+    found: dict[str, Killed] = {}
+    if not (address := parse_address(fleet) or os.environ.get("RAY_ADDRESS", "")):
+        raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
+    with connected(address, cells=0, markers={}) as engine:
+        nodes = [*engine.node_cells()]
+        for node_id, said in engine.on_each(nodes, kill_all, reason, hold_too=hold_too).items():
+            if isinstance(said, Exception):
+                detail = printable(str(said).strip().rpartition("\n")[2], max_chars=300)
+                found[node_id] = Killed(ok=False, detail=detail)
+            else:
+                name, code, detail = said
+                found[printable(name)] = Killed(ok=code == 0, detail=printable(detail))
+    return found
 
 
 def pin_keys(home: Path, nodes: Sequence[Node]) -> None:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
 
-
 # In a run directory: each task's tools when it was loaded, and where they act.
 TOOLS: Final = "tools.json"
 
@@ -197,10 +196,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
 
 
 def _run_tasks(
-    request: RunRequest,
-    options: InspectOptions,
-    tasks: list[Task],
-    session: Session,
+    request: RunRequest, options: InspectOptions, tasks: list[Task], session: Session
 ) -> RunOutcome:
     from belljar.harness.host_tools import known_tools
     from belljar.harness.provider import BelljarSandboxEnvironment
@@ -238,12 +234,9 @@ def _run_tasks(
     state, problem = check_ledger(run)  # now that it is sealed
     if state is not LedgerState.VERIFIED:
         findings = judge(replace(evidence, ledger=state, ledger_problem=problem))
+    code = findings.exit_code
     return RunOutcome(
-        findings=findings,
-        dropped=dropped,
-        run_id=run.run_id,
-        path=run.path,
-        exit_code=findings.exit_code,
+        findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
     )
 
 
