@@ -90,15 +90,15 @@ def main(folder: str, *homes: str) -> None:
         )
     print(json.dumps({"address": cluster.address}), flush=True)
     for line in sys.stdin:
-        command, number = line.split()
-        node = nodes[int(number) - 1]
+        command, chosen = line.split()
+        node = nodes[int(chosen) - 1]
         if command == "kill":
             cluster.remove_node(node, allow_graceful=False)
         else:
             for process in node.all_processes["raylet"]:
                 os.kill(process.process.pid, signal.SIGSTOP)
         print("done", flush=True)
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
     with suppress(FileNotFoundError):
         CURRENT.unlink()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from typing import Any
 import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.conftest import copy_store
+from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 from belljar.ledger import local_fingerprint, read_events, verify
+from belljar.ledger.writer import is_being_written
 
 pytest.importorskip("ray", reason="the extra `fleet` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -32,7 +36,8 @@ from inspect_ai.util import sandbox
 @solver
 def work(seconds):
     async def solve(state, generate):
-        said = await sandbox().exec(["sh", "-c", f"sleep {seconds}; echo {state.sample_id} {state.epoch}"])
+        wait = seconds if state.sample_id == "s5" else 0
+        said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
         state.store.set("said", said.stdout.split())
         return state
     return solve
@@ -74,7 +79,7 @@ class Nodes:
         self.address = ""
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> bool:
+    def serve(self) -> bool:
         """Start the cluster; False when Ray did not start within its half a minute."""
         program = Path(__file__).with_name("ray_cluster.py")
         words = [sys.executable, str(program), str(self.folder / "ray"), *map(str, self.homes)]
@@ -109,11 +114,14 @@ class Nodes:
 
     def start_run(self, *arguments: str, fleet: bool = True) -> subprocess.Popen[str]:
         """Start `belljar run`."""
-        words = [sys.executable, "-m", "belljar", "run", "--json", "tasks.py", *arguments]
-        words += ["--model", "mockllm/model"]
+        words = ["run", "--json", "tasks.py", *arguments, "--model", "mockllm/model"]
         words += ["--fleet", f"ray://{self.address}"] if fleet else []
+        return self.start(*words)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command on the head."""
         return subprocess.Popen(
-            words,
+            [sys.executable, "-m", "belljar", *words],
             cwd=self.folder / "task",
             env={**self.environment, "BELLJAR_HOME": str(self.head)},
             stdin=subprocess.DEVNULL,
@@ -146,11 +154,31 @@ def nodes(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Three nodes, one task."""
     made = Nodes(tmp_path_factory.mktemp("fleet"), prepared_home)
     try:
-        if not any(made.start() for _ in range(5)):
+        if not any(made.serve() for _ in range(5)):
             pytest.fail((made.folder / "cluster.log").read_text()[-2000:])
         yield made
     finally:
         made.stop()
+
+
+def lines_until(process: subprocess.Popen[str], word: str, count: int) -> list[str]:
+    """The run's status lines until so many have the word."""
+    found: list[str] = []
+    assert process.stderr is not None
+    for line in process.stderr:
+        found.append(line)
+        if sum(word in each for each in found) == count:
+            return found
+    pytest.fail("".join(found))
+
+
+def nothing_runs(nodes: Nodes) -> bool:
+    """Whether no node has a cell, and none of its runs goes on."""
+    return all(
+        nodes.belljar("ps", home=home) == "no cells\n"
+        and not [run for run in (home / "runs").iterdir() if is_being_written(run)]
+        for home in nodes.homes
+    )
 
 
 def log_of(run_dir: str) -> EvalLog:
@@ -209,3 +237,77 @@ def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
         ]
         assert nodes.belljar("ps", home=home) == "no cells\n"
         assert not list((home / "fleet").iterdir())
+
+
+def test_ctrl_c_ends_every_unit_with_its_record(nodes: Nodes) -> None:
+    """Exit code 130; what ran is there, what was interrupted is destroyed with proof, what did not
+    begin has no row, and no node keeps a cell."""
+    process = nodes.start_run("-T", "seconds=600")
+    lines_until(process, "came back", 2)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=600)
+    assert process.returncode == 130, errors
+    said = json.loads(out)
+    rows = {each["sample"]: each for each in said["samples"]}
+    assert {each["verdict"] for each in rows.values()} == {"contained"}
+    assert rows.keys() >= {"s0", "s1", "s2", "s3"}
+    assert nothing_runs(nodes)
+
+
+def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None:
+    """Its units end by themselves; a new run takes over what had come back, verified again, and
+    runs the rest; the first attempt stays on record."""
+    process = nodes.start_run("-T", "seconds=60")
+    with process:
+        lines_until(process, "came back", 2)
+        process.kill()
+    wait_for(lambda: nothing_runs(nodes), "the end of all units", within_s=180)
+    old = max((nodes.head / "runs").iterdir())
+    again = nodes.start("run", "--json", "--resume", old.name)
+    out, errors = again.communicate(timeout=1500)
+    assert again.returncode == 0, errors
+    run = Path(json.loads(out)["run_dir"])
+    events = list(read_events(run))
+    finished = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FINISHED]
+    assert [each.get("from_run", "") for each in finished] == [old.name, old.name, ""]
+    failed = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FAILED]
+    assert [each["unit"] for each in failed] == [3]
+    assert log_of(str(run)).status == "success"
+    refused = nodes.belljar("run", "--resume", run.name, "tasks.py")
+    assert "--resume takes no task" in refused
+
+
+def test_a_task_that_no_node_can_run_is_refused_with_each_reason(nodes: Nodes) -> None:
+    """Before a run exists: a risk that needs hardware, which these machines lack."""
+    before = set((nodes.head / "runs").iterdir())
+    (nodes.folder / "task" / "hard.yaml").write_text("belljar: 1\nrisk: low\nimage: not-there\n")
+    process = nodes.start_run("--policy", "hard.yaml", "--override")
+    out, errors = process.communicate(timeout=900)
+    assert process.returncode == 3, errors
+    assert all(f"n{number}: " in out for number in (1, 2, 3))
+    assert set((nodes.head / "runs").iterdir()) == before
+
+
+def test_a_node_that_dies_is_seen_and_its_samples_run_elsewhere(nodes: Nodes) -> None:
+    """Within 15 s; both attempts are on record, and the rate of failures is reported."""
+    process = nodes.start_run("-T", "seconds=60")
+    with process:
+        lines = lines_until(process, "came back", 2)
+        (placed,) = [line for line in lines if "unit 00003-1 runs on" in line]
+        number = int(placed.partition("runs on n")[2][0])
+        nodes.tell(f"kill {number}")
+        began = time.monotonic()
+        lines_until(process, "00003-1 on", 1)
+        assert time.monotonic() - began < 15
+        out, errors = process.communicate(timeout=1500)
+    assert process.returncode == 0, errors
+    said = json.loads(out)
+    assert [each["verdict"] for each in said["samples"]] == ["contained"] * 6
+    assert "1 of 4 (25 %)" in said["fleet"][0]
+    tried = [
+        (line.data["unit"], line.data["attempt"], line.data["node"])
+        for line in read_events(Path(said["run_dir"]))
+        if line.kind is Kind.FLEET_UNIT_PLACED and line.data["unit"] == 3
+    ]
+    assert [each[:2] for each in tried] == [(3, 1), (3, 2)]
+    assert tried[0][2] == f"n{number}" != tried[1][2]

@@ -329,6 +329,7 @@ class _Head:
             return
         self._running.remove(running)
         self._record_came(replace(came, root=root), findings)
+        print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
         self._sample_s = float(end["lasted_s"]) / max(1, len(unit.samples))
         again = to_try_again(unit, self._task.epochs, findings)
         why = f"{len(again)} sample(s) lost their evidence there" if again else ""

@@ -30,6 +30,8 @@ from belljar.units import printable
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
 CHECK_S: Final = 600.0
 _TAIL_CHARS: Final = 2000
+_KEPT_S: Final = 24 * 3600.0
+"""A workspace changes with each sign of life of its head."""
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
 _SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS")
 # Ray's own, with its token, and what would change the unit's options unseen.
@@ -59,8 +61,11 @@ def prepare(
 ) -> dict[str, Any]:
     """Unpack the task's files and check that this node can run it as planned."""
     folder = _folder(fleet)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
+    for other in folder.parent.iterdir():  # of heads that died
+        with suppress(OSError):
+            if other.is_dir() and time.time() - other.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(other)
     if hashlib.sha256(archive).hexdigest() != sha256:
         return {"exit_code": 5, "why": "the task's archive arrived changed"}
     sent = folder / "task.tar"
