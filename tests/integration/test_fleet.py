@@ -210,7 +210,6 @@ def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
     ]
     ours, theirs = log_of(said["run_dir"]), log_of(single["run_dir"])
     assert metrics(ours) == metrics(theirs)
-    assert ours.reductions == theirs.reductions
     assert (ours.status, ours.eval.config.epochs) == (theirs.status, theirs.eval.config.epochs)
     assert ours.eval.dataset.sample_ids == theirs.eval.dataset.sample_ids
     for mine, other in zip(ours.samples or [], theirs.samples or [], strict=True):

@@ -69,8 +69,8 @@ def judge_fleet(
         doubts.append(Reason(code=ReasonCode.UNIT_FORGED, detail=f"one uuid twice: {twins[0]}"))
     is_ended = interrupted or any(each.ended_early for each in tries)
     rows, gone = list[Row](), dict[str, None]()
-    for epoch in range(1, asked.epochs + 1):
-        for sample in asked.samples:
+    for sample in asked.samples:
+        for epoch in range(1, asked.epochs + 1):
             mine = [each for each in tries if sample in each.unit.samples]
             row = _row(asked, mine, sample, epoch, last.get((sample, epoch)))
             if (sample, epoch) in last or not _did_not_begin(mine, is_ended=is_ended):

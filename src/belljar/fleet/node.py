@@ -168,10 +168,10 @@ class Watch:
 
     def beat(self, number: int, *, stop: bool) -> int:
         """Renew the lease, or have the units end."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._folder / "lease.new"
-        fresh.write_text(f"{number} {STOP if stop else 'go on'}")
-        fresh.rename(self._folder / "lease")
+        with suppress(FileNotFoundError):  # the workspace was cleared meanwhile
+            fresh.write_text(f"{number} {STOP if stop else 'go on'}")
+            fresh.rename(self._folder / "lease")
         return number
 
 
