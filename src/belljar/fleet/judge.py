@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Final
 
 from belljar.dataclass import dataclass, replace
@@ -33,8 +34,9 @@ class Try:
     def ended_early(self) -> bool:
         """Whether its record says that an error, a breach or a person ended it."""
         found = self.findings
-        return found is not None and bool(
-            found.errors or found.interrupted or found.verdict is Verdict.BREACHED
+        return found is not None and (
+            found.interrupted
+            or bool(found.rows and (found.errors or found.verdict is Verdict.BREACHED))
         )
 
     @property
@@ -63,50 +65,55 @@ def judge_fleet(
 ) -> RunFindings:
     """The findings of the whole: each sample by its last attempt, and the worst verdict."""
     last = counted_rows(tries)
-    doubts = [*problems, *(reason for each in tries for reason in _unasked(asked, each))]
-    uuids = Counter(row.transcript.uuid for _, row in last.values() if row.is_logged)
-    if twins := [printable(uuid) for uuid, count in uuids.items() if count > 1]:
-        doubts.append(Reason(code=ReasonCode.UNIT_FORGED, detail=f"one uuid twice: {twins[0]}"))
-    is_ended = interrupted or any(each.ended_early for each in tries)
-    rows, gone = list[Row](), dict[str, None]()
-    for sample in asked.samples:
-        for epoch in range(1, asked.epochs + 1):
-            mine = [each for each in tries if sample in each.unit.samples]
-            row = _row(asked, mine, sample, epoch, last.get((sample, epoch)))
-            if (sample, epoch) in last or not _did_not_begin(mine, is_ended=is_ended):
-                rows.append(row)
-                if (sample, epoch) not in last:
-                    where = mine[-1].where if mine else "no unit"
-                    gone[f"{where}: {row.transcript.error}"] = None
-    doubts += [Reason(code=ReasonCode.UNIT_LOST, detail=why) for why in gone]
-    findings, errors = list[RunFindings](), list[str]()
+    counted = {id(each) for each, _ in last.values()}
+    tried: dict[str, list[Try]] = {}
     for each in tries:
-        if each.findings is None:
+        for sample in each.unit.samples:
+            tried.setdefault(sample, []).append(each)
+    is_ended = interrupted or any(each.ended_early for each in tries)
+    rows, doubts = (
+        list[Row](),
+        [*problems, *_forged(asked, tries, [row for _, row in last.values()])],
+    )
+    for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
+        mine, found = tried.get(sample, []), last.get((sample, epoch))
+        if found is None and _did_not_begin(mine, is_ended=is_ended):
             continue
-        findings.append(each.findings)
-        is_counted = any(each is one for one, _ in last.values())
-        doubts += [
-            replace(reason, where=f"{each.where}, {reason.where}" if reason.where else each.where)
-            for reason in each.findings.problems
-            # Evidence that an attempt lacked counts if its samples do; a breach always.
-            if reason.code not in _NO_ROWS
-            and (is_counted or reason.code.verdict is Verdict.BREACHED)
-        ]
-        errors += [f"{each.where}: {error}" for error in each.findings.errors if is_counted]
+        rows.append(row := _row(asked, mine, sample, epoch, found))
+        doubts += [] if found else row.reasons
+    known = [(each, each.findings) for each in tries if each.findings is not None]
+    doubts += [
+        replace(reason, where=f"{each.where}, {reason.where}" if reason.where else each.where)
+        for each, findings in known
+        for reason in findings.problems
+        # Evidence that an attempt lacked counts if its samples do; a breach always.
+        if reason.code not in _NO_ROWS
+        and (id(each) in counted or reason.code.verdict is Verdict.BREACHED)
+    ]
     lost = [f"{each.where}: {each.why}" for each in tries if each.findings is None]
+    errors = [
+        (findings.failure_code, f"{each.where}: {error}")
+        for each, findings in known
+        for error in findings.errors
+        if id(each) in counted
+    ]
     return RunFindings(
         run_id=asked.run_id,
         rows=tuple(rows),
-        strays=tuple(cell for each in findings for cell in each.strays),
-        models=tuple(cell for each in findings for cell in each.models),
-        stray_ranges=tuple(one for each in findings for one in each.stray_ranges),
-        problems=tuple(doubts),
-        errors=tuple(errors),
-        left=together((each.left for each in findings), doubts=lost),
-        interrupted=interrupted or any(each.interrupted for each in findings),
-        refusal_code=max((each.refusal_code for each in findings), default=0),
-        failure_code=max((each.failure_code for each in findings), default=0),
+        strays=tuple(cell for _, each in known for cell in each.strays),
+        models=tuple(cell for _, each in known for cell in each.models),
+        stray_ranges=tuple(one for _, each in known for one in each.stray_ranges),
+        problems=tuple(dict.fromkeys(doubts)),
+        errors=tuple(error for _, error in errors),
+        left=together((each.left for _, each in known), doubts=lost),
+        interrupted=interrupted or any(each.interrupted for _, each in known),
+        failure_code=max((code for code, _ in errors), default=0),
     )
+
+
+def _did_not_begin(mine: Sequence[Try], *, is_ended: bool) -> bool:
+    """Whether the end of the evaluation alone explains that there is no record of a sample."""
+    return is_ended if not mine else mine[-1].ended_early
 
 
 def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
@@ -119,22 +126,20 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
     }
 
 
-def _did_not_begin(mine: Sequence[Try], *, is_ended: bool) -> bool:
-    """Whether the end of the evaluation alone explains that there is no record of a sample."""
-    return is_ended if not mine else mine[-1].ended_early
-
-
-def _unasked(asked: Asked, tried: Try) -> list[Reason]:
-    """Samples that a unit was not given, or ran twice, or of another task."""
-    due = {(sample, epoch) for sample in tried.unit.samples for epoch in range(1, asked.epochs + 1)}
-    wrong: list[str] = []
-    for row in tried.findings.rows if tried.findings is not None else ():
-        key = (row.transcript.sample, row.transcript.epoch)
-        if key not in due or row.transcript.task not in {asked.task, ""}:
-            wrong.append(f"{row.transcript.task} {key[0]} #{key[1]}")
-        due.discard(key)
-    detail = printable(", ".join(wrong[:5]), max_chars=300)
-    return [Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)] if wrong else []
+def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
+    """What a unit says of samples that it was not given or ran twice, and two with one uuid."""
+    for tried in tries:
+        due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
+        for row in tried.findings.rows if tried.findings is not None else ():
+            key = (row.transcript.sample, row.transcript.epoch)
+            if key not in due or row.transcript.task not in {asked.task, ""}:
+                detail = printable(f"{row.transcript.task} {key[0]} #{key[1]}", max_chars=200)
+                yield Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)
+            due.discard(key)
+    # Verdicts are written into the log by it.
+    uuids = Counter(row.transcript.uuid for row in rows if row.is_logged)
+    for uuid in (uuid for uuid, count in uuids.items() if count > 1):
+        yield Reason(code=ReasonCode.UNIT_FORGED, detail=f"one uuid twice: {printable(uuid)}")
 
 
 def _row(
@@ -142,7 +147,7 @@ def _row(
 ) -> Row:
     """The sample's last row, with a note of the attempts before; a void one if there is none."""
     if found is None:
-        why = (mine[-1].why if mine else "never placed") or "it is not in its record"
+        why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
         return Row(
             transcript=Transcript(task=asked.task, sample=sample, epoch=epoch, uuid="", error=why),
             cells=(),

@@ -129,7 +129,7 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings | None) -> tuple
     if findings.refusal_code:  # 4: the task is wrong on every node
         return unit.samples if findings.refusal_code == 3 else ()
     # An error of the task's own ends an evaluation: what it kept from beginning is not lost.
-    is_short = bool(findings.errors) and not findings.failure_code
+    is_short = bool(findings.errors and findings.rows) and not findings.failure_code
     lost, seen = set[str](), dict[str, int]()
     for row in findings.rows:
         codes = {reason.code for reason in row.reasons}
