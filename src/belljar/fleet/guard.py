@@ -23,6 +23,8 @@ LEASE_S: Final = 30.0
 # An interrupted run destroys its cells with proof, and seals its record.
 END_S: Final = 90.0
 STOP: Final = "stop"
+NEVER_BEGAN: Final = 128 + signal.SIGTERM
+"""How a command ends when interrupted while it loads: once it can make a cell, it handles that."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -32,7 +34,7 @@ def interrupted_with_parent() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the command's exit code, negative for a signal."""
+    """Returns the command's exit code, 128 and more for a signal, as a shell does."""
     lease, timeout_s = Path(arguments[0]), float(arguments[1])
     asked_to_end = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in asked_to_end:  # a Ray worker may ignore some, and the command would inherit that
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
             child.wait()
             reap = [sys.executable, "-m", "belljar", "reap"]
             subprocess.run(reap, stdin=subprocess.DEVNULL, check=False, timeout=END_S)
-    return child.returncode
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def _read(lease: Path) -> str:

@@ -18,6 +18,7 @@ from belljar.errors import LedgerError, PolicyError
 from belljar.events import Event, Kind
 from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
 from belljar.fleet.engine import MARKER, Fleet, Task, connected, parse_address
+from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.judge import KIND, Asked, Try, counted_rows, judge_fleet, summary
 from belljar.fleet.node import clear, settings_of
 from belljar.fleet.nodes import check_any, describe_nodes, pin_keys, prepare_nodes
@@ -310,7 +311,9 @@ class _Head:
             self._fail(running, "its node sent no end")
             return
         if not end["run_id"]:
-            self._fail(running, f"exit code {end['exit_code']}: {printable(str(end['why']))}")
+            began = self._stopping_s is None or end["exit_code"] != NEVER_BEGAN
+            why = f"exit code {end['exit_code']}: {printable(str(end['why']))}"
+            self._fail(running, why if began else "interrupted before it began", began=began)
             return
         came = Came(
             unit=unit,
@@ -360,7 +363,7 @@ class _Head:
             **more,
         )
 
-    def _fail(self, running: _Running, why: str) -> None:
+    def _fail(self, running: _Running, why: str, *, began: bool = True) -> None:
         """A unit of which nothing counts: on record, and tried elsewhere."""
         self._running.remove(running)
         self._engine.cancel(running.task)
@@ -368,8 +371,8 @@ class _Head:
         (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
         node = self._nodes.get(running.task.node_id)
         name = node.name if node is not None else "-"
-        self.tries.append(Try(unit=running.unit, node=name, why=why))
-        self._record_failure(running.unit, name, why)
+        self.tries.append(Try(unit=running.unit, node=name, why=why, began=began))
+        self._record_failure(running.unit, name, why, began=began)
         self._try_again(running.unit, running.unit.samples, running.task.node_id)
 
     def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
@@ -398,10 +401,9 @@ class _Head:
         for running in list(self._running):
             self._fail(running, why)
 
-    def _record_failure(self, unit: Unit, node: str, why: str) -> None:
-        self.record(
-            Kind.FLEET_UNIT_FAILED, unit=unit.number, attempt=unit.attempt, node=node, reason=why
-        )
+    def _record_failure(self, unit: Unit, node: str, why: str, *, began: bool = True) -> None:
+        about = {"unit": unit.number, "attempt": unit.attempt, "node": node, "began": began}
+        self.record(Kind.FLEET_UNIT_FAILED, **about, reason=why)
         print_status(f"belljar: unit {unit.name} on {node}: {why}")
 
     def _record_node(self, node: Node, state: str, why: str) -> None:

@@ -23,20 +23,25 @@ _NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """One unit on one node. `findings` None: nothing that verifies came back, and `why`."""
+    """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
+
+    `began` False: it was interrupted before it could make a cell.
+    """
 
     unit: Unit
     node: str
     findings: RunFindings | None = None
     why: str = ""
+    began: bool = True
 
     @property
     def ended_early(self) -> bool:
-        """Whether its record says that an error, a breach or a person ended it."""
+        """Whether an error, a breach or a person ended it, by its record or before it began."""
         found = self.findings
-        return found is not None and (
-            found.interrupted
-            or bool(found.rows and (found.errors or found.verdict is Verdict.BREACHED))
+        if found is None:
+            return not self.began
+        return found.interrupted or bool(
+            found.rows and (found.errors or found.verdict is Verdict.BREACHED)
         )
 
     @property

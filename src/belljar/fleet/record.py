@@ -126,7 +126,8 @@ def _take(
     node = str(data["node"])
     if line.kind is Kind.FLEET_UNIT_FAILED:
         before = tries.get(unit.name, Try(unit=unit, node=node))
-        tries[unit.name] = replace(before, why=str(data["reason"]))
+        began = data.get("began") is not False
+        tries[unit.name] = replace(before, why=str(data["reason"]), began=began)
         return
     tries[unit.name] = Try(unit=unit, node=node)
     named = {name: str(data[name]) for name in ("run_id", "key", "root", "archive")}
