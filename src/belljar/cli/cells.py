@@ -180,10 +180,11 @@ def kill(
             raise Misuse("--fleet needs --all", hint=hint)
         killed = kill_fleet(fleet, hold_too=hold_too, reason=reason)
         if as_json:
-            print_json({name: asdict(each) for name, each in killed.items()})
-        for name, each in killed.items() if not as_json else ():
-            click.echo(f"{printable(name)}: {'ok' if each.ok else 'NOT PROVEN'}: {each.detail}")
-        return 0 if killed and all(each.ok for each in killed.values()) else 2
+            nodes = [{"node": name, "ok": ok, "said": said} for name, (ok, said) in killed.items()]
+            print_json(nodes)
+        for name, (ok, said) in killed.items() if not as_json else ():
+            click.echo(f"{name}: {'killed' if ok else 'NOT PROVEN'}: {said}")
+        return 0 if killed and all(ok for ok, _ in killed.values()) else 2
     try:
         report = kill_now(
             belljar_home(), names, everything=everything, hold_too=hold_too, reason=reason

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -95,8 +96,8 @@ class Fleet:
         self._ray = ray
         self._watches: dict[str, Any] = {}
         self._beats: dict[str, Any] = {}
-        self._number = 0
-        self._beaten_s = -BEAT_S
+        self._number, self._is_stopping = 0, False
+        self._closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
     def node_cells(self) -> dict[str, int]:
@@ -164,7 +165,6 @@ class Fleet:
         by_stream = {id(task.stream): task for task in tasks}
         done, _ = self._ray.wait(
             [task.stream for task in tasks],
-            num_returns=len(tasks),
             timeout=timeout_s,
             fetch_local=False,
         )
@@ -184,34 +184,44 @@ class Fleet:
             self._ray.cancel(task.stream, force=True)
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
-        """Begin to give and to expect signs of life."""
+        """Begin to give and to expect signs of life, in a thread: verifying may take long."""
         actor = self._ray.remote(on_node.Watch)
         for each in nodes:
             self._watches[each] = actor.options(
                 num_cpus=0, max_restarts=-1, label_selector={"ray.io/node-id": each}
             ).remote(fleet)
             self.last_heard_s[each] = time.monotonic() + START_S
-        self.beat(stop=False)
+        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
-    def beat(self, *, stop: bool) -> None:
-        """Give a sign of life to each node whose last one was answered, if it is time."""
-        now = time.monotonic()
+    def stop(self) -> None:
+        """Have the nodes end their units."""
+        self._is_stopping = True
+
+    def close(self) -> None:
+        """Give no more signs of life."""
+        self._closed.set()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S / 2):
+            self._beat_once(time.monotonic())
+
+    def _beat_once(self, now: float) -> None:
+        """Take the answers, and give a sign of life to each node that gave one."""
         for node_id, reference in list(self._beats.items()):
             try:
                 self._ray.get(reference, timeout=0)
             except self._ray.exceptions.GetTimeoutError:
                 continue
             except Exception:  # noqa: BLE001 - its process may be started again: call once more
-                del self._beats[node_id]
+                self._beats.pop(node_id, None)
             else:
-                self.last_heard_s[node_id] = now
-                del self._beats[node_id]
-        if now - self._beaten_s < BEAT_S:
-            return
-        self._beaten_s, self._number = now, self._number + 1
-        for node_id, watch in self._watches.items():
+                self._beats.pop(node_id, None)
+                if node_id in self._watches:
+                    self.last_heard_s[node_id] = now
+        self._number += 1
+        for node_id, watch in list(self._watches.items()):
             if node_id not in self._beats:
-                self._beats[node_id] = watch.beat.remote(self._number, stop=stop)
+                self._beats[node_id] = watch.beat.remote(self._number, stop=self._is_stopping)
 
     def forget(self, node_id: str) -> None:
         """Expect nothing more of a node."""
@@ -253,7 +263,9 @@ def connected(address: str, *, cells: int, markers: Mapping[str, float]) -> Iter
             where=printable(address or "a cluster of this machine alone"),
             hint="see that `ray status --address HOST:PORT` works here, with the cluster's token",
         ) from error
+    fleet = Fleet(ray)
     try:
-        yield Fleet(ray)
+        yield fleet
     finally:
+        fleet.close()
         ray.shutdown()

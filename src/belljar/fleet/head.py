@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,13 +35,12 @@ from belljar.fleet.units import (
     slots,
     to_try_again,
 )
-from belljar.harness.evaluate import RunOutcome, RunRequest
+from belljar.harness.evaluate import RunOutcome, RunRequest, standard_output_to_error
 from belljar.harness.evidence import check_ledger, put_on_record
 from belljar.harness.merged_log import LogPart, merge_logs
 from belljar.harness.selected import SelectedTask, select_task
 from belljar.harness.source import RealCells, print_status
 from belljar.harness.verdicts import bind_verdicts
-from belljar.interrupts import termination_as_interrupt
 from belljar.ledger import RunDirectory
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.policy import Tier
@@ -51,6 +51,10 @@ from belljar.report.verdict import LedgerState
 from belljar.store.home import belljar_home
 from belljar.units import printable
 
+# What of a request is on record, for `--resume`.
+_KEPT: Final = (
+    *("inspect_args", "policy", "override", "tier", "allow_upstreams", "require_contained"),
+)
 POLL_S: Final = 0.5
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
@@ -76,13 +80,7 @@ def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome,
     """
     old, plan = plan_of(request.home or belljar_home(), ref)
     os.chdir(plan["directory"])  # as paths in its options are relative to it
-    known = {name: plan[name] for name in ("policy", "override", "tier", "allow_upstreams")}
-    request = replace(
-        request,
-        inspect_args=tuple(plan["inspect_args"]),
-        require_contained=request.require_contained or plan["require_contained"],
-        **known,
-    )
+    request = replace(request, **{name: plan[name] for name in _KEPT})
     return run_fleet(request, fleet or plan["fleet"], resumed=old)
 
 
@@ -98,42 +96,47 @@ def run_fleet(
     task = select_task(request)
     archive = pack_task(task.root) if task.root is not None else bytes(1024)
     markers = {f"belljar_{tier}": 1.0 for tier in Tier}
-    with connected(address, cells=os.cpu_count() or 1, markers=markers) as engine:
-        argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
-        sent = engine.put(archive)
-        sha256 = hashlib.sha256(archive).hexdigest()
-        with ExitStack() as stack:
-            # The nodes' workers need its id; a refusal leaves no run behind.
-            nodes = describe_nodes(engine, home)
-            name = f"check-{os.getpid()}-{time.time_ns()}"
-            nodes = prepare_nodes(engine, nodes, name, (sent, sha256), task)
-            check_any(nodes)
-            pin_keys(home, nodes)
-            run = stack.enter_context(RealCells().start_run(KIND, argv, home=home, what=task.name))
-            head = _Head(request, task, engine, run, name, nodes)
-            head.record(
-                Kind.FLEET_PLANNED,
-                task=task.name,
-                samples=task.samples,
-                epochs=task.epochs,
-                code=sha256,
-                fleet=fleet,
-                directory=str(Path.cwd()),
-                inspect_args=list(request.inspect_args),
-                require_contained=request.require_contained,
-                policy=request.policy,
-                override=request.override,
-                tier=request.tier,
-                allow_upstreams=request.allow_upstreams,
-            )
+    argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
+    sha256 = hashlib.sha256(archive).hexdigest()
+    workspace = f"{os.getpid()}-{time.time_ns()}"
+    with (
+        standard_output_to_error(),  # Ray prints what it notices
+        connected(address, cells=os.cpu_count() or 1, markers=markers) as engine,
+    ):
+        nodes = describe_nodes(engine, home)
+        nodes = prepare_nodes(engine, nodes, workspace, (engine.put(archive), sha256), task)
+        check_any(nodes)
+        pin_keys(home, nodes)
+        with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
+            head = _Head(request, task, engine, run, workspace, nodes)
+            options = {name: getattr(request, name) for name in _KEPT}
+            about = {"task": task.name, "samples": task.samples, "epochs": task.epochs}
+            place = {"code": sha256, "fleet": fleet, "directory": str(Path.cwd())}
+            head.record(Kind.FLEET_PLANNED, **about, **place, **options)
             if resumed is not None:
                 head.take_over(resumed, sha256)
             outcome = head.run_all()
-            engine.on_each([*head.usable], clear, name)
-        state, problem = check_ledger(run)  # now that it is sealed
-        if state is not LedgerState.VERIFIED:
-            raise LedgerError(problem or "it is not sealed", where=str(run.path))
-        return outcome, summary(head.tries)
+            engine.on_each([*head.usable], clear, workspace)
+    state, problem = check_ledger(run)  # now that it is sealed
+    if state is not LedgerState.VERIFIED:
+        raise LedgerError(problem or "it is not sealed", where=str(run.path))
+    return outcome, summary(head.tries)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The signals that ask this process to end, noted: none may tear what is being recorded."""
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda caught, _: received.append(caught))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Head:
@@ -181,17 +184,14 @@ class _Head:
         done = set[str]()
         for each in tries:
             unit = each.unit
-            about = {"unit": unit.number, "attempt": unit.attempt, "node": each.node}
             self._count = max(self._count, unit.number)
-            self.record(Kind.FLEET_UNIT_PLACED, **about, samples=unit.samples, from_run=old.name)
+            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, each.node, from_run=old.name)
             if each.findings is not None:
                 found = came[unit.name]
                 shutil.copyfile(found.path(old), found.path(self._run.path))
                 self._record_came(found, each.findings, from_run=old.name)
                 done |= {*unit.samples} - {*to_try_again(unit, asked.epochs, each.findings)}
-            if each.why:
-                self.record(Kind.FLEET_UNIT_FAILED, **about, reason=each.why)
-            self.tries.append(each)
+            self._end(each)
         self._waiting = [sample for sample in self._waiting if sample not in done]
         print_status(f"belljar: {len(done)} sample(s) are taken over from run {old.name}")
 
@@ -203,20 +203,17 @@ class _Head:
             state = "refused" if node.refusal else "taken"
             self._record_node(node, state, node.refusal)
         self._engine.watch(self._workspace, [*self.usable])
-        with termination_as_interrupt():
+        with _interrupts() as received:
             while self._waiting or self._again or self._running:
-                try:
-                    self._step()
-                except KeyboardInterrupt:
-                    if self._interrupted:
-                        self._give_up("interrupted twice")
-                        break
+                self._step()
+                if received and not self._interrupted:
                     self._interrupted = True
                     self._stop("interrupted: the units are ending")
+                if len(received) > 1:
+                    self._give_up("interrupted twice")
         return self._finish()
 
     def _step(self) -> None:
-        self._engine.beat(stop=self._stopping_s is not None)
         now = time.monotonic()
         for node_id in lost_nodes(self._engine.last_heard_s, now):
             self._lose(node_id)
@@ -257,7 +254,7 @@ class _Head:
                 del self._waiting[:size]
             allowed = [node for node in self.usable if node not in unit.not_on]
             if not allowed:
-                self.tries.append(Try(unit=unit, node="-", why="no node is left for it"))
+                self._end(Try(unit=unit, node="-", why="no node is left for it"))
                 continue
             words = self._task.unit_words(unit.samples, cells=self._cells)
             task = self._engine.start(
@@ -292,13 +289,7 @@ class _Head:
                 return
             running.task.node_id = node_id
             name = self._nodes[node_id].name
-            self.record(
-                Kind.FLEET_UNIT_PLACED,
-                unit=unit.number,
-                attempt=unit.attempt,
-                node=name,
-                samples=unit.samples,
-            )
+            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, name)
             print_status(f"belljar: unit {unit.name} runs on {name}: {len(unit.samples)} sample(s)")
         elif isinstance(item, dict):
             running.end = item
@@ -336,10 +327,8 @@ class _Head:
         self._sample_s = float(end["lasted_s"]) / max(1, len(unit.samples))
         again = to_try_again(unit, self._task.epochs, findings)
         why = f"{len(again)} sample(s) lost their evidence there" if again else ""
-        self.tries.append(Try(unit=unit, node=node.name, findings=findings, why=why))
-        if why:
-            self._record_failure(unit, node.name, why)
-            self._try_again(unit, again, node.node_id)
+        self._end(Try(unit=unit, node=node.name, findings=findings, why=why))
+        self._try_again(unit, again, node.node_id)
         if findings.verdict is Verdict.BREACHED:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
         elif findings.errors and not findings.failure_code:
@@ -349,31 +338,36 @@ class _Head:
 
     def _record_came(self, came: Came, findings: RunFindings, **more: str) -> None:
         self.came[came.unit.name] = came
-        self.record(
-            Kind.FLEET_UNIT_FINISHED,
-            unit=came.unit.number,
-            attempt=came.unit.attempt,
-            node=came.node,
-            run_id=came.run_id,
-            key=came.key,
-            root=came.root,
-            archive=came.archive,
-            bytes=came.path(self._run.path).stat().st_size,
-            verdict=findings.verdict.value,
-            **more,
-        )
+        size = came.path(self._run.path).stat().st_size
+        more |= {name: getattr(came, name) for name in ("run_id", "key", "root", "archive")}
+        more["verdict"] = findings.verdict.value
+        self._of_unit(Kind.FLEET_UNIT_FINISHED, came.unit, came.node, bytes=size, **more)
+
+    def _of_unit(self, kind: Kind, unit: Unit, node: str, **more: Any) -> None:  # noqa: ANN401
+        about = {"unit": unit.number, "attempt": unit.attempt, "node": node}
+        self.record(kind, **about, samples=unit.samples, **more)
+
+    def _end(self, tried: Try) -> None:
+        """An attempt is over; a failure is on record and shown."""
+        self.tries.append(tried)
+        if tried.why:
+            words = {"reason": tried.why, "began": tried.began}
+            self._of_unit(Kind.FLEET_UNIT_FAILED, tried.unit, tried.node, **words)
+            print_status(f"belljar: {tried.where}: {tried.why}")
 
     def _fail(self, running: _Running, why: str, *, began: bool = True) -> None:
         """A unit of which nothing counts: on record, and tried elsewhere."""
+        self._withdraw(running)
+        node = self._nodes.get(running.task.node_id)
+        name = node.name if node is not None else "-"
+        self._end(Try(unit=running.unit, node=name, why=why, began=began))
+        self._try_again(running.unit, running.unit.samples, running.task.node_id)
+
+    def _withdraw(self, running: _Running) -> None:
         self._running.remove(running)
         self._engine.cancel(running.task)
         running.part.close()
         (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
-        node = self._nodes.get(running.task.node_id)
-        name = node.name if node is not None else "-"
-        self.tries.append(Try(unit=running.unit, node=name, why=why, began=began))
-        self._record_failure(running.unit, name, why, began=began)
-        self._try_again(running.unit, running.unit.samples, running.task.node_id)
 
     def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
         if self._stopping_s is None:
@@ -390,21 +384,20 @@ class _Head:
         for running in list(self._running):
             if running.task.node_id == node_id:
                 self._fail(running, why)
+            elif not running.task.node_id:  # it may wait for that very node
+                self._withdraw(running)
+                self._again.append(running.unit)
 
     def _stop(self, why: str) -> None:
         if self._stopping_s is None:
             print_status(f"belljar: {why}")
             self._stopping_s = time.monotonic()
+            self._engine.stop()
             self._waiting, self._again = [], []
 
     def _give_up(self, why: str) -> None:
         for running in list(self._running):
             self._fail(running, why)
-
-    def _record_failure(self, unit: Unit, node: str, why: str, *, began: bool = True) -> None:
-        about = {"unit": unit.number, "attempt": unit.attempt, "node": node, "began": began}
-        self.record(Kind.FLEET_UNIT_FAILED, **about, reason=why)
-        print_status(f"belljar: unit {unit.name} on {node}: {why}")
 
     def _record_node(self, node: Node, state: str, why: str) -> None:
         self.record(

@@ -95,7 +95,7 @@ def judge_fleet(
         if reason.code not in _NO_ROWS
         and (id(each) in counted or reason.code.verdict is Verdict.BREACHED)
     ]
-    lost = [f"{each.where}: {each.why}" for each in tries if each.findings is None]
+    lost = [f"{each.where}: {each.why}" for each in tries if not each.findings and each.began]
     errors = [
         (findings.failure_code, f"{each.where}: {error}")
         for each, findings in known
@@ -183,7 +183,7 @@ def summary(tries: Sequence[Try]) -> list[str]:
     """Lines about nodes and attempts for the end of a report."""
     if not tries:
         return ["fleet: no unit ran"]
-    failed = [each for each in tries if each.findings is None or each.why]
+    failed = [each for each in tries if each.began and (each.findings is None or each.why)]
     nodes, units = {each.node for each in tries}, {each.unit.number for each in tries}
     share = 100 * len(failed) / len(tries)
     head = (

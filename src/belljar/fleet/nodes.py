@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import replace
 from belljar.errors import HostError
 from belljar.fleet.engine import Fleet, connected, parse_address
 from belljar.fleet.node import describe, kill_all, prepare, settings_of
@@ -31,17 +31,7 @@ def describe_nodes(engine: Fleet, home: Path) -> list[Node]:
     for node_id, said in engine.on_each([*cells], describe).items():
         if isinstance(said, Exception):
             why = f"it can't be asked: {printable(str(said), max_chars=300)}"
-            nodes.append(
-                Node(
-                    node_id=node_id,
-                    name=node_id[:12],
-                    key="",
-                    version="",
-                    inspect="",
-                    cells=0,
-                    refusal=why,
-                )
-            )
+            nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
         node = Node(
             node_id=node_id,
@@ -108,28 +98,21 @@ def pinned_keys(home: Path) -> dict[str, str]:
     return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Killed:
-    """What `belljar kill --all` came to on one node."""
+def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> dict[str, tuple[bool, str]]:
+    """Halt every cell of each live node of a cluster: success and words, by the node's name.
 
-    ok: bool
-    detail: str
-
-
-def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> dict[str, Killed]:
-    """Halt every cell of each live node of a cluster; by the node's name. Raises `HostError`."""
-    found: dict[str, Killed] = {}
+    Raises `HostError`.
+    """
+    found: dict[str, tuple[bool, str]] = {}
     if not (address := parse_address(fleet) or os.environ.get("RAY_ADDRESS", "")):
         raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
     with connected(address, cells=0, markers={}) as engine:
         nodes = [*engine.node_cells()]
         for node_id, said in engine.on_each(nodes, kill_all, reason, hold_too=hold_too).items():
             if isinstance(said, Exception):
-                detail = printable(str(said).strip().rpartition("\n")[2], max_chars=300)
-                found[node_id] = Killed(ok=False, detail=detail)
+                found[node_id] = (False, printable(str(said)[-300:]))
             else:
-                name, code, detail = said
-                found[printable(name)] = Killed(ok=code == 0, detail=printable(detail))
+                found[printable(said[0])] = (said[1] == 0, printable(said[2]))
     return found
 
 

@@ -82,7 +82,6 @@ def tries_on_record(run: Path) -> tuple[Asked, list[Try], dict[str, Came]]:
     Raises `LedgerError` for a ledger without a plan or an archive that does not verify.
     """
     plan: dict[str, Any] = {}
-    samples: dict[tuple[int, int], tuple[str, ...]] = {}
     tries: dict[str, Try] = {}
     found: dict[str, Came] = {}
     run_id = ""
@@ -92,12 +91,8 @@ def tries_on_record(run: Path) -> tuple[Asked, list[Try], dict[str, Came]]:
             run_id = str(data["run_id"])
         elif line.kind is Kind.FLEET_PLANNED:
             plan = data
-        elif line.kind is Kind.FLEET_UNIT_PLACED:
-            samples[data["unit"], data["attempt"]] = tuple(data["samples"])
-            unit = _unit(data, samples)
-            tries[unit.name] = Try(unit=unit, node=str(data["node"]), why=UNFINISHED)
-        elif line.kind in {Kind.FLEET_UNIT_FINISHED, Kind.FLEET_UNIT_FAILED}:
-            _take(line, samples, tries, found)
+        elif line.kind in _OF_UNIT:
+            _take(line, tries, found)
     if not plan:
         raise LedgerError("its plan is not on record", where=str(run))
     for name, came in found.items():
@@ -114,29 +109,24 @@ def tries_on_record(run: Path) -> tuple[Asked, list[Try], dict[str, Came]]:
 
 
 UNFINISHED: Final = "it was running when the head ended"
+_OF_UNIT: Final = frozenset(
+    {Kind.FLEET_UNIT_PLACED, Kind.FLEET_UNIT_FINISHED, Kind.FLEET_UNIT_FAILED}
+)
 
 
-def _take(
-    line: Line,
-    samples: dict[tuple[int, int], tuple[str, ...]],
-    tries: dict[str, Try],
-    found: dict[str, Came],
-) -> None:
-    data, unit = line.data, _unit(line.data, samples)
-    node = str(data["node"])
-    if line.kind is Kind.FLEET_UNIT_FAILED:
-        before = tries.get(unit.name, Try(unit=unit, node=node))
-        began = data.get("began") is not False
-        tries[unit.name] = replace(before, why=str(data["reason"]), began=began)
-        return
-    tries[unit.name] = Try(unit=unit, node=node)
-    named = {name: str(data[name]) for name in ("run_id", "key", "root", "archive")}
-    found[unit.name] = Came(unit=unit, node=node, **named)
-
-
-def _unit(data: dict[str, Any], samples: dict[tuple[int, int], tuple[str, ...]]) -> Unit:
-    number, attempt = int(data["unit"]), int(data["attempt"])
-    return Unit(number=number, attempt=attempt, samples=samples.get((number, attempt), ()))
+def _take(line: Line, tries: dict[str, Try], found: dict[str, Came]) -> None:
+    data, node = line.data, str(line.data["node"])
+    samples = tuple(map(str, data["samples"]))
+    unit = Unit(number=int(data["unit"]), attempt=int(data["attempt"]), samples=samples)
+    tried = Try(unit=unit, node=node)
+    if line.kind is Kind.FLEET_UNIT_PLACED:
+        tried = replace(tried, why=UNFINISHED)
+    elif line.kind is Kind.FLEET_UNIT_FAILED:
+        tried = replace(tried, why=str(data["reason"]), began=data.get("began") is not False)
+    else:
+        named = {name: str(data[name]) for name in ("run_id", "key", "root", "archive")}
+        found[unit.name] = Came(unit=unit, node=node, **named)
+    tries[unit.name] = tried
 
 
 def plan_of(home: Path, ref: str) -> tuple[Path, dict[str, Any]]:

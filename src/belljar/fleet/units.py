@@ -63,10 +63,10 @@ class Node:
 
     node_id: str
     name: str
-    key: str
-    version: str
-    inspect: str
-    cells: int
+    key: str = ""
+    version: str = ""
+    inspect: str = ""
+    cells: int = 0
     clock_offset_s: float = 0.0
     has_token: bool = True
     refusal: str = ""
@@ -132,12 +132,11 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings | None) -> tuple
     is_short = bool(findings.errors and findings.rows) and not findings.failure_code
     lost, seen = set[str](), dict[str, int]()
     for row in findings.rows:
-        codes = {reason.code for reason in row.reasons}
-        is_lost = bool(codes) and codes <= INFRASTRUCTURE
+        codes, sample = {reason.code for reason in row.reasons}, row.transcript.sample
+        seen[sample] = seen.get(sample, 0) + 1
         # A node without disk or memory ends the evaluation: its cut samples say nothing.
-        is_lost |= bool(findings.failure_code and row.transcript.error)
-        lost |= {row.transcript.sample} if is_lost else set()
-        seen[row.transcript.sample] = seen.get(row.transcript.sample, 0) + 1
+        if (codes and codes <= INFRASTRUCTURE) or (findings.failure_code and row.transcript.error):
+            lost.add(sample)
     return tuple(
         sample
         for sample in unit.samples

@@ -98,7 +98,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     request = replace(request, home=request.home or belljar_home())
     with contextlib.ExitStack() as stack:
         if request.quiet:
-            stack.enter_context(_standard_output_to_error())
+            stack.enter_context(standard_output_to_error())
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
@@ -152,7 +152,7 @@ def load_only(
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
-    with _standard_output_to_error():
+    with standard_output_to_error():
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import tool_checks
@@ -486,7 +486,7 @@ def invoke(
 
 
 @contextlib.contextmanager
-def _standard_output_to_error() -> Iterator[None]:
+def standard_output_to_error() -> Iterator[None]:
     """Keep standard output for `--json` only."""
     sys.stdout.flush()
     kept = os.dup(1)

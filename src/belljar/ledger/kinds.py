@@ -182,7 +182,7 @@ _GUARD_PLACE: Final[Shape] = {
     "channel": text,
     "evidence": Optional(count),
 }
-_UNIT: Final[Shape] = {"unit": count, "attempt": count, "node": text}
+_UNIT: Final[Shape] = {"unit": count, "attempt": count, "node": text, "samples": texts}
 _KILL_SCOPE: Final[Shape] = {"scope": one_of("sample", "run", "all", "cells")}
 DATA: Final[Mapping[Kind, Shape]] = {
     Kind.RUN_STARTED: {
@@ -424,7 +424,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "key": text,
         **_REASON,
     },
-    Kind.FLEET_UNIT_PLACED: {**_UNIT, "samples": texts},
+    Kind.FLEET_UNIT_PLACED: _UNIT,
     Kind.FLEET_UNIT_FINISHED: {
         **_UNIT,
         "run_id": RUN_ID,

@@ -71,14 +71,14 @@ def fleet_run(home: Path, came: Came) -> Path:
         folder = run.path / UNITS
         folder.mkdir()
         came.path(run.path).write_bytes((home.parent / UNITS / f"{UNIT.name}.tar").read_bytes())
-        about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n"}
+        about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n", "samples": ["a"]}
         _, root = examine(came.path(run.path), came)
         events: tuple[tuple[Kind, dict[str, JsonValue]], ...] = (
             (
                 Kind.FLEET_PLANNED,
                 {"task": "t", "samples": ["a"], "epochs": 1, "code": "0" * 64},
             ),
-            (Kind.FLEET_UNIT_PLACED, {**about, "samples": ["a"]}),
+            (Kind.FLEET_UNIT_PLACED, about),
             (
                 Kind.FLEET_UNIT_FINISHED,
                 {
