@@ -100,10 +100,10 @@ class Fleet:
         self._closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
-    def node_cells(self) -> dict[str, int]:
-        """The live nodes that offer cells, and how many at a time."""
+    def offers(self) -> dict[str, Mapping[str, float]]:
+        """What each live node offers that offers cells."""
         return {
-            each["NodeID"]: int(each["Resources"][CELLS])
+            each["NodeID"]: each["Resources"]
             for each in self._ray.nodes()
             if each["Alive"] and each["Resources"].get(CELLS)
         }

@@ -103,19 +103,19 @@ def run_fleet(
         standard_output_to_error(),  # Ray prints what it notices
         connected(address, cells=os.cpu_count() or 1, markers=markers) as engine,
     ):
-        nodes = describe_nodes(engine, home)
+        nodes = describe_nodes(engine, home, task.tier)
         nodes = prepare_nodes(engine, nodes, workspace, (engine.put(archive), sha256), task)
         check_any(nodes)
         pin_keys(home, nodes)
         with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
-            head = _Head(request, task, engine, run, workspace, nodes)
+            head = _Head(task, engine, run, nodes)
             options = {name: getattr(request, name) for name in _KEPT}
             about = {"task": task.name, "samples": task.samples, "epochs": task.epochs}
             place = {"code": sha256, "fleet": fleet, "directory": str(Path.cwd())}
             head.record(Kind.FLEET_PLANNED, **about, **place, **options)
             if resumed is not None:
                 head.take_over(resumed, sha256)
-            outcome = head.run_all()
+            outcome = head.run_all(workspace, require_contained=request.require_contained)
             engine.on_each([*head.usable], clear, workspace)
     state, problem = check_ledger(run)  # now that it is sealed
     if state is not LedgerState.VERIFIED:
@@ -140,29 +140,21 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 class _Head:
-    """One evaluation's state on the head. One thread; nothing here runs a cell."""
+    """One evaluation's state on the head. Nothing here runs a cell."""
 
     def __init__(
-        self,
-        request: RunRequest,
-        task: SelectedTask,
-        engine: Fleet,
-        run: RunDirectory,
-        workspace: str,
-        nodes: Sequence[Node],
+        self, task: SelectedTask, engine: Fleet, run: RunDirectory, nodes: Sequence[Node]
     ) -> None:
-        self._request, self._task, self._engine, self._run = request, task, engine, run
-        self._workspace = workspace
+        self._task, self._engine, self._run = task, engine, run
         self._nodes = {node.node_id: node for node in nodes}
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
-        self._cells = cells_per_unit(self.usable.values())
-        self._waiting = list(task.samples)
-        self._again: list[Unit] = []
+        self._cells = task.at_once(cells_per_unit(self.usable.values()))
+        self._waiting, self._again = list(task.samples), list[Unit]()
         self._running: list[_Running] = []
         self._count = 0
         self._sample_s: float | None = None
         self.tries: list[Try] = []
-        self.came: dict[str, Came] = {}
+        self._came: dict[str, Came] = {}
         self._stopping_s: float | None = None
         self._interrupted = False
         (run.path / UNITS).mkdir(mode=0o700)
@@ -197,58 +189,52 @@ class _Head:
 
     # --- running
 
-    def run_all(self) -> RunOutcome:
+    def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
         """Place and collect until nothing is left, then judge and merge."""
         for node in self._nodes.values():
             state = "refused" if node.refusal else "taken"
             self._record_node(node, state, node.refusal)
-        self._engine.watch(self._workspace, [*self.usable])
+        self._engine.watch(workspace, [*self.usable])
         with _interrupts() as received:
             while self._waiting or self._again or self._running:
-                self._step()
+                self._step(workspace)
                 if received and not self._interrupted:
                     self._interrupted = True
                     self._stop("interrupted: the units are ending")
                 if len(received) > 1:
                     self._give_up("interrupted twice")
-        return self._finish()
+        return self._finish(require_contained=require_contained)
 
-    def _step(self) -> None:
+    def _step(self, workspace: str) -> None:
         now = time.monotonic()
         for node_id in lost_nodes(self._engine.last_heard_s, now):
             self._lose(node_id)
         if self._stopping_s is None:
-            self._place()
+            self._place(workspace)
         elif now - self._stopping_s > STOP_S:
             self._give_up("it did not end in time")
+        task = self._task
         for running in list(self._running):
-            limit_s = deadline_s(
-                running.unit, self._task.epochs, self._cells, self._task.time_limit_s
-            )
+            limit_s = deadline_s(running.unit, task.epochs, self._cells, task.time_limit_s)
             if limit_s is not None and now - running.began_s > limit_s:
                 self._fail(running, f"no result within {limit_s:.0f} s")
-        tasks = {id(each.task): each for each in self._running}
-        for task, item in self._engine.ready(
-            [each.task for each in self._running], timeout_s=POLL_S
-        ):
-            self._take(tasks[id(task)], item)
+        by_task = {id(each.task): each for each in self._running}
+        tasks = [each.task for each in self._running]
+        for one, item in self._engine.ready(tasks, timeout_s=POLL_S):
+            self._take(by_task[id(one)], item)
 
-    def _place(self) -> None:
+    def _place(self, workspace: str) -> None:
         """Give units to Ray while there is room."""
         if not self.usable:
             self._waiting, self._again = [], []
             return
-        room = slots(self.usable.values(), self._cells)
+        room, wide = slots(self.usable.values(), self._cells), -(-self._cells // self._task.epochs)
         while len(self._running) < room and (self._again or self._waiting):
             if self._again:
                 unit = self._again.pop(0)
             else:
-                size = next_size(
-                    len(self._waiting),
-                    slots=room,
-                    side_by_side=-(-self._cells // self._task.epochs),
-                    sample_s=self._sample_s,
-                )
+                left, lasts_s = len(self._waiting), self._sample_s
+                size = next_size(left, slots=room, side_by_side=wide, sample_s=lasts_s)
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
@@ -258,15 +244,13 @@ class _Head:
                 continue
             words = self._task.unit_words(unit.samples, cells=self._cells)
             task = self._engine.start(
-                (self._workspace, unit.name, words, settings_of(os.environ)),
+                (workspace, unit.name, words, settings_of(os.environ)),
                 cells=self._cells,
                 nodes=allowed,
                 resources={f"belljar_{self._task.tier}": MARKER},
             )
-            part = (self._run.path / UNITS / f"{unit.name}.tar").open("xb")
-            self._running.append(
-                _Running(unit=unit, task=task, part=part, began_s=time.monotonic())
-            )
+            part, now = (self._run.path / UNITS / f"{unit.name}.tar").open("xb"), time.monotonic()
+            self._running.append(_Running(unit=unit, task=task, part=part, began_s=now))
 
     def _take(self, running: _Running, item: object) -> None:
         """One item of a unit: where it runs, a piece of its archive, its end, or an exception."""
@@ -306,14 +290,8 @@ class _Head:
             why = f"exit code {end['exit_code']}: {printable(str(end['why']))}"
             self._fail(running, why if began else "interrupted before it began", began=began)
             return
-        came = Came(
-            unit=unit,
-            node=node.name,
-            run_id=str(end["run_id"]),
-            key=node.key,
-            root="",
-            archive=running.digest.hexdigest(),
-        )
+        run_id, archive = str(end["run_id"]), running.digest.hexdigest()
+        came = Came(unit=unit, node=node.name, run_id=run_id, key=node.key, archive=archive)
         try:
             if came.archive != end["sha256"]:
                 raise LedgerError("its archive arrived changed")
@@ -332,12 +310,10 @@ class _Head:
         if findings.verdict is Verdict.BREACHED:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
         elif findings.errors and not findings.failure_code:
-            self._stop(
-                f"unit {unit.name} failed, which ends the evaluation (see --no-fail-on-error)"
-            )
+            self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
 
     def _record_came(self, came: Came, findings: RunFindings, **more: str) -> None:
-        self.came[came.unit.name] = came
+        self._came[came.unit.name] = came
         size = came.path(self._run.path).stat().st_size
         more |= {name: getattr(came, name) for name in ("run_id", "key", "root", "archive")}
         more["verdict"] = findings.verdict.value
@@ -384,8 +360,8 @@ class _Head:
         for running in list(self._running):
             if running.task.node_id == node_id:
                 self._fail(running, why)
-            elif not running.task.node_id:  # it may wait for that very node
-                self._withdraw(running)
+            elif not running.task.node_id and self._stopping_s is None:
+                self._withdraw(running)  # it may wait for that very node
                 self._again.append(running.unit)
 
     def _stop(self, why: str) -> None:
@@ -400,30 +376,18 @@ class _Head:
             self._fail(running, why)
 
     def _record_node(self, node: Node, state: str, why: str) -> None:
-        self.record(
-            Kind.FLEET_NODE,
-            node=node.name,
-            node_id=node.node_id,
-            state=state,
-            key=node.key,
-            reason=why,
-            cells=node.cells,
-            belljar=node.version,
-            clock_offset_s=round(node.clock_offset_s, 3),
-        )
+        about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}
+        offset_s = round(node.clock_offset_s, 3)
+        self.record(Kind.FLEET_NODE, **about, state=state, reason=why, clock_offset_s=offset_s)
 
     # --- the end
 
-    def _finish(self) -> RunOutcome:
+    def _finish(self, *, require_contained: bool) -> RunOutcome:
         """Merge the logs, judge the whole, and put both on record."""
-        asked = Asked(
-            run_id=self._run.run_id,
-            task=self._task.name,
-            samples=self._task.samples,
-            epochs=self._task.epochs,
-        )
+        task, run = self._task, self._run
+        asked = Asked(run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs)
         judged = partial(judge_fleet, asked, self.tries, interrupted=self._interrupted)
-        problems, dropped = self._merge(judged())
+        problems, dropped = self._merge(judged(), require_contained=require_contained)
         self.record(
             Kind.RUN_EVALUATED,
             interrupted=self._interrupted,
@@ -432,25 +396,22 @@ class _Head:
             causes=[problem.code.value for problem in problems],
         )
         findings = judged(problems=problems)
-        put_on_record(self._run, findings, dropped)
+        put_on_record(run, findings, dropped)
+        code = findings.exit_code
         return RunOutcome(
-            findings=findings,
-            dropped=dropped,
-            run_id=self._run.run_id,
-            path=self._run.path,
-            exit_code=findings.exit_code,
+            findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
         )
 
-    def _merge(self, findings: RunFindings) -> tuple[list[Reason], list[str]]:
+    def _merge(
+        self, findings: RunFindings, *, require_contained: bool
+    ) -> tuple[list[Reason], list[str]]:
         """Write the one log, with the verdicts; returns problems, and samples not in metrics."""
-        if not self.came:
+        if not self._came:
             return [], []
         folder = self._run.inspect_log_dir
         try:
             differing = merge_logs(self._parts(), self._task, folder)
-            dropped = bind_verdicts(
-                folder, findings, require_contained=self._request.require_contained
-            )
+            dropped = bind_verdicts(folder, findings, require_contained=require_contained)
         except Exception as error:  # noqa: BLE001 - Inspect's log format, a task's own metrics
             detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
             return [Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)], []
@@ -463,12 +424,9 @@ class _Head:
         counted: dict[str, set[tuple[str, int]]] = {}
         for key, (tried, _) in counted_rows(self.tries).items():
             counted.setdefault(tried.unit.name, set()).add(key)
-        for name, came in sorted(self.came.items()):
+        for name, came in sorted(self._came.items()):
             if name in counted:
                 archive = came.path(self._run.path)
-                with unpacked(archive, only=f"{INSPECT_LOGS}/") as directory:
-                    yield LogPart(
-                        name=f"unit {name}",
-                        directory=directory / INSPECT_LOGS,
-                        counted=counted[name],
-                    )
+                with unpacked(archive, only=f"{INSPECT_LOGS}/") as made:
+                    folder = made / INSPECT_LOGS
+                    yield LogPart(name=f"unit {name}", directory=folder, counted=counted[name])

@@ -13,39 +13,39 @@ from typing import Any, Final
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
-from belljar.fleet.engine import Fleet, connected, parse_address
+from belljar.fleet.engine import CELLS, Fleet, connected, parse_address
 from belljar.fleet.node import describe, kill_all, prepare, settings_of
 from belljar.fleet.units import Node, refused
 from belljar.harness.selected import SelectedTask
 from belljar.package import __version__
+from belljar.policy import Tier
 from belljar.units import printable
 
 NODES: Final = "fleet/nodes.json"
 
 
-def describe_nodes(engine: Fleet, home: Path) -> list[Node]:
-    """Each node as it describes itself, and refused if it differs from this machine."""
-    cells = engine.node_cells()
-    pinned = pinned_keys(home)
-    nodes: list[Node] = []
-    for node_id, said in engine.on_each([*cells], describe).items():
+def describe_nodes(engine: Fleet, home: Path, tier: Tier) -> list[Node]:
+    """Each node as it describes itself; refused if it differs from this machine, or lacks `tier`."""
+    offers, pinned, nodes = engine.offers(), pinned_keys(home), list[Node]()
+    for node_id, said in engine.on_each([*offers], describe).items():
         if isinstance(said, Exception):
             why = f"it can't be asked: {printable(str(said), max_chars=300)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
+        is_lacking = not offers[node_id].get(f"belljar_{tier}")
         node = Node(
             node_id=node_id,
             name=printable(str(said["name"]), max_chars=64),
             key=str(said["key"]),
             version=str(said["version"]),
             inspect=str(said["inspect"]),
-            cells=cells[node_id],
+            cells=int(offers[node_id][CELLS]),
             clock_offset_s=float(said["time_s"]) - time.time(),
             has_token=said["has_token"] is True,
+            refusal=f"it has no cells of the tier {tier}" if is_lacking else "",
         )
-        nodes.append(
-            refused(node, version=__version__, inspect=version("inspect-ai"), pinned=pinned)
-        )
+        inspect = version("inspect-ai")
+        nodes.append(refused(node, version=__version__, inspect=inspect, pinned=pinned))
     return nodes
 
 
@@ -54,8 +54,8 @@ def prepare_nodes(
 ) -> list[Node]:
     """The nodes, each with the task's files, and refused if `belljar check` there says so."""
     usable = [node.node_id for node in nodes if not node.refusal]
-    words = [*task.check_words, "--sample-id", ",".join(task.samples[:1])]
-    said = engine.on_each(usable, prepare, fleet, *code, words, settings_of(os.environ))
+    settings = settings_of(os.environ)
+    said = engine.on_each(usable, prepare, fleet, *code, task.check_words, settings)
     made: list[Node] = []
     for node in nodes:
         result = said.get(node.node_id)
@@ -107,7 +107,7 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> dict[str, tuple[bo
     if not (address := parse_address(fleet) or os.environ.get("RAY_ADDRESS", "")):
         raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
     with connected(address, cells=0, markers={}) as engine:
-        nodes = [*engine.node_cells()]
+        nodes = [*engine.offers()]
         for node_id, said in engine.on_each(nodes, kill_all, reason, hold_too=hold_too).items():
             if isinstance(said, Exception):
                 found[node_id] = (False, printable(str(said)[-300:]))

@@ -37,8 +37,8 @@ class Came:
     node: str
     run_id: str
     key: str
-    root: str
     archive: str
+    root: str = ""
 
     def path(self, run: Path) -> Path:
         """Its archive in the fleet's run directory."""

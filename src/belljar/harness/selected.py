@@ -11,7 +11,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunRequest, load_only
 from belljar.harness.options import InspectOptions, Selection, read_selection
-from belljar.policy import Tier, demanded_tier, needs_hardware
+from belljar.policy import Tier, demanded_tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class SelectedTask:
 
     `root`: the directory of its file, which `words` are relative to; None for a task of a package.
     `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
+    `limits`: the operator's, of samples and cells at a time.
     """
 
     name: str
@@ -39,8 +40,12 @@ class SelectedTask:
     samples: tuple[str, ...]
     epochs: int
     tier: Tier
-    needs_hardware: bool
-    time_limit_s: float | None
+    time_limit_s: float | None = None
+    limits: tuple[int, ...] = ()
+
+    def at_once(self, cells: int) -> int:
+        """How many samples a unit may run at a time: `cells`, or the operator's own limit."""
+        return min(cells, *self.limits) if self.limits else cells
 
     def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:
         """The words that run these samples, so many at a time."""
@@ -76,7 +81,9 @@ def select_task(request: RunRequest) -> SelectedTask:
     samples = _samples(task, selection)
     path, at, name = spec.partition("@")
     root = Path(path).absolute().parent if Path(path).is_file() else None
-    policies = [each.policy.policy for each in previews if each.policy is not None]
+    # One sample of each kind: a node checks no more.
+    kinds = {each.policy: each.sample for each in previews if each.policy is not None}
+    policies = [each.policy for each in kinds]
     if not samples or not policies:
         raise PolicyError("no sample is selected", where=printable(task.name))
     sent = f"{Path(path).name}{at}{name}" if root else spec
@@ -93,12 +100,18 @@ def select_task(request: RunRequest) -> SelectedTask:
         name=task.name,
         root=root,
         words=(sent, *own, *rest),
-        check_words=(sent, *own, *arguments),
+        check_words=(
+            sent,
+            *own,
+            *arguments,
+            "--sample-id",
+            ",".join(map(pattern_of, kinds.values())),
+        ),
         samples=samples,
         epochs=int(epochs),
         tier=max(demanded_tier(each.risk, each.tier) for each in policies),
-        needs_hardware=any(needs_hardware(each.risk) for each in policies),
         time_limit_s=None if limit is None else float(limit),
+        limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
 
 

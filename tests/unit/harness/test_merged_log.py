@@ -52,8 +52,6 @@ SELECTED = SelectedTask(
     samples=("1", "2", "3", "4", "5"),
     epochs=2,
     tier=Tier.CONTAINER,
-    needs_hardware=False,
-    time_limit_s=None,
 )
 
 
