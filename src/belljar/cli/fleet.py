@@ -49,7 +49,8 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
 
     if head == bool(address):
         raise Misuse("give --head or --address", hint="the first node begins the cluster: --head")
-    check_private(address.rpartition(":")[0] or ip, where="--address" if address else "--ip")
+    for host in filter(None, (ip, address.rpartition(":")[0])):
+        check_private(host, where=f"belljar fleet node, {host}")
     facts = host_facts(belljar_home(), prove=True)
     offered = offers(facts, cells)
     if len(offered) == 1:

@@ -30,21 +30,22 @@ START_S: Final = 180.0
 CELLS: Final = "belljar_cells"
 MARKER: Final = 0.001
 """How much of a tier's marker a unit takes: it counts nothing."""
+TRANSFER_S: Final = 60.0
+"""A piece of an archive that takes longer comes from a node that hangs."""
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 _CALL_S: Final = 660.0
 _AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
 
 def parse_address(fleet: str) -> str:
-    """`ray` → "", `ray://HOST:PORT` → its address. Raises `PolicyError`."""
+    """`ray://HOST:PORT` → its address; `ray` → that of RAY_ADDRESS, or "". Raises `PolicyError`."""
     engine, _, address = fleet.partition("://")
     if engine != "ray":
         raise PolicyError(
             f"the fleet `{printable(fleet)}` is not known", hint="use ray, or ray://HOST:PORT"
         )
-    if not address:
-        return ""
-    check_private(address.rpartition(":")[0], where=f"--fleet {fleet}")
+    if address := address or os.environ.get("RAY_ADDRESS", ""):
+        check_private(address.rpartition(":")[0], where=f"--fleet {fleet}, {address}")
     return address
 
 
@@ -117,17 +118,17 @@ class Fleet:
         nodes: Sequence[str],
         function: Callable[..., Any],
         *arguments: object,
-        **named: object,
+        within_s: float = _CALL_S,
     ) -> dict[str, Any]:
         """The function's results on each node; an exception is a result."""
         remote = self._ray.remote(function)
         references = {
             each: remote.options(
                 num_cpus=0, max_retries=0, label_selector={"ray.io/node-id": each}
-            ).remote(*arguments, **named)
+            ).remote(*arguments)
             for each in nodes
         }
-        ends_s, found = time.monotonic() + _CALL_S, {}
+        ends_s, found = time.monotonic() + within_s, {}
         for each, reference in references.items():
             try:
                 left_s = max(0.1, ends_s - time.monotonic())
@@ -163,15 +164,12 @@ class Fleet:
             time.sleep(timeout_s)
             return
         by_stream = {id(task.stream): task for task in tasks}
-        done, _ = self._ray.wait(
-            [task.stream for task in tasks],
-            timeout=timeout_s,
-            fetch_local=False,
-        )
+        streams = [task.stream for task in tasks]
+        done, _ = self._ray.wait(streams, timeout=timeout_s, fetch_local=False)
         for stream in done:
             item: Any
             try:
-                item = self._ray.get(next(stream))
+                item = self._ray.get(next(stream), timeout=TRANSFER_S)
             except StopIteration:
                 item = None
             except Exception as error:  # noqa: BLE001 - of the node, or of Ray about it
@@ -232,7 +230,6 @@ class Fleet:
 @contextmanager
 def connected(address: str, *, cells: int, markers: Mapping[str, float]) -> Iterator[Fleet]:
     """Join the cluster at `address`, or start one of this machine alone. Raises `HostError`."""
-    address = address or os.environ.get("RAY_ADDRESS", "")
     # Without this Ray would take 127.0.0.1 for the machine's own address, and not meet itself.
     if not address or address.startswith(("127.", "localhost:")):
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

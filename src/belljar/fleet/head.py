@@ -58,6 +58,7 @@ _KEPT: Final = (
 POLL_S: Final = 0.5
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
+CLEAR_S: Final = 20.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -116,7 +117,7 @@ def run_fleet(
             if resumed is not None:
                 head.take_over(resumed, sha256)
             outcome = head.run_all(workspace, require_contained=request.require_contained)
-            engine.on_each([*head.usable], clear, workspace)
+            engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
     state, problem = check_ledger(run)  # now that it is sealed
     if state is not LedgerState.VERIFIED:
         raise LedgerError(problem or "it is not sealed", where=str(run.path))

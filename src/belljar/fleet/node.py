@@ -147,11 +147,11 @@ def clear(fleet: str) -> None:
     shutil.rmtree(_folder(fleet), ignore_errors=True)
 
 
-def kill_all(reason: str, *, hold_too: bool) -> tuple[str, int, str]:
+def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
     """Halt every cell of this node's store; returns the node's name, an exit code and words."""
     command = [sys.executable, "-m", "belljar", "kill", "--all", "--reason", reason]
     done = subprocess.run(
-        [*command, *(["--hold"] if hold_too else [])],
+        [*command, *more],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=END_S,

@@ -25,7 +25,7 @@ NODES: Final = "fleet/nodes.json"
 
 
 def describe_nodes(engine: Fleet, home: Path, tier: Tier) -> list[Node]:
-    """Each node as it describes itself; refused if it differs from this machine, or lacks `tier`."""
+    """Each node as it describes itself, or refused: another version, another key, no such tier."""
     offers, pinned, nodes = engine.offers(), pinned_keys(home), list[Node]()
     for node_id, said in engine.on_each([*offers], describe).items():
         if isinstance(said, Exception):
@@ -33,6 +33,8 @@ def describe_nodes(engine: Fleet, home: Path, tier: Tier) -> list[Node]:
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
         is_lacking = not offers[node_id].get(f"belljar_{tier}")
+        # The record tells nodes apart by their names.
+        pinned |= {node.name: node.key for node in nodes if not node.refusal}
         node = Node(
             node_id=node_id,
             name=printable(str(said["name"]), max_chars=64),
@@ -104,11 +106,11 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> dict[str, tuple[bo
     Raises `HostError`.
     """
     found: dict[str, tuple[bool, str]] = {}
-    if not (address := parse_address(fleet) or os.environ.get("RAY_ADDRESS", "")):
+    if not (address := parse_address(fleet)):
         raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
     with connected(address, cells=0, markers={}) as engine:
-        nodes = [*engine.offers()]
-        for node_id, said in engine.on_each(nodes, kill_all, reason, hold_too=hold_too).items():
+        nodes, more = [*engine.offers()], ["--hold"] if hold_too else []
+        for node_id, said in engine.on_each(nodes, kill_all, reason, more).items():
             if isinstance(said, Exception):
                 found[node_id] = (False, printable(str(said)[-300:]))
             else:
