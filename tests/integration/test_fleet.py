@@ -276,6 +276,22 @@ def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None
     assert "--resume takes no task" in refused
 
 
+def test_kill_reaches_every_node(nodes: Nodes) -> None:
+    """A running unit's cells are halted with proof, its samples are not tried again, and the run
+    says so."""
+    process = nodes.start_run("-T", "seconds=600")
+    with process:
+        lines_until(process, "came back", 3)
+        wait_for(lambda: not nothing_runs(nodes), "the last sample's cell", within_s=180)
+        killed = nodes.belljar("kill", "--all", "--fleet", f"ray://{nodes.address}")
+        assert [f"n{number}: killed" in killed for number in (1, 2, 3)] == [True] * 3, killed
+        out, errors = process.communicate(timeout=600)
+    assert process.returncode == 2, errors
+    rows = {each["sample"]: each["verdict"] for each in json.loads(out)["samples"]}
+    assert rows.get("s5") != "contained"
+    assert nothing_runs(nodes)
+
+
 def test_a_task_that_no_node_can_run_is_refused_with_each_reason(nodes: Nodes) -> None:
     """Before a run exists: a risk that needs hardware, which these machines lack."""
     before = set((nodes.head / "runs").iterdir())

@@ -132,14 +132,11 @@ def run_unit(
             digest.update(piece)
             size += len(piece)
             yield piece
-    yield {
-        "exit_code": code,
-        "run_id": run_id,
-        "sha256": digest.hexdigest(),
-        "bytes": size,
-        "lasted_s": lasted_s,
-        "why": _tail((folder / f"{unit}.err").read_bytes()),
-    }
+    with (folder / f"{unit}.err").open("rb") as said:
+        said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
+        why = _tail(said.read())
+    sent = {"run_id": run_id, "sha256": digest.hexdigest(), "bytes": size}
+    yield {**sent, "exit_code": code, "lasted_s": lasted_s, "why": why}
 
 
 def clear(fleet: str) -> None:
