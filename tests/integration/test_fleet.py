@@ -282,7 +282,11 @@ def test_kill_reaches_every_node(nodes: Nodes) -> None:
     process = nodes.start_run("-T", "seconds=600")
     with process:
         lines_until(process, "came back", 3)
-        wait_for(lambda: not nothing_runs(nodes), "the last sample's cell", within_s=180)
+        wait_for(
+            lambda: any(nodes.belljar("ps", home=home) != "no cells\n" for home in nodes.homes),
+            "the last sample's cell",
+            within_s=180,
+        )
         killed = nodes.belljar("kill", "--all", "--fleet", f"ray://{nodes.address}")
         assert [f"n{number}: killed" in killed for number in (1, 2, 3)] == [True] * 3, killed
         out, errors = process.communicate(timeout=600)
