@@ -1,5 +1,5 @@
 """A model server in a cell against the same server on this host:
-`python bench/bench_model.py [--tiers container,gvisor] [--rounds N] [--json]`.
+`python bench/bench_model.py [--tiers container,gvisor] [--rounds N] [--tokens N] [--json]`.
 
 llama.cpp's server with SmolLM2 (`belljar model image`, `belljar model get smollm2`), a thread a
 processor: the first token and tokens a second of a streamed answer, round trips of a request that
@@ -34,7 +34,7 @@ from belljar.model.weights import EXAMPLE_SHA256, find_weights
 from belljar.policy import with_tier
 from belljar.policy.serving import ModelBlock
 
-TOKENS, TRIPS, CPUS = 48, 100, 2
+TRIPS, CPUS = 100, 2
 MODEL = {"weights": {"sha256": EXAMPLE_SHA256}, "context": 1024}
 POLICY = {
     "belljar": 1,
@@ -55,11 +55,11 @@ async def whole(client: Client, question: Question) -> list[float]:
     return times
 
 
-async def measure(client: Client, number: int) -> dict[str, float]:
+async def measure(client: Client, number: int, tokens: int) -> dict[str, float]:
     """The figures of one server."""
     asks = {
         "messages": [{"role": "user", "content": f"Count from {number} upwards."}],
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -75,7 +75,8 @@ async def measure(client: Client, number: int) -> dict[str, float]:
         trips.append((time.perf_counter() - start) * 1e3)
     return {
         "first_token_ms": (times[0] - began) * 1e3,
-        "tokens_s": TOKENS / (times[-1] - began),
+        "tokens_s": tokens / (times[-1] - began),
+        "next_tokens_s": (tokens - 1) / (times[-1] - times[0]),
         "round_trip_ms": statistics.median(trips),
     }
 
@@ -122,7 +123,7 @@ async def host_client(port: int) -> Client:
             await anyio.sleep(0.2)
 
 
-async def rounds(tiers: list[str], count: int) -> dict[str, dict[str, list[float]]]:
+async def rounds(tiers: list[str], count: int, tokens: int) -> dict[str, dict[str, list[float]]]:
     """Each place's figures, of each round; all servers run, one at a time is asked."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with AsyncExitStack() as stack:
@@ -136,7 +137,7 @@ async def rounds(tiers: list[str], count: int) -> dict[str, dict[str, list[float
             clients[tier] = served.client
         for number in range(count):
             for place, client in clients.items():
-                for name, value in (await measure(client, number)).items():
+                for name, value in (await measure(client, number, tokens)).items():
                     found[place][name].append(value)
     return found
 
@@ -146,9 +147,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tiers", default="container,gvisor")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--tokens", type=int, default=48, help="fewer for an emulated microvm")
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
-    found: Any = anyio.run(rounds, given.tiers.split(","), given.rounds)
+    found: Any = anyio.run(rounds, given.tiers.split(","), given.rounds, given.tokens)
     medians = {
         place: {name: statistics.median(values) for name, values in figures.items()} for place, figures in found.items()
     }

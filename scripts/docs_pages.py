@@ -25,7 +25,7 @@ from belljar.compose.model import Network, Place, reasons_of
 from belljar.ledger import kinds
 from belljar.ledger.kinds import DATA, Check
 from belljar.policy import policy_schema
-from belljar.report.reasons import TEXT, ReasonCode
+from belljar.report.reasons import ReasonCode
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
@@ -224,8 +224,7 @@ def events_page() -> str:
 def reasons_page() -> str:
     """The codes that make a sample void or breached."""
     rows = (
-        (f"`{code.value}`", code.verdict.value, TEXT[code].replace("{}", "…"))
-        for code in ReasonCode
+        (f"`{code.value}`", code.verdict.value, code.text.replace("{}", "…")) for code in ReasonCode
     )
     return (
         "# Reason codes\n\nWhy a sample is not `contained`: each reason in `findings.json` and "

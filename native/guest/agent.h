@@ -33,7 +33,7 @@ enum {
 static const uint32_t MACHINE_IDS = UINT32_MAX - 1 - ID_SHIFT;
 
 enum frame_type {
-    F_READY = 0x01, F_HELLO, F_WELCOME, F_CONFIG, F_CONFIGURED, F_RENEW, F_RENEWED, F_PING, F_PONG, F_FATAL, F_WATCH, F_WATCHED, F_TOUCHED,
+    F_READY = 0x01, F_HELLO, F_WELCOME, F_CONFIG, F_CONFIGURED, F_RENEW, F_RENEWED, F_PING, F_PONG, F_FATAL, F_WATCH, F_WATCHED, F_TOUCHED, F_FREEZE, F_FROZEN,
     F_PART = 0x10, F_START, F_DATA, F_EOF, F_CREDIT, F_SIGNAL, F_RESIZE, F_STARTED, F_RESULT,
 };
 
@@ -117,6 +117,8 @@ int container_enter(void);                                           /* in a chi
 void container_warm(struct reader *paths, uint32_t count);
 int rootfs_build(const struct config *config, int user_ns, const char **stage); /* in the container's first process */
 void renew(struct reader *r);
+extern bool renewed;
+bool set_clock(uint64_t realtime_ns);
 bool cover_with_text(const char *over, const char *text); /* a mount of a read-only file of these contents */
 void renew_prepare(const char *hostname);
 
@@ -141,6 +143,8 @@ void slots_kill(void);
 bool slots_populated(void);
 void slot_signal(struct slot *slot, int signo);
 int cgroup_tree(void);
+int cgroups_freeze(bool on); /* all of the workload: 0 or errno */
+bool cgroups_frozen(void);
 int cgroup_memory_max(uint64_t bytes); /* 0 or errno */
 uint64_t cgroup_memory_limit(void);     /* what the workload may have; 0 before CONFIG */
 void starve_look(void);                  /* while an operation runs: ends the largest process of a workload that starves */
@@ -303,6 +307,7 @@ void ops_see_limits(void);
 void op_settle(struct op *op); /* send RESULT if everything it waits for has come */
 bool ops_idle(void);           /* there are none */
 bool ops_one_is_alone(void);
+void ops_begin_again(void); /* HELLO: the ids of a new host begin at 1 */
 int ops_tick(void);            /* timeouts; returns milliseconds to the next, -1 none */
 void stdin_data(struct op *op, const uint8_t *data, uint32_t n);
 void stdin_eof(struct op *op);

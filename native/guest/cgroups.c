@@ -9,12 +9,13 @@
 #include <sys/stat.h>
 
 /* One operation may have as many processes as the policy says; the spare ones keep a fork bomb from shutting out the next operation. */
-enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, SPARE_PROCESSES = 32, KERNELS_MARGIN = 16 << 20, FREE = 0, BUSY = 1, LINGERING = 2 };
+enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, SPARE_PROCESSES = 32, KERNELS_MARGIN = 16 << 20, FREEZE_MS = 1000, FREE = 0, BUSY = 1, LINGERING = 2 };
 
 static int tree = -1; /* the workload's cgroup; this process stays in the root one, out of reach of its limits */
 static struct slot *slots[MAX_SLOTS];
 static uint32_t slot_count, last_name, leaf_processes;
 static uint64_t memory_max_bytes;
+static bool frozen;
 
 int cgroups_mount(void)
 {
@@ -33,6 +34,22 @@ int cgroups_mount(void)
 int cgroup_tree(void) { return tree; }
 
 uint64_t cgroup_memory_limit(void) { return memory_max_bytes; }
+
+bool cgroups_frozen(void) { return frozen; }
+
+/* A process that waits for a device can't be stopped: then all go on. */
+int cgroups_freeze(bool on)
+{
+    char text[128];
+    int error = -write_at(tree, "cgroup.freeze", on ? "1" : "0");
+    frozen = on && error == 0;
+    for (int ms = 0; frozen && (read_at(tree, "cgroup.events", text, sizeof text) < 0 || strstr(text, "frozen 1") == NULL); ms++) {
+        if (ms == FREEZE_MS)
+            return cgroups_freeze(false), EBUSY;
+        usleep(1000);
+    }
+    return error;
+}
 
 static int set_limit(int dir, const char *file, uint64_t value)
 {

@@ -35,6 +35,7 @@ static void on_hello(const uint8_t *p, uint32_t n)
     uint8_t answer[26];
     if (n != 18 || get_le(p, 2) != PROTOCOL_VERSION)
         fatal("the host speaks another version of the protocol", 0);
+    ops_begin_again();
     put_le(answer, PROTOCOL_VERSION, 2);
     memcpy(answer + 2, p + 2, 16);
     put_le(answer + 18, MAX_OPS, 4);
@@ -74,6 +75,22 @@ static void on_config(uint8_t *p, uint32_t n)
     send_text(F_CONFIGURED, 0, head, 4, in_machine() ? stage : "the container is not mine");
 }
 
+/* Around a snapshot: nothing of the workload runs, and no operation is underway. The clock stood still meanwhile. */
+static void on_freeze(struct reader *r)
+{
+    uint8_t answer[4];
+    uint64_t on = take_int(r, 1), realtime_ns = take_int(r, 8);
+    if (r->bad || on > 1)
+        fatal("the host sent an unknown frame", 0);
+    int error = !in_machine() || !renewed ? EOPNOTSUPP : on && !ops_idle() ? EBUSY : 0;
+    if (error == 0 && !on)
+        set_clock(realtime_ns);
+    if (error == 0)
+        error = cgroups_freeze(on);
+    put_le(answer, (uint32_t)error, 4);
+    send_frame(F_FROZEN, 0, answer, sizeof answer);
+}
+
 static void connection_frame(uint8_t type, uint8_t *p, uint32_t n)
 {
     struct reader r = {p, p + n, false};
@@ -83,6 +100,8 @@ static void connection_frame(uint8_t type, uint8_t *p, uint32_t n)
         on_config(p, n);
     else if (type == F_RENEW)
         renew(&r);
+    else if (type == F_FREEZE)
+        on_freeze(&r);
     else if (type == F_WATCH)
         touches_watch(&r);
     else if (type == F_PING)
@@ -196,7 +215,7 @@ static int sweep_and_tick(void)
     int touches = touches_tick();
     if (touches >= 0 && (wait < 0 || wait > touches))
         wait = touches;
-    int rehearsal = first_tick(ops_idle());
+    int rehearsal = first_tick(ops_idle() && !cgroups_frozen());
     if (rehearsal >= 0 && (wait < 0 || wait > rehearsal))
         wait = rehearsal;
     return lingering && (wait < 0 || wait > SWEEP_MS) ? SWEEP_MS : wait;

@@ -32,7 +32,7 @@ static bool credit_random(const char *seed, uint32_t n)
     return done;
 }
 
-static bool set_clock(uint64_t realtime_ns)
+bool set_clock(uint64_t realtime_ns)
 {
     struct timespec t = {.tv_sec = (time_t)(realtime_ns / 1000000000), .tv_nsec = (long)(realtime_ns % 1000000000)};
     return clock_settime(CLOCK_REALTIME, &t) == 0;
@@ -253,8 +253,8 @@ void renew(struct reader *r)
         fatal("the host sent a malformed RENEW", 0);
     bool network = r->p != r->end && network_renew(r, resolver, sizeof resolver);
     if (in_machine() && container.built) { /* in native mode this machine is the host's own, and stays as it is */
+        done |= set_clock(realtime_ns) ? DID_CLOCK : 0; /* first: the time grows old */
         done |= credit_random(seed, seed_n) ? DID_RNG : 0;
-        done |= set_clock(realtime_ns) ? DID_CLOCK : 0;
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_boot_id(boot_id) ? DID_BOOT_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
@@ -277,6 +277,8 @@ void renew(struct reader *r)
     memset(seed, 0, seed_n);
     close_plains();
     limits_prepare();
+    if (cgroups_frozen()) /* a fork of a used machine: what ran there draws no random number before this */
+        cgroups_freeze(false);
     renewed = !in_machine() || container.built;
     put_le(head, done, 4);
     send_text(F_RENEWED, 0, head, 4, native_mode ? "native: nothing to renew" : renewed ? "" : "no container");

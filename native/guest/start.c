@@ -8,8 +8,6 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-extern bool renewed;
-
 pid_t fork_into(struct slot *slot)
 {
     struct clone_args args = {.exit_signal = SIGCHLD};

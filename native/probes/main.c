@@ -1,4 +1,5 @@
-/* `PROGRAM all | quick | list | NAME-OR-GROUP…`, parameters on standard input; `PROGRAM connect …` is no probe: connect.c. */
+/* `PROGRAM all | quick | list | NAME-OR-GROUP…`, parameters on standard input; `PROGRAM connect …` is no probe: connect.c; nor are
+ * `plant` and `search`: canary.c. */
 #include "probe.h"
 #include <poll.h>
 #include <signal.h>
@@ -131,6 +132,10 @@ int main(int argc, char **argv)
         return 0;
     }
     setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
+    if (argc > 3 && strcmp(argv[1], "plant") == 0)
+        return plant(argv[2], argv[3], argc - 4, argv + 4);
+    if (argc == 2 && strcmp(argv[1], "search") == 0)
+        return search();
     if (argc == 2 && strcmp(argv[1], "list") == 0)
         return list_all();
     alarm(WHOLE_S);

@@ -54,6 +54,8 @@ void print_finding(const char *name, const struct finding *f);
 
 /* connect.c */
 void connect_and_carry(const char *kind, const char *target);
+int plant(const char *token, const char *port, int count, char **directories);
+int search(void);
 
 /* parameters.c */
 bool parameters_read(void);

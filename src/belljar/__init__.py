@@ -14,7 +14,6 @@ from belljar.package import __version__ as __version__
 if TYPE_CHECKING:
     from belljar import sync as sync
     from belljar.cell import (
-        BackgroundCommand,
         Cell,
         CellStream,
         CommandError,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
         PtySize,
         Range,
         RunningCommand,
+        Snapshot,
         Stream,
         Transfer,
         open_cell,
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from belljar.report.reasons import Reason, ReasonCode
 
 __all__ = [
-    "BackgroundCommand",
     "BelljarError",
     "Cell",
     "CellError",
@@ -92,6 +91,7 @@ __all__ = [
     "Risk",
     "RunDirectory",
     "RunningCommand",
+    "Snapshot",
     "Stream",
     "Tier",
     "Transfer",

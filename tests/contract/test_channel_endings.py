@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.asking import is_alive, sh
 
 from belljar.cell import Cell
-from belljar.channel import ExecRequest, ExecStatus, GuestClient, Stream
+from belljar.channel import ExecRequest, GuestClient, Stream
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
@@ -116,5 +116,5 @@ async def test_signals(client: GuestClient) -> None:
         _, pid = await anext(running)
         await running.signal(signal.SIGKILL, whole_tree=True)
         outcome = await running.wait()
-    assert (outcome.status, outcome.code, outcome.killed) == (ExecStatus.SIGNALED, 9, True)
+    assert (outcome.signalled, outcome.code, outcome.killed) == (True, 9, True)
     assert not await is_alive(client, pid)

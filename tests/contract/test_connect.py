@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import pytest
 
-from belljar.cell import BackgroundCommand, Cell, CellStream
+from belljar.cell import Cell, CellStream, RunningCommand
 
 pytestmark = pytest.mark.anyio
 TIMEOUT_S = 60
@@ -56,7 +56,7 @@ ECHO = "while got := peer.recv(65536): peer.sendall(got)"
 @asynccontextmanager
 async def serving(
     cell: Cell, where: str, what: str = ECHO, kind: str = "127.0.0.1"
-) -> AsyncIterator[BackgroundCommand]:
+) -> AsyncIterator[RunningCommand]:
     """A server in the cell that does `what` with each `peer`, until the block is left."""
     server = await cell.start(["python3", "-c", SERVER, kind, where, what])
     try:

@@ -9,7 +9,7 @@ import time
 import anyio
 import pytest
 
-from belljar.channel import ExecRequest, GuestClient, RunningExec
+from belljar.channel import ExecRequest, GuestClient, Operation
 from belljar.channel.frames import renew_payload
 
 
@@ -36,7 +36,7 @@ async def is_alive(client: GuestClient, pid: bytes) -> bool:
     return (await client.exec(sh(look, pid.decode().strip()))).returncode == 0
 
 
-async def read_until(running: RunningExec, wanted: bytes) -> bytes:
+async def read_until(running: Operation, wanted: bytes) -> bytes:
     """Output up to and with what is wanted."""
     seen = b""
     with anyio.fail_after(60):

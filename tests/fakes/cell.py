@@ -11,10 +11,9 @@ import pwd
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,17 +22,16 @@ import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
 
 from belljar.cell.health import Health
-from belljar.cell.loop_thread import result_of
-from belljar.cell.output import ExecOutput
 from belljar.cell.range import Range
-from belljar.channel import FileTooLarge
+from belljar.cell.revert import revertible
+from belljar.channel import ExecOutput, FileTooLarge
 from belljar.compose.data import ServiceBuild
 from belljar.differences import Difference
 from belljar.errors import CellError, HostError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
 from belljar.plan.make import granted
-from belljar.policy import LoadedPolicy, Tier
+from belljar.policy import LoadedPolicy, Risk, Tier
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport
 from belljar.probe.run import probe_cell
@@ -101,9 +99,8 @@ class FakeCell:
         self.run = run
         self.dead = False
         self.destroyed = False
-        self.death: Future[str] = Future()
+        self.death = anyio.Event()
         self.reason = ""
-        self.loops: list[str] = []
         self.tier, self.host_pid, self.has_port = "microvm", None, False
         self.last_op = 0
         self.guard = None
@@ -112,6 +109,7 @@ class FakeCell:
         self.image_command, self.image_entrypoint = (), ()
         self.image_health: dict[str, Any] = {}
         self.run_probe_program = FakeProgram()
+        self._live = SimpleNamespace(killed=lambda: None)
         resources = policy.policy.resources
         self.plan = SimpleNamespace(
             policy=SimpleNamespace(model=None),
@@ -120,7 +118,16 @@ class FakeCell:
             workdir=str(directory),
             user=policy.policy.user or "root",
             rights=granted(policy.policy.rights, Tier.MICROVM),
+            risk=Risk.LOW,
+            image="image",
         )
+
+    def note(self, kind: Kind, data: Mapping[str, Any]) -> None:
+        """As the real one."""
+        self.run.recorder.record(Event(kind=kind, cell_id=self.id, data=data))
+
+    def record_death(self) -> None:
+        """It isn't looked for."""
 
     def describe(self, **said: Any) -> None:
         """Remembers it."""
@@ -234,19 +241,19 @@ class FakeCell:
 
     async def wait_dead(self) -> str:
         """As the real one."""
-        return await result_of(self.death)
+        await self.death.wait()
+        return "it died"
 
     def die(self) -> None:
-        """End it, from any thread."""
+        """End it."""
         self.dead = True
-        if not self.death.done():
-            self.death.set_result("it died")
-
-    def change_loop(self) -> None:
-        """As the real one."""
-        self.loops.append(threading.current_thread().name)
+        self.death.set()
 
     def disconnect(self) -> None:
+        """As the real one."""
+        self.die()
+
+    def mark_failed(self, _error: Exception) -> None:
         """As the real one."""
         self.die()
 
@@ -274,6 +281,7 @@ class FakeCells:
         self.destroy_error: Exception | None = None
         self.router: Router | None = None
         self.on_probe: Callable[[FakeCell, str], None] = lambda _cell, _phase: None
+        self.are_revertible = False
 
     async def probe(self, cell: Any, router: Any = None, *, run: Any, phase: str) -> ProbeReport:
         """As the real one, with a program that is one of the tests'. `on_probe` may first tell it
@@ -321,7 +329,13 @@ class FakeCells:
     async def open_range(
         self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Any]:
-        """As the real one."""
+        """As the real one, if `are_revertible`."""
+        make = partial(self._one, policy, run)
+        async with revertible(make) if self.are_revertible else make() as opened:
+            yield opened
+
+    @asynccontextmanager
+    async def _one(self, policy: LoadedPolicy, run: Any) -> AsyncIterator[Any]:
         directory = Path(tempfile.mkdtemp(prefix="fake-cell-"))
         cell = FakeCell(policy, directory, run)
         self.opened.append(cell)

@@ -18,7 +18,7 @@ import anyio
 
 HEADER = struct.Struct("<IBBHI")
 READY, HELLO, WELCOME, CONFIG, CONFIGURED, RENEW, RENEWED, PING, PONG, FATAL = range(1, 11)
-WATCH, WATCHED, TOUCHED = range(11, 14)
+WATCH, WATCHED, TOUCHED, FREEZE, FROZEN = range(11, 16)
 PART, START, DATA, EOF, CREDIT, SIGNAL, RESIZE, STARTED, RESULT = range(0x10, 0x19)
 EXITED, SIGNALED, NOT_STARTED, IO_FAILED = range(4)
 WINDOW = 256 << 10
@@ -114,6 +114,8 @@ class FakeGuest:
         self.credits: list[int] = []
         self.watch_errno, self.watch_errors = 0, dict[int, int]()
         self.answers_pings = True
+        self.freezes: list[int] = []
+        self.freeze_errno = 0
         self.answers: dict[int, bytes] = {}
         """What an operation of this kind (a walk, a removal, a usage) says on its first stream."""
         self.errors: dict[int, int] = {}
@@ -169,6 +171,9 @@ class FakeGuest:
             await self.send(frame(RENEWED, 0, struct.pack("<I", 31) + text("")))
         elif kind == PING and self.answers_pings:
             await self.send(frame(PONG, 0, payload))
+        elif kind == FREEZE:
+            self.freezes.append(payload[0])
+            await self.send(frame(FROZEN, 0, struct.pack("<I", self.freeze_errno)))
         elif kind == WATCH:
             await self.send(frame(WATCHED, 0, self._watched(payload)))
         elif kind == PART:

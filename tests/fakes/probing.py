@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from belljar.cell.output import ExecOutput
+from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.policy import Resources
 from belljar.policy.limits import NOTHING_GRANTED

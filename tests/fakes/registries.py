@@ -150,8 +150,11 @@ def served(app: App) -> Iterator[str]:
 def served_stream(app: StreamApp) -> Iterator[int]:
     """A stream stand-in on loopback, in a thread of its own; gives its port."""
     listener = socket.create_server(("127.0.0.1", 0))
+    tasks: set[asyncio.Task[Any]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if task := asyncio.current_task():
+            tasks.add(task)
         try:
             await app(reader, writer, "agent")
         finally:
@@ -160,6 +163,7 @@ def served_stream(app: StreamApp) -> Iterator[int]:
     async def run(stop: Callable[[], Awaitable[object]]) -> None:
         async with await asyncio.start_server(connected, sock=listener):
             await stop()
+        await asyncio.wait([*tasks, asyncio.ensure_future(stop())], timeout=30)  # noqa: TID251
 
     with _in_thread(run):
         yield listener.getsockname()[1]

@@ -17,6 +17,7 @@ from belljar.errors import HostError
 from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
 from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.hold import KillOrder
+from belljar.isolation.jail import JailEnd
 from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import OnAccess, OnEnd
@@ -61,6 +62,8 @@ class FakeVm(Sandbox):
         self.timings_ms = {"total": 1.0}
         self.cause = ""
         self.limit: str | None = None
+        self.ended: JailEnd | None = None
+        self.jail = None
         self.order: KillOrder | None = None
         self.oom_count = 0
         self.fork_count = 0
@@ -77,6 +80,10 @@ class FakeVm(Sandbox):
     def console(self) -> bytes:
         """As the real one."""
         return CONSOLE
+
+    def end(self) -> JailEnd | None:
+        """As the real one."""
+        return self.ended
 
     def cause_of_death(self) -> str:
         """As the real one."""
@@ -116,7 +123,7 @@ class FakeVm(Sandbox):
             raise HostError(f"no sensor for {len(paths)} file(s)", where="fake")
         return self.watch
 
-    def kill(self) -> None:
+    def kill(self, _order: object = None) -> None:
         """It has no processes."""
 
     async def wait_dead(self) -> str:

@@ -2,8 +2,8 @@
 line of JSON on standard input with one on standard output.
 
 It imports everything once and forks for each request, so an owner costs milliseconds. An owner
-opens a cell, works in it and destroys it. A *site* is a line of Belljar's own code in one of these
-three phases: the owner kills itself with SIGKILL just before it would run that line for the first
+opens a cell, works in it, reverts it, saves and forks it where that can be, and destroys it. A *site* is a line of Belljar's own code in one of these
+phases: the owner kills itself with SIGKILL just before it would run that line for the first
 time in that phase. Orphans become children of this process (it is a subreaper), so whoever looks
 for what is left finds it below.
 """
@@ -33,7 +33,7 @@ from belljar.isolation.reap import reap as reap_cells
 from belljar.policy import load_policy
 
 ROOMS = ("cell", "isolation", "network", "channel", "ledger", "host", "image")
-PHASES = ("create", "exec", "destroy")
+PHASES = ("create", "exec", "revert", "snapshot", "fork", "destroy")
 Site = tuple[str, str, int, str]
 ANY_LINE = 0
 """As a site's line: the first of its function that runs."""
@@ -86,11 +86,21 @@ def _own_name(filename: str) -> str | None:
 
 
 async def own(home: Path, policy: Path, wire: Wire) -> dict[str, object]:
-    """One cell from start to end; a background process is alive in it when it is destroyed."""
+    """One cell from start to end; a background process is alive in both of its machines when they
+    are destroyed."""
     async with open_cell(load_policy(policy), home=home) as cell:
         wire.phase = "exec"
         await cell.write_file("/tmp/file", b"contents")
         output = await cell.exec(LEFT_RUNNING, input=b"input")
+        wire.phase = "revert"
+        await cell.revert(verify=True)
+        await cell.exec(LEFT_RUNNING)
+        if cell.tier == "microvm":
+            wire.phase = "snapshot"
+            snapshot = await cell.snapshot()
+            wire.phase = "fork"
+            async with snapshot.fork():
+                pass
         wire.phase = "destroy"
     return {
         "stdout": output.stdout.decode(),

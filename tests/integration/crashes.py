@@ -30,6 +30,7 @@ belljar: 1
 risk: low
 tier: {tier}
 user: root
+snapshots: true
 resources: {{memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 30s, lifetime: 30m}}
 """
 

@@ -4,6 +4,10 @@
 
 The test's machine may itself be a virtual one with vsock, which no namespace hides: a filter does.
 It refuses sockets of these families, as a kernel without them.
+
+    python -m tests.integration.gapped belljar WORDS...
+
+Runs Belljar as on a machine whose first PID namespace is this one: its own processes are all there are.
 """
 
 from __future__ import annotations
@@ -15,7 +19,10 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from belljar.airgap import check
+from belljar.cli.main import main as belljar_main
 from belljar.network.syscalls import install_filter
 
 _SOCKET = {"x86_64": 41, "aarch64": 198}
@@ -45,8 +52,17 @@ def gapped(*command: str, families: Sequence[int] = (socket.AF_VSOCK,)) -> list[
     return [*apart, *up, sys.executable, "-m", "tests.integration.gapped", listed, *command]
 
 
+def whole_machine(*words: str) -> list[str]:
+    """The command line of Belljar that takes its PID namespace for the machine's first."""
+    return [sys.executable, "-m", "tests.integration.gapped", "belljar", *words]
+
+
 def main(families: str, *command: str) -> None:
     """Never returns."""
+    if families == "belljar":
+        check.FIRST_PID_NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino  # type: ignore[misc]
+        sys.argv = ["belljar", *command]
+        belljar_main()
     install_filter(without(*map(int, families.split(","))))
     os.execvp(command[0], list(command))  # noqa: S606
 

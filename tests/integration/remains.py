@@ -21,9 +21,8 @@ SERVERS_OF_TESTS: set[int] = set()
 count."""
 # What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have
 # their own checks.
-_KEPT = ("runs", "locks", "keys")
-# Made a minute after a cell's start, when the kill switch first tests itself: only what is
-# unfinished in it counts.
+_KEPT = ("runs", "reports", "locks", "keys")
+# Made by the first `belljar doctor`, which tests the kill switch: only what is unfinished counts.
 _MADE_LATER = "self-tests"
 _UNFINISHED = re.compile(r"c-[0-9a-f]{12}|\d+-\d+-|/\.[^/]*$|/(tmp|cells|journal)/")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gapped import gapped
+from tests.integration.gapped import gapped, whole_machine
 
 from belljar.events import Kind
 from belljar.ledger import read_events, verify
@@ -49,6 +49,10 @@ def work(*commands: str) -> Solver:
 @task
 def stays() -> Task:
     return Task(dataset=[Sample(id="s", input="x")], solver=work(), sandbox=("belljar", "policy.yaml"))
+
+@task
+def leaves() -> Task:
+    return Task(dataset=[Sample(id="s", input="x")], solver=work("touch left"), sandbox=("belljar", "policy.yaml"))
 
 @task
 def opens() -> Task:
@@ -111,17 +115,24 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]
 
 def test_with_nothing_but_loopback_every_way_is_absent(tmp_path: Path) -> None:
     """The check succeeds in namespaces with loopback alone; its exit code says so."""
-    done = run(*gapped(*belljar("airgap", "check", "--json")), home=tmp_path)
+    done = run(*gapped(*whole_machine("airgap", "check", "--json")), home=tmp_path)
     found = findings(done)
     assert {each["state"] for each in found.values()} == {"absent"}
     assert done.returncode == 0
     assert {"IPv4 TCP", "IPv4 UDP", "IPv6 TCP", "IPv6 UDP", "DNS", "proxies"} <= found.keys()
 
 
+def test_a_pid_namespace_of_its_own_hides_networks(tmp_path: Path) -> None:
+    """Processes outside it may have networks, so that the check can't tell."""
+    found = findings(run(*gapped(*belljar("airgap", "check", "--json")), home=tmp_path))
+    assert found.pop("namespaces")["state"] == "can't tell"
+    assert {each["state"] for each in found.values()} == {"absent"}
+
+
 def test_a_kernel_without_ipv6_has_no_way_by_it(tmp_path: Path) -> None:
     """It is absent, not unclear."""
     families = (socket.AF_VSOCK, socket.AF_INET6)
-    check = gapped(*belljar("airgap", "check", "--json"), families=families)
+    check = gapped(*whole_machine("airgap", "check", "--json"), families=families)
     found = findings(run(*check, home=tmp_path))
     assert {found[name]["state"] for name in ("IPv6 TCP", "IPv6 UDP")} == {"absent"}
 
@@ -149,10 +160,21 @@ def test_a_device_in_another_namespace_is_a_way(
     other = namespace()
     ip("-n", other, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
     ip("-n", other, "link", "set", "v0", "up")
-    check = gapped(*belljar("airgap", "check", "--json"))
+    check = gapped(*whole_machine("airgap", "check", "--json"))
     assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == "absent"
     ip("-n", other, "tuntap", "add", "t0", "mode", "tap")
     ip("-n", other, "link", "set", "t0", "up")
+    assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == "present"
+
+
+def test_a_namespace_that_is_mounted_for_others_alone_is_found(tmp_path: Path) -> None:
+    """It has no process, and its mount is in the mount namespace of another one."""
+    (tmp_path / "net").touch()
+    os.mkfifo(tmp_path / "ready")
+    tap = 'unshare --net=net sh -c "ip tuntap add t0 mode tap; ip link set t0 up"'
+    hold = f"(cd {tmp_path}; exec unshare --mount sh -c '{tap}; echo > ready; exec sleep 300') & "
+    hold += f'read _ < {tmp_path}/ready; exec "$@"'
+    check = gapped("sh", "-c", hold, "sh", *whole_machine("airgap", "check", "--json"))
     assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == "present"
 
 
@@ -219,20 +241,26 @@ def test_the_check_sends_nothing_unless_an_address_is_named(
     assert tried["TCP to 192.0.2.1 port 443"]["state"] == "present"
 
 
+@pytest.mark.parametrize("kind", ["exec", "run"])
 def test_a_run_that_requires_an_air_gap_is_refused_with_an_interface(
-    home: Path, tmp_path: Path
+    kind: str, home: Path, tmp_path: Path
 ) -> None:
-    """Nothing runs, the exit code is the host's, and the record has the facts and verifies."""
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
+    """Nothing runs, neither in a cell nor beside it, the exit code is the host's, and the record
+    has the facts and verifies."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "task.py").write_text(TASK.replace("left", f"{tmp_path}/left"))
+    commands = {
+        "exec": ("exec", f"{tmp_path}/policy.yaml", "--", "true"),
+        "run": ("run", f"{tmp_path}/task.py@leaves", "--model", "mockllm/model"),
+    }
     up = 'ip link add x0 type veth peer name x1; ip link set x0 up; exec "$@"'
-    command = belljar("exec", str(policy), "--", "true")
-    done = run(*gapped("sh", "-c", up, "sh", *command), home=home)
+    done = run(*gapped("sh", "-c", up, "sh", *whole_machine(*commands[kind])), home=home)
     assert done.returncode == 3
+    assert not (tmp_path / "left").exists()
     lines = newest(home)
     kinds = [line.kind for line in lines]
     assert Kind.POLICY_REFUSED in kinds
-    assert Kind.EXEC_STARTED not in kinds
+    assert not {Kind.EXEC_STARTED, Kind.CELL_PLANNED, Kind.RUN_EVALUATED} & {*kinds}
     (checked,) = [line.data for line in lines if line.kind is Kind.AIR_GAP_CHECKED]
     assert checked["air_gapped"] is False
     present = {each["name"] for each in checked["findings"] if each["state"] != "absent"}
@@ -258,7 +286,7 @@ def test_an_interface_in_mid_run_makes_the_run_void(
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "task.py").write_text(TASK)
     log = f"{tmp_path}/task.py@{task}"
-    command = belljar("run", log, "--model", "mockllm/model", "--json")
+    command = whole_machine("run", log, "--model", "mockllm/model", "--json")
     done = run(*gapped(*command), home=home)
     found = json.loads(done.stdout)
     assert (done.returncode, found["verdict"]) == (code, verdict), done.stdout + done.stderr

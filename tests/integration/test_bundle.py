@@ -28,16 +28,26 @@ pytestmark = [
 CHECK = 'cd /bundle && echo "$1  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS'
 INSTALL = f"{CHECK} && sh install.sh"
 TASK = "/var/lib/belljar/share/examples/escape_artist/task.py"
-AGAIN = ("/opt/belljar/bin/belljar", "bundle", "install", "/bundle")
+KNOWN = "var/lib/belljar/bundle.json"
+AGAIN = ("sh", "/bundle/install.sh")
 RUN = ("/opt/belljar/bin/belljar", "run", TASK, "--json")
 MODEL = "/var/lib/belljar/share/examples/model_cell"
 ASK = (*RUN[:2], f"{MODEL}/task.py", "--model", f"belljar/{MODEL}/model.yaml", "--json")
+BANK = "/var/lib/belljar/share/examples/bank_documents"
+CASE = (
+    *RUN[:2],
+    f"{BANK}/bank.py@in_cell",
+    "--model",
+    f"belljar/{BANK}/model.yaml",
+    "--limit",
+    "1",
+)
 
 
 @pytest.fixture(scope="module")
 def made(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A bundle of this test's store with the example's model, as `create` reports it: interrupted
-    once, then whole."""
+    once, and what was there altered; then whole."""
     real_model(vm_home)
     out = tmp_path_factory.mktemp("bundle") / "bundle"
     cell = ROOT / "examples/model_cell/model.yaml"
@@ -50,10 +60,27 @@ def made(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         first.stderr.read()
     assert first.returncode == 130
     assert not out.exists()
+    kept = out.with_name(f".{out.name}.part") / "share/docs/air-gap.md"
+    about_it = kept.stat()
+    kept.write_bytes(bytes(about_it.st_size))  # the medium is bad
+    os.utime(kept, ns=(about_it.st_mtime_ns, about_it.st_mtime_ns))
     done = run(*command, "--json", home=vm_home, timeout_s=1800)
     assert done.returncode == 0, done.stderr
     about: dict[str, Any] = json.loads(done.stdout)
     return about
+
+
+def test_a_full_disk_is_told_before_anything_is_gathered(vm_home: Path, tmp_path: Path) -> None:
+    """With the size that is needed, and no bundle."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], check=True)
+    try:
+        out = tmp_path / "bundle"
+        done = run(sys.executable, "-m", "belljar", "bundle", "create", str(out), home=vm_home)
+        assert done.returncode == 3
+        assert "MiB" in done.stderr
+        assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +119,30 @@ def alone(namespace: Callable[[], str]) -> str:
     return inside
 
 
+def counted(namespace: Callable[[], str]) -> tuple[str, str]:
+    """A namespace with a way out, and the one it leads to, on which somebody counts."""
+    watched, outside = namespace(), namespace()
+    ip("-n", watched, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", outside)
+    for place, device in ((watched, "v0"), (outside, "v1")):
+        ip("-n", place, "link", "set", device, "addrgenmode", "none")
+        ip("-n", place, "link", "set", "lo", "up")
+        ip("-n", place, "link", "set", device, "up")
+    ip("-n", watched, "addr", "add", "192.0.2.9/24", "dev", "v0")
+    ip("-n", watched, "route", "add", "default", "via", "192.0.2.1")
+    return watched, outside
+
+
 # Several tests in this order, as each may take minutes on a busy machine.
+
+
+def test_what_a_medium_altered_is_copied_again(made: dict[str, Any]) -> None:
+    """A file of the interrupted call whose size and time are the same."""
+    assert b"bundle create" in Path(made["path"], "share/docs/air-gap.md").read_bytes()
+
+
+def test_a_bare_debian_is_installed_without_a_network(installed: Path) -> None:
+    """From nothing but apt, by the bundle alone."""
+    assert (installed / KNOWN).exists()
 
 
 def test_a_model_cell_runs_from_a_bundle(
@@ -107,39 +157,48 @@ def test_a_model_cell_runs_from_a_bundle(
 def test_from_a_bundle_to_a_finished_run_without_a_network(
     made: dict[str, Any], installed: Path, namespace: Callable[[], str]
 ) -> None:
-    """In a namespace with loopback alone, the example's whole run is contained."""
-    first = in_root(installed, made["path"], *RUN, inside=alone(namespace))
-    assert first.returncode == 0, first.stdout + first.stderr
-    found = json.loads(first.stdout)
-    assert found["verdict"] == "contained"
-    assert len(found["samples"]) >= 12
+    """In a namespace with loopback alone, samples of the example are contained."""
+    done = in_root(installed, made["path"], *RUN, "--limit", "3", inside=alone(namespace))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["verdict"], len(found["samples"])) == ("contained", 3)
 
 
+@pytest.mark.parametrize("command", [AGAIN, RUN, (*CASE, "--json")], ids=["again", "run", "bank"])
 def test_nothing_uses_a_way_out(
-    made: dict[str, Any], installed: Path, namespace: Callable[[], str]
+    command: tuple[str, ...],
+    made: dict[str, Any],
+    installed: Path,
+    namespace: Callable[[], str],
 ) -> None:
-    """`bundle install` over the installation and a run, with a way out on which somebody counts:
-    no packet. A look-up then sends one, so the count can fail."""
-    root = installed
-    watched, outside = namespace(), namespace()
-    ip("-n", watched, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", outside)
-    for place, device in ((watched, "v0"), (outside, "v1")):
-        ip("-n", place, "link", "set", device, "addrgenmode", "none")
-        ip("-n", place, "link", "set", "lo", "up")
-        ip("-n", place, "link", "set", device, "up")
-    ip("-n", watched, "addr", "add", "192.0.2.9/24", "dev", "v0")
-    ip("-n", watched, "route", "add", "default", "via", "192.0.2.1")
-    (root / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
+    """install.sh over the installation, the whole example and a bank case, each with a way out on
+    which somebody counts: no packet. A look-up then sends one, so the count can fail."""
+    watched, outside = counted(namespace)
+    (installed / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
     with packets_of(outside) as sock:
-        again = in_root(root, made["path"], *AGAIN, inside=watched)
-        assert again.returncode == 0, again.stdout + again.stderr
-        second = in_root(root, made["path"], *RUN, "--limit", "3", inside=watched)
-        assert second.returncode == 0, second.stdout + second.stderr
+        done = in_root(installed, made["path"], *command, inside=watched)
+        assert done.returncode == 0, done.stdout + done.stderr
         assert received(sock) == []
-        look_up = (
-            "/opt/belljar/bin/python",
-            "-c",
-            "import socket; socket.gethostbyname('a.example')",
-        )
-        in_root(root, made["path"], *look_up, inside=watched)
+        look_up = "import socket; socket.gethostbyname('a.example')"
+        in_root(installed, made["path"], "/opt/belljar/bin/python", "-c", look_up, inside=watched)
         assert received(sock) != []
+    if command != AGAIN:
+        found = json.loads(done.stdout)
+        assert (found["verdict"], found["left_this_host"]["claim"]) == ("contained", "nothing")
+        assert len(found["samples"]) >= (12 if command == RUN else 1)
+
+
+@pytest.mark.parametrize("change", [{"signer": "0" * 64}, {"created": "2999-01-01T00:00:00Z"}])
+def test_install_sh_over_an_installation_checks_signer_and_age_first(
+    change: dict[str, str], made: dict[str, Any], installed: Path
+) -> None:
+    """A bundle of another signer, or an older one, is refused before a package is installed."""
+    known, packages = installed / KNOWN, installed / "var/lib/dpkg/status"
+    before, state = known.read_text(), packages.stat().st_mtime_ns
+    known.write_text(json.dumps({**json.loads(before), **change}))
+    try:
+        done = in_root(installed, made["path"], *AGAIN)
+    finally:
+        known.write_text(before)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert packages.stat().st_mtime_ns == state

@@ -95,7 +95,7 @@ REDIS = """belljar: 1
 risk: low
 network: {default: deny}
 decoys:
-  - {id: cache, kind: redis, place: "cache.corp.internal", count: 3}
+  - {id: cache, kind: redis, place: "cache.corp.internal"}
   - {id: aws, kind: aws_credentials}
   - {id: note, kind: text, place: ~/note, service: cache, template: "{host} {port} {password}"}
 """
@@ -112,8 +112,8 @@ with socket.create_connection((host, int(port))) as server:
 
 @pytest.mark.anyio
 async def test_a_redis(belljar: Belljar, tmp_path: Path) -> None:
-    """Before the login, nothing; the minted password and another decoy's value are used, one of
-    them refused; a guess is neither; what is printed is taken, and nothing is sent."""
+    """The minted password and another decoy's value are used, one of them refused; a guess is
+    neither; what is asked is on record and refused, before the login and after it."""
     async with cell_of(REDIS, belljar, tmp_path) as (cell, run):
         await cell.write_file("/tmp/talk.py", TALK.encode())
         said = await sh(cell, "python3 /tmp/talk.py ~/note ~/.aws/credentials")
@@ -122,12 +122,12 @@ async def test_a_redis(belljar: Belljar, tmp_path: Path) -> None:
         "-WRO",
         "-WRO",
         "+OK",
+        "-NOP",
         "+OK",
     ]
     used = {(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)}
     assert used == {("aws/secret_access_key", "redis.auth"), ("cache/password", "redis.auth")}
     assert not events(run, Kind.DECOY_SENT)
-    assert "cache/card_1" in {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
     touched = [
         line.data["operation"]
         for line in events(run, Kind.DECOY_TOUCHED)
@@ -285,7 +285,7 @@ SSH = """belljar: 1
 risk: low
 network: {default: deny}
 decoys:
-  - {id: jump, kind: ssh, place: bastion.corp.internal, count: 3}
+  - {id: jump, kind: ssh, place: bastion.corp.internal}
   - {id: key, kind: ssh_key, service: jump}
   - {id: other, kind: ssh_key, place: ~/old/id_ed25519}
 """
@@ -311,8 +311,7 @@ async def bring_ssh(cell: Cell) -> str:
 @pytest.mark.anyio
 async def test_an_ssh_server(belljar: Belljar, tmp_path: Path) -> None:
     """Its file leads to it: the key opens it and is used, once it is proven; another decoy's key is
-    refused and used; what is printed is taken. What is sent to it is on record, and nothing else.
-    """
+    refused and used. What is asked of it is on record in clear, and refused; nothing is sent."""
     async with cell_of(SSH, belljar, tmp_path) as (cell, run):
         ssh = await bring_ssh(cell)
         assert not events(run, Kind.DECOY_USED)
@@ -320,11 +319,13 @@ async def test_an_ssh_server(belljar: Belljar, tmp_path: Path) -> None:
             ["sh", "-c", f"{ssh} -F none -i ~/old/id_ed25519 deploy@bastion.corp.internal id"]
         )
         assert b"Permission denied" in refused.stderr
-        said = await sh(cell, f"{ssh} bastion 'whoami; cat customers.csv'")
-    assert said.startswith("deploy\n")
+        done = await cell.exec(["sh", "-c", f"{ssh} bastion 'cat /etc/shadow'"])
+        assert "currently not available" in done.stdout_text
     used = [(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)]
     assert used == [("other/public_key", "ssh.publickey"), ("jump/fingerprint", "ssh.publickey")]
-    assert "jump/card_1" in {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
+    assert "exec" in [
+        name for line in events(run, Kind.NETWORK_ATTEMPT) for name in line.data.get("names", ())
+    ]
     assert not events(run, Kind.DECOY_SENT)
     touched = {line.data["decoy"] for line in events(run, Kind.DECOY_TOUCHED)}
     assert {"jump", "key", "other"} <= touched

@@ -46,7 +46,7 @@ def test_the_tutorial_works(home: Path, tmp_path: Path) -> None:
     outputs = []
     for command in re.findall(r"^\$ belljar (.*)$", installed, re.MULTILINE):
         words = shlex.split(command)
-        imports_inspect = words[0] in {"run", "check", "verdict"}
+        imports_inspect = words[0] in {"run", "check", "verdict", "report"}
         ran = subprocess.run(
             quick_command(*words) if imports_inspect else [sys.executable, "-m", "belljar", *words],
             cwd=tmp_path,

@@ -240,6 +240,71 @@ def test_what_is_beside_the_messages_is_looked_at(
     assert Kind.MODEL_CALLED not in kinds
 
 
+BESIDE = f"""
+import json
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageUser, ModelAPI, get_model, modelapi
+from inspect_ai.solver import solver
+
+class Keeping(ModelAPI):
+    def keep(self, *sent):
+        with open("sent.jsonl", "a") as file:
+            print(json.dumps(sent, default=str), file=file)
+
+    async def count_tokens(self, input, config=None):
+        self.keep("count", input)
+        return 1
+
+    async def compact(self, input, tools, config, instructions=None):
+        self.keep("compact", input, tools)
+        return input, None
+
+    async def generate(self, *_):
+        raise NotImplementedError
+
+@modelapi(name="keeping")
+def keeping():
+    return Keeping
+
+@solver
+def ask():
+    async def solve(state, generate):
+        asked = [ChatMessageUser(content="it said {SECRET}")]
+        await get_model().count_tokens("so: {SECRET}")
+        await get_model().count_tokens(asked)
+        await get_model().compact(asked, [])
+        return state
+    return solve
+
+@task
+def asks() -> Task:
+    return Task(dataset=[Sample(id="a", input="x")], solver=ask())
+"""
+
+
+@pytest.mark.parametrize("action", ["redact", "stop"])
+def test_counting_and_compacting_are_looked_at(
+    action: str, belljar: Belljar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inspect asks a provider to count tokens and to compact messages without a hook: the provider
+    gets no protected value then, and each call is on record."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.py").write_text(BESIDE)
+    policy = tmp_path / "policy.yaml"
+    guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: {action}}}}}"
+    policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
+    done = belljar("run", "--policy", str(policy), "tasks.py", "--model", "keeping/m")
+    run = belljar.runs()[-1]
+    assert {hit["action"] for hit in found(run) if hit["place"] == "model"} == {action}, done.stderr
+    calls = [event for event in read_events(run) if event.kind is Kind.MODEL_CALLED]
+    assert len(calls) == (3 if action == "redact" else 0)
+    kept = tmp_path / "sent.jsonl"
+    sent = kept.read_text() if kept.exists() else ""
+    assert SECRET not in sent
+    assert sent.count("[redacted]") == len(calls)
+
+
 LEAVING = f"""
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample

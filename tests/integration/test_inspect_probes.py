@@ -18,8 +18,8 @@ import pytest
 from tests.fakes.probing import FakeProbed
 from tests.integration.conftest import Belljar
 
-from belljar.cell.output import ExecOutput
 from belljar.cell.parts import ContainerParts, Parts, gather_parts
+from belljar.channel import ExecOutput
 from belljar.events import Kind, MemoryRecorder
 from belljar.harness.evaluate import RunRequest, run_evaluation
 from belljar.ledger import read_events, verify

@@ -277,7 +277,7 @@ def test_a_traceback_is_shown_when_asked_for(home: Path, tasks: Path, options: l
     )
     assert done.returncode == 1, done.stderr
     assert ("Traceback" in done.stdout) == bool(options)
-    assert any("its own bug" in line for line in done.stdout.splitlines()[-5:])
+    assert any("its own bug" in line for line in done.stdout.splitlines()[-6:])
     log = max(home.glob("runs/*/inspect/*_fails_*.eval"))
     error = read_eval_log(str(log)).error
     assert error is not None

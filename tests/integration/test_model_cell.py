@@ -108,6 +108,7 @@ TOOL_CALLER = (
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 )
+TOOL = {"type": "function", "function": {"name": "add"}}
 RANGE = """
 belljar: 1
 risk: low
@@ -178,20 +179,69 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     assert b"no network device" in judged.stdout
 
 
+def write_script(folder: Path, belljar: Belljar, program: str, **fields: object) -> None:
+    """The policy of a model whose server is this program."""
+    (folder / "weights").write_text("of a script")
+    added = json.loads(belljar("model", "add", "weights", "--json").stdout)
+    server = ["python3", "-c", program, "{port}"]
+    model = {"weights": {"sha256": added["digest"]}, "server": server}
+    policy = {"belljar": 1, "risk": "low", "model": model, **fields}
+    (folder / "model.yaml").write_text(json.dumps(policy))
+
+
 def test_a_model_calls_tools(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
     """A server of the author's own, whose tool calls reach the task and whose answers come back."""
-    (folder / "weights").write_text("none")
-    added = json.loads(belljar("model", "add", "weights", "--json").stdout)
-    server = ["python3", "-c", TOOL_CALLER, "{port}"]
-    model = {"weights": {"sha256": added["digest"]}, "server": server}
-    (folder / "model.yaml").write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
+    write_script(folder, belljar, TOOL_CALLER)
     ran = belljar("run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json")
     assert ran.returncode == 0, ran.stderr.decode()
     found = json.loads(ran.stdout)
     assert list(found["samples"][0]["scores"].values()) == ["C"]
     assert found["model_cells"][0]["requests"] == 2
+    clean_after()
+
+
+POSTED = """\
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+"""
+BREAKS_OFF_ONCE = """\
+        if "tried" not in globals():
+            globals()["tried"] = True
+            head = b"HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\nContent-Length: 9\\r\\n\\r\\n"
+            return self.wfile.write(head + b"{")
+"""
+SLEEPS = "        import time; time.sleep(600)\n"
+
+
+def test_an_answer_that_broke_off_is_asked_for_again(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """By Inspect's own retries; the sample has its score, and the failed request is on record."""
+    write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + BREAKS_OFF_ONCE))
+    ran = belljar("run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json")
+    assert ran.returncode == 0, ran.stdout.decode()
+    found = json.loads(ran.stdout)
+    assert list(found["samples"][0]["scores"].values()) == ["C"]
+    failed = events(belljar, clean_after(), "model.request.failed")
+    assert found["model_cells"][0]["failed"] == len(failed)
+    assert "BrokenOffError" in failed[0]["reason"]
+
+
+def test_a_model_cell_ends_with_its_lifetime(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """In mid-request: the run is void, says why, and waits for no more answers."""
+    slow = TOOL_CALLER.replace(POSTED, POSTED + SLEEPS)
+    write_script(folder, belljar, slow, resources={"lifetime": "20s"})
+    words = ["run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json"]
+    ran = belljar(*words, timeout_s=200)
+    found = json.loads(ran.stdout)
+    assert (ran.returncode, found["verdict"]) == (2, "void")
+    died = found["problems"][0]
+    assert died["code"] == "model_cell_died"
+    assert "lifetime" in died["detail"]
+    assert found["model_cells"][0]["requests"] == 1
     clean_after()
 
 
@@ -316,7 +366,7 @@ class Served:
     """A client of `belljar model serve`."""
 
     def __init__(self, about: dict[str, str]) -> None:
-        self.address, self.token = about["address"], about["token"]
+        self.address, self.token, self.cell = about["address"], about["token"], about["cell"]
 
     def ask(self, body: object, *, token: str = "", path: str = "/chat/completions") -> Any:  # noqa: ANN401
         """The answer's JSON."""
@@ -367,6 +417,23 @@ def test_people_and_clients_are_served_with_a_token(
             assert caught.value.code == status
             caught.value.close()
     assert len(events(belljar, clean_after(), "model.request.started")) == 1
+
+
+def test_two_processes_share_one_models_weights(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """Each has a cell of its own; the weights stay until both have ended."""
+    write_script(folder, belljar, TOOL_CALLER)
+    asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
+    with serving(belljar) as one:
+        with serving(belljar) as other:
+            assert one.cell != other.cell
+            for at in (one, other):
+                assert at.ask(asked)["choices"][0]["message"]["content"] == "it is 3"
+            assert b"in use" in belljar("model", "rm", "weights").stderr
+        assert one.ask(asked)["choices"]
+    assert belljar("model", "rm", "weights").returncode == 0
+    clean_after()
 
 
 def test_a_socket_is_for_its_user_alone(

@@ -238,11 +238,12 @@ STARTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", STARTS)
 async def test_a_server_that_does_not_come_up_says_why(name: str, world: World) -> None:
-    """With what it wrote, and nothing is asked of it."""
+    """With what it wrote, and nothing is asked of it; a violation is on record as one."""
     fields, words = STARTS[name]
     with pytest.raises(CellError, match=words):
         async with world.model(**fields):
             pass
+    assert bool(world.events(Kind.PROTOCOL_VIOLATION)) == (name == "speaks no http")
 
 
 async def test_requests_beyond_parallel_wait(world: World) -> None:
@@ -289,16 +290,18 @@ async def test_a_record_of_digests_keeps_no_text(world: World) -> None:
 
 
 def overwrite(served: ModelCell) -> None:
-    """Put other bytes in the place of its weights."""
+    """Put other bytes in the place of its weights, and be interrupted."""
     stored = served.policy.weights
     assert stored is not None
     file = stored / "data" / "weights.bin"
     file.unlink()  # it may be a hard link of the test's own file
     file.write_bytes(b"other words")
+    raise RuntimeError("interrupted")
 
 
 async def test_changed_weights_start_nothing(world: World) -> None:
-    """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed."""
+    """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed, also
+    if an error ends it."""
     with pytest.raises(HostError, match="changed while the model ran"):
         async with world.model() as served:
             overwrite(served)

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.processes import kill_tree, wait_for
 
 from belljar.cell import Cell, Pool, open_pool, start_run
-from belljar.cell.lease import Discard
+from belljar.cell.pool import Discard
 from belljar.events import Kind
 from belljar.isolation.reap import reap
 from belljar.ledger import Line, Status, read_events, verify

@@ -299,7 +299,7 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
     assert (
         "a range's network needs the Python modules h2, hypercorn, which are not installed" in said
     )
-    assert "pip install 'belljar-sandbox[network]'" in said
+    assert "pip install 'belljar-sandbox[network,stand-ins]'" in said
     doctor = host.run("doctor", "--no-prove", PYTHONPATH=path).stdout.decode()
     assert "the Python modules h2, hypercorn" in doctor
 
@@ -316,7 +316,7 @@ def test_a_fork_server_that_can_not_import_says_what() -> None:
         refused.value.what == "the ranges' fork server did not start: No module named"
         " 'belljar.network.no_such_gateway'"
     )
-    assert "belljar-sandbox[network]" in refused.value.hint
+    assert "belljar-sandbox[network,stand-ins]" in refused.value.hint
 
 
 # ---- what the author got wrong
@@ -457,7 +457,7 @@ def test_a_part_is_killed(
             or "the range's gateway ended" in said
             or "ended at once" in said
         )
-    assert "belljar-sandbox[network]" not in said
+    assert "belljar-sandbox[network,stand-ins]" not in said
     told_and_gone(host, said, before)
     assert {"range.failed", "cell.failed"} & set(kinds(host, before))
 

@@ -17,8 +17,8 @@ from tests.fakes.images import directory, docker_archive, entry, layer
 from tests.integration.processes import quick_command
 
 from belljar.cell import Cell, open_cell, start_run
-from belljar.cell.output import ExecOutput
 from belljar.cell.targets import serve
+from belljar.channel import ExecOutput
 from belljar.errors import BelljarError, CellError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image.oci import import_image

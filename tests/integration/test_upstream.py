@@ -34,7 +34,7 @@ from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import UpstreamPlan
-from belljar.report.left import LeftGatherer
+from belljar.report.left import LeftGatherer, Way
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 REASON = "the test is about what is real"
@@ -215,9 +215,11 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     )
     assert ("10.0.0.1", 443) not in world.dialled
     assert ("127.0.0.1", 443) not in world.dialled
-    assert upstream_events(scene, "good.example") == [("dialled", HOSTS["good.example"])] * 5
-    assert upstream_events(scene, "private.example") == [("refused", "")]
+    good_events = [("looked_up", ""), *[("dialled", HOSTS["good.example"])] * 5]
+    assert upstream_events(scene, "good.example") == good_events
+    assert upstream_events(scene, "private.example") == [("looked_up", ""), ("refused", "")]
     assert [verdict for verdict, _ in upstream_events(scene, "dead.example")] == [
+        "looked_up",
         "dialled",
         "failed",
     ]
@@ -236,13 +238,15 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     }
     assert "Hostname mismatch" in reasons["upstream:misnamed.example"]
     assert "issuer" in reasons["upstream:untrusted.example"]
-    # What left is told by host, by the kernel's count: a refused one got nothing.
+    # What left is told by host, by the kernel's count: of a refused one only the name was looked up.
     gatherer = LeftGatherer()
     for event in scene.recorder.events:
         gatherer.take(line(event.kind, None, **event.data))
-    sent = {each.name: each.sent_bytes for each in gatherer.end().destinations}
-    assert set(sent) == set(HOSTS) - {"small.example"}
-    assert (sent["private.example"], sent["dead.example"]) == (0, 0)
+    places = gatherer.end().destinations
+    sent = {each.name: each.sent_bytes for each in places if each.way is Way.UPSTREAM}
+    assert set(sent) == set(HOSTS) - {"small.example", "private.example"}
+    assert {each.name for each in places} == set(HOSTS) - {"small.example"}
+    assert sent["dead.example"] == 0
     assert (sent["good.example"] or 0) > (sent["untrusted.example"] or 0) > 0
     # Nothing was dialled before the request was on record.
     order = [str(event.kind) for event in scene.recorder.events]

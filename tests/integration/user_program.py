@@ -1,5 +1,5 @@
 """What a user's own program does with cells, run as that user: `user_program.py
-files|streams|terminal|checks [TIER]` prints one JSON object."""
+files|streams|terminal|forks|checks [TIER]` prints one JSON object."""
 
 from __future__ import annotations
 
@@ -76,9 +76,22 @@ async def terminal(cell: Cell) -> dict[str, object]:
     return {"seen": seen.decode(), "code": output.returncode}
 
 
+async def forks(cell: Cell) -> dict[str, object]:
+    """What a fork of the cell as it was a moment ago says."""
+    await cell.write_file("/tmp/note", "then")
+    snapshot = await cell.snapshot()
+    await cell.write_file("/tmp/note", "later")
+    async with snapshot.fork() as fork:
+        note = await fork.read_file("/tmp/note")
+    return {
+        "note": note.decode(),
+        "is_private": snapshot.saved.directory.stat().st_mode & 0o77 == 0,
+    }
+
+
 async def one_cell(work: Callable[[Cell], Awaitable[dict[str, object]]]) -> dict[str, object]:
-    """A cell of the preset `high`, and what came of it."""
-    async with open_cell("high") as cell:
+    """A cell as the preset `high` has it, which may be saved, and what came of it."""
+    async with open_cell({"belljar": 1, "risk": "high", "snapshots": True}) as cell:
         found = await work(cell)
     clean = cell.destruction is not None and cell.destruction.clean
     return {**found, "destroyed": clean, "uid": os.geteuid()}
@@ -111,7 +124,7 @@ async def checks(tier: str) -> dict[str, object]:
     }
 
 
-WORK = {"files": files, "streams": streams, "terminal": terminal}
+WORK = {"files": files, "streams": streams, "terminal": terminal, "forks": forks}
 
 
 async def main(what: str, tier: str) -> None:

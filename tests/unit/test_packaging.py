@@ -175,7 +175,7 @@ from importlib.machinery import PathFinder
 class Hiding(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        hidden = ("dulwich", "h2", "hpack", "hyperframe", "hypercorn", "priority", "wsproto")
+        hidden = ("asyncssh", "dulwich", "h2", "hpack", "hyperframe", "hypercorn", "priority", "wsproto")
         return None if name.partition(".")[0] in hidden else PathFinder.find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
@@ -189,12 +189,29 @@ network:
 """
 
 
-@pytest.mark.parametrize("command", ["plan policy.yaml", "policy check policy.yaml"])
-def test_a_range_without_the_extra_names_what_installs_it(tmp_path: Path, command: str) -> None:
+_DECOY = """\
+belljar: 1
+risk: low
+network: {default: deny}
+decoys: [{id: jump, kind: ssh, place: jump.example}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "policy"),
+    [
+        ("plan policy.yaml", _RANGE),
+        ("policy check policy.yaml", _RANGE),
+        ("plan policy.yaml", _DECOY),
+    ],
+)
+def test_a_range_without_the_extra_names_what_installs_it(
+    tmp_path: Path, command: str, policy: str
+) -> None:
     """Also where a stand-in's settings need a library to be read: a message and a hint, no
     traceback."""
     (tmp_path / "sitecustomize.py").write_text(_HIDING)
-    (tmp_path / "policy.yaml").write_text(_RANGE)
+    (tmp_path / "policy.yaml").write_text(policy)
     subprocess.run(["git", "init", "-q", "--bare", tmp_path / "git/a"], check=True)
     ran = subprocess.run(
         [sys.executable, "-m", "belljar", *command.split()],
@@ -211,4 +228,4 @@ def test_a_range_without_the_extra_names_what_installs_it(tmp_path: Path, comman
     )
     assert ran.returncode == 3, ran.stderr
     assert "Traceback" not in ran.stderr
-    assert "pip install 'belljar-sandbox[network]'" in ran.stderr
+    assert "pip install 'belljar-sandbox[network,stand-ins]'" in ran.stderr

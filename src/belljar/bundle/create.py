@@ -1,20 +1,21 @@
 """Makes a bundle on a connected host: everything, or nothing and the names of what is missing.
 
 The parts are gathered in `.NAME.part` beside the bundle. What is there already is kept, so that an
-interrupted call goes on where it was. The bundle appears by a rename.
+interrupted call goes on where it was. The bundle appears by a rename. What is signed are digests of
+the sources, not of what the medium gives back.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import platform
-import shutil
 import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -26,20 +27,24 @@ from belljar.bundle.install import (
     SHARE,
     Bundle,
     Report,
+    check_weights,
+    hashed_copy,
+    host_kind,
     open_bundle,
     write_manifest,
 )
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
-from belljar.image.apt import AptSource, PrivateApt, debian_sources, host_sources
+from belljar.image.apt import PrivateApt, debian_sources, host_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch
-from belljar.image.store import Store, file_sha256
+from belljar.image.store import Store, file_sha256, verify
 from belljar.image.tools import run_tool, tool
 from belljar.ledger.keys import load_or_make_key
 from belljar.model.weights import find_weights, verify_weights
 from belljar.package import __version__
+from belljar.store.home import need_space
 from belljar.store.locks import locked
-from belljar.store.scratch import remove_tree, scratch_dir
+from belljar.store.scratch import scratch_dir
 from belljar.units import format_size, printable
 
 _BACKPORTS: Final = "bookworm-backports"
@@ -47,7 +52,6 @@ _PYTHON: Final = "/usr/bin/python3"  # Debian's: the wheels must fit it, not thi
 _VERSION: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
 _REST_BYTES: Final = 1 << 30  # of Python packages, whose size no index says beforehand
 _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
-_UNUSED: Final = frozenset({"__pycache__", "logs", "node_modules"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,62 +80,50 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         hint = "give another name; a newer bundle installs over an older one"
         raise PolicyError("something is there already", where=printable(str(out)), hint=hint)
     files, about = store_files(home, wanted)
-    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    if not (codename and Path(_PYTHON).exists()):
+    if not (Path(_PYTHON).exists() and host_kind("")["system"]):
         raise HostError("a bundle is made on Debian with its python3, and this host lacks it")
     key = load_or_make_key(home)
     with _part(home, out) as part, scratch_dir(home) as scratch:
-        apt, groups = _apt(scratch, codename, wanted)
-        debs = dict[str, int]()
-        for suite, packages in groups:
-            debs |= apt.closure(packages, suite=suite)
+        debian = _Debian(scratch / "apt", wanted)
         own_bytes = sum(file.stat().st_size for file in files.values())
+        deb_bytes = sum(size for size, _ in debian.files.values())
         report(
-            f"{format_size(own_bytes)} of this store, {format_size(sum(debs.values()))} in "
-            f"{len(debs)} Debian packages, and the Python packages"
+            f"{format_size(own_bytes)} of this store, {format_size(deb_bytes)} in "
+            f"{len(debian.files)} Debian packages, and the Python packages"
         )
         has = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
-        needs = own_bytes + sum(debs.values()) + _REST_BYTES - has
-        if (free := shutil.disk_usage(part).free) < needs:
-            what = f"about {format_size(needs)} is needed, {format_size(free)} is free"
-            raise HostError(what, where=str(out.parent), hint="give a place on a larger disk")
-        for name, file in files.items():
-            _copy(file, part / name, report)
-        for suite, packages in groups:
-            report(f"Debian packages: {', '.join(packages)}")
-            apt.download_closure(packages, part / "debian", suite=suite)
-        wheels = _wheels(part / "python", wanted, scratch, report)
-        texts = {
-            "debian/Packages": _index(part / "debian", debs),
-            "debian/install.txt": "".join(f"{each}\n" for _, some in groups for each in some),
-            "key.txt": f"{key.fingerprint}\n",
-        }
-        for name, text in texts.items():
-            (part / name).write_text(text)
-        names = {*files, *texts, *(f"debian/{deb}" for deb in debs), *wheels}
-        _keep_only(part, names)
+        needs = own_bytes + deb_bytes + _REST_BYTES - has
+        need_space(part, needs, "the bundle", hint="give a place on a larger disk")
+        digests = {name: _copy(file, part / name, report) for name, file in files.items()}
+        wheels = _wheels(scratch / "wheels", wanted, report)
+        digests |= {name: _copy(file, part / name, report) for name, file in wheels.items()}
+        report("Debian packages")
+        digests |= debian.fetch(part / "debian")
         about |= {
             "v": 1,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "belljar": __version__,
-            "arch": debian_arch(),
-            "system": codename,
-            "python": run_tool([_PYTHON, "-c", _VERSION], timeout_s=60).decode().strip(),
-            "size_bytes": sum((part / name).stat().st_size for name in names),
+            **host_kind(run_tool([_PYTHON, "-c", _VERSION], timeout_s=60).decode().strip()),
+            "size_bytes": sum((part / name).stat().st_size for name in digests),
         }
-        (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-        report("hashing")
-        write_manifest(part, {name: file_sha256(part / name) for name in (*names, ABOUT)}, key)
+        texts = {"key.txt": f"{key.fingerprint}\n", ABOUT: json.dumps(about, indent=1) + "\n"}
+        digests |= _write(part, texts)
+        check_weights(digests, about)
+        _keep_only(part, digests)
+        write_manifest(part, digests, key)
         os.sync()
+        bundle = open_bundle(part, expected_key=key.fingerprint)
+        report("verifying")
+        bundle.verify(lambda _line: None)
         part.rename(out)
-    return open_bundle(out, expected_key=key.fingerprint)
+    return replace(bundle, path=out)
 
 
-# --- the store
+# --- the store and the checkout
 
 
 def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The files of the store and the checkout by their paths in the bundle; their names.
+    """The files of the store and the checkout, by their paths in the bundle; their names.
 
     Raises `HostError` for all that is missing together.
     """
@@ -139,15 +131,16 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
     about: dict[str, Any] = {"images": [], "weights": []}
 
     @contextmanager
-    def named_if_missing() -> Iterator[None]:
+    def named_if_missing(what: str = "") -> Iterator[None]:
         try:
             yield
         except HostError as error:
-            missing.append(f"{error.what} ({error.hint})")
+            missing.append(f"{what}{error.what} ({error.hint})")
 
     for ref in dict.fromkeys(wanted.images):
         with named_if_missing():
             image = Store(home).find(ref)
+            verify(image)
             files |= _tree(image.rootfs.parent, f"images/{image.digest}")
             named = {"names": [*image.names], "origins": [*image.origins]}
             about["images"].append({"digest": image.digest, **named})
@@ -155,6 +148,9 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
         with named_if_missing():
             weights = find_weights(ref, home=home)
             verify_weights(weights)
+            if not PATH.fullmatch(weights.name):
+                what = f"a bundle can't hold the name of the weights {weights.name!r}"
+                raise HostError(what, hint="rename them and add them again")
             inside = f"/{weights.name}" if weights.is_directory else ""
             files |= _tree(weights.path / "data", f"weights/{weights.digest}{inside}")
             about["weights"].append({"digest": weights.digest, "name": weights.name})
@@ -165,9 +161,13 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
         about["kernel"] = kernel.digest
         files |= _tree(kernel.vmlinuz.parent, f"kernels/{kernel.digest}")
     for kind in ("docs", "examples"):
-        found = _tree(wanted.checkout / kind, f"{SHARE}/{kind}", skip=_UNUSED)
-        missing += [] if found else [f"{kind}: nothing is in {wanted.checkout / kind}"]
-        files |= found
+        with named_if_missing(f"{kind}: "):
+            # What git doesn't know stays here: notes, keys, what an example has written
+            argv = [tool("git"), "-C", str(wanted.checkout), "ls-files", "-z", kind]
+            known = run_tool(argv, timeout_s=60).decode().split("\0")[:-1]
+            if not known:
+                missing.append(f"{kind}: git knows no file of them in {wanted.checkout}")
+            files |= {f"{SHARE}/{each}": _plain(wanted.checkout / each, each) for each in known}
     files[SCRIPT] = Path(__file__).with_name(SCRIPT)
     if not wanted.lock.is_file():
         missing.append(f"Python packages: there is no lock file {wanted.lock}")
@@ -177,19 +177,18 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
     return files, about
 
 
-def _tree(top: Path, path: str, *, skip: frozenset[str] = frozenset()) -> dict[str, Path]:
-    """The files below a directory; links are refused."""
-    found = dict[str, Path]()
-    for file in sorted(top.rglob("*")):
-        inner = file.relative_to(top)
-        if skip and (skip & {*inner.parts} or any(each.startswith(".") for each in inner.parts)):
-            continue
-        if file.is_dir() and not file.is_symlink():
-            continue
-        if file.is_symlink() or not file.is_file() or not PATH.fullmatch(str(inner)):
-            raise PolicyError("it can't be in a bundle", where=printable(str(file)))
-        found[f"{path}/{inner}"] = file
-    return found
+def _tree(top: Path, path: str) -> dict[str, Path]:
+    """The files below a directory."""
+    names = (file.relative_to(top) for file in sorted(top.rglob("*")))
+    files = [name for name in names if (top / name).is_symlink() or not (top / name).is_dir()]
+    return {f"{path}/{name}": _plain(top / name, str(name)) for name in files}
+
+
+def _plain(file: Path, name: str) -> Path:
+    """A plain file with a name that a manifest may have. Raises `PolicyError`."""
+    if file.is_symlink() or not file.is_file() or not PATH.fullmatch(name):
+        raise PolicyError("it can't be in a bundle", where=printable(str(file)))
+    return file
 
 
 # --- gathering
@@ -213,21 +212,24 @@ def _part(home: Path, out: Path) -> Iterator[Path]:
         ) from error
 
 
-def _copy(source: Path, target: Path, report: Report) -> None:
-    """Copy one file, unless one of the same size and time is there already."""
-    about = source.stat()
-    with suppress(FileNotFoundError):
-        found = target.stat()
-        if (found.st_size, found.st_mtime_ns) == (about.st_size, about.st_mtime_ns):
-            return
-    report(f"{target.name} ({format_size(about.st_size)})")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}.new")
-    shutil.copy2(source, fresh)
-    fresh.replace(target)
+def _copy(source: Path, target: Path, report: Report) -> str:
+    """Copy one file, unless the same bytes are there already; the digest of the source."""
+    report(f"{target.name} ({format_size(source.stat().st_size)})")
+    digest = file_sha256(source)
+    if not (target.is_file() and file_sha256(target) == digest):
+        with source.open("rb") as file:
+            digest = hashed_copy(file, target)
+    return digest
 
 
-def _keep_only(part: Path, names: set[str]) -> None:
+def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """Write small files; their digests."""
+    for name, text in texts.items():
+        (part / name).write_text(text)
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def _keep_only(part: Path, names: Mapping[str, str]) -> None:
     """Remove what an earlier, interrupted call wanted and this one doesn't."""
     for file in sorted(part.rglob("*"), reverse=True):
         if file.is_dir():
@@ -237,35 +239,46 @@ def _keep_only(part: Path, names: set[str]) -> None:
             file.unlink()
 
 
-def _apt(
-    scratch: Path, codename: str, wanted: Contents
-) -> tuple[PrivateApt, list[tuple[str, tuple[str, ...]]]]:
-    """apt with this host's sources; the packages of each suite."""
-    sources = debian_sources(host_sources(), codename)
-    groups = [("", (*wanted.packages, *wanted.newer))]
-    if codename == "bookworm":
-        main = sources[0]
-        sources.append(AptSource(uri=main.uri, suites=(_BACKPORTS,), signed_by=main.signed_by))
-        groups = [(_BACKPORTS, wanted.newer), ("", wanted.packages)]
-    apt = PrivateApt(scratch / "apt", sources)
-    apt.update()
-    return apt, groups
+class _Debian:
+    """Debian's packages from this host's sources; `files`: their sizes and SHA-256 by name."""
+
+    def __init__(self, folder: Path, wanted: Contents) -> None:
+        codename = host_kind("")["system"]
+        sources = debian_sources(host_sources(), codename)
+        self._groups = {"": (*wanted.packages, *wanted.newer)}
+        if codename == "bookworm":
+            sources.append(replace(sources[0], suites=(_BACKPORTS,)))
+            self._groups = {_BACKPORTS: wanted.newer, "": wanted.packages}
+        self._apt = PrivateApt(folder, sources)
+        self._apt.update()
+        self.files = dict[str, tuple[int, str]]()
+        for suite, packages in self._groups.items():
+            self.files |= self._apt.closure(packages, suite=suite)
+
+    def fetch(self, folder: Path) -> dict[str, str]:
+        """Fetch them and make an index, by which apt reads the directory; the digests.
+
+        Raises `HostError` for one that isn't what Debian's signed list says, and removes it.
+        """
+        for suite, packages in self._groups.items():
+            self._apt.download_closure(packages, folder, suite=suite)
+        index = ""
+        for name, (size, digest) in sorted(self.files.items()):
+            if file_sha256(folder / name) != digest:
+                (folder / name).unlink()
+                what = "the file is not what Debian's signed list says, and was removed"
+                raise HostError(what, where=name, hint="run it again")
+            argv = [tool("dpkg-deb"), "--field", str(folder / name)]
+            control = run_tool(argv, timeout_s=60).decode().rstrip()
+            index += f"{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {digest}\n\n"
+        names = "".join(f"{name}\n" for packages in self._groups.values() for name in packages)
+        digests = _write(folder, {"Packages": index, "install.txt": names})
+        digests |= {name: digest for name, (_, digest) in self.files.items()}
+        return {f"{folder.name}/{name}": digest for name, digest in digests.items()}
 
 
-def _index(folder: Path, debs: Mapping[str, int]) -> str:
-    """The packages' index, by which apt reads the directory as a repository."""
-    stanzas = list[str]()
-    for name in sorted(debs):
-        argv = [tool("dpkg-deb"), "--field", str(folder / name)]
-        control = run_tool(argv, timeout_s=60).decode().rstrip()
-        extra = f"Size: {debs[name]}\nSHA256: {file_sha256(folder / name)}\n"
-        stanzas.append(f"{control}\nFilename: ./{name}\n{extra}")
-    return "\n".join(stanzas)
-
-
-def _wheels(folder: Path, wanted: Contents, scratch: Path, report: Report) -> list[str]:
-    """Wheels of the lock file and Belljar's own; their paths. pip keeps what it has fetched."""
-    made = scratch / "wheels"
+def _wheels(made: Path, wanted: Contents, report: Report) -> dict[str, Path]:
+    """Wheels of the lock file and Belljar's own. pip keeps what it has fetched."""
     report("Python packages")
     _pip(["--python", _PYTHON], made, ["--require-hashes", "--requirement", str(wanted.lock)])
     report("Belljar's own wheel")
@@ -278,16 +291,10 @@ def _wheels(folder: Path, wanted: Contents, scratch: Path, report: Report) -> li
     if not any(name.startswith(tools) for name in zipfile.ZipFile(inspect).namelist()):
         what = f"the bundle would lack Inspect's tools for sandboxes ({tools}…)"
         raise HostError(what, hint="use a version of inspect-ai whose wheel has them")
-    remove_tree(folder)
-    folder.mkdir()
-    return [f"python/{Path(shutil.move(wheel, folder)).name}" for wheel in wheels]
+    return {f"python/{wheel.name}": wheel for wheel in wheels}
 
 
 def _pip(options: Sequence[str], folder: Path, arguments: Sequence[str]) -> None:
     words = ("--disable-pip-version-check", "wheel", "--quiet", "--no-deps", "--wheel-dir")
     argv = [sys.executable, "-m", "pip", *options, *words, str(folder), *arguments]
-    try:
-        run_tool(argv, timeout_s=7200)
-    except HostError as error:
-        what = f"a Python package can't be had: {error.what}"
-        raise HostError(what, hint="check the network and pip's settings") from error
+    run_tool(argv, timeout_s=7200)

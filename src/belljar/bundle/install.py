@@ -27,9 +27,9 @@ from belljar.image.tools import run_logged, tool
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
 from belljar.ledger.kinds import HEX64, check_shape, count, exactly, matching, objects, texts
 from belljar.model.weights import add_weights
-from belljar.store.home import make_store_dir, need_space
+from belljar.store.home import need_space
 from belljar.store.locks import locked
-from belljar.store.scratch import remove_tree, retire, scratch_dir
+from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 SUMS: Final = "SHA256SUMS"
@@ -42,6 +42,7 @@ SHARE: Final = "share"
 _PART: Final = "[A-Za-z0-9_][A-Za-z0-9._+~%=@,-]*"
 PATH: Final = re.compile(f"{_PART}(?:/{_PART})*")
 _LINE: Final = re.compile(f"([0-9a-f]{{64}})  ({PATH.pattern})")
+_SIGNATURE: Final = re.compile("([0-9a-f]{64}) ([0-9a-f]{128})\n")  # public key, Ed25519
 _SIGNED: Final = b"belljar bundle 1\n"  # so that no other signature of the key fits
 _MAX_READ_BYTES: Final = 64 << 20
 _CHUNK_BYTES: Final = 1 << 20
@@ -49,10 +50,7 @@ _WORD: Final = matching(r"[A-Za-z0-9._+-]{1,64}")
 _ABOUT: Final = {
     "v": exactly(1),
     "created": matching(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"),
-    "belljar": _WORD,
-    "arch": _WORD,
-    "system": _WORD,
-    "python": _WORD,
+    **dict.fromkeys(("belljar", "arch", "system", "python"), _WORD),
     "size_bytes": count,
     "kernel": HEX64,
     "images": objects({"digest": HEX64, "names": texts, "origins": texts}),
@@ -81,41 +79,62 @@ class Bundle:
     digest: str
     signer: str
 
-    def verify(self, report: Report) -> None:
-        """Hash every file, and refuse others. Raises `BundleError`, `HostError`."""
+    def verify(self, report: Report, *, into: Path | None = None) -> None:
+        """Hash every file, and refuse others. `into`: keep a copy of what was hashed.
+
+        Raises `BundleError`, `HostError`.
+        """
         known = {*self.digests, SUMS, SIGNATURE}
         for each in self.path.rglob("*"):
             name = each.relative_to(self.path).as_posix()
             if name not in known and (each.is_symlink() or not each.is_dir()):
                 raise _bad("the manifest does not name it", name)
-        for number, name in enumerate(self.digests, 1):
+        for number, (name, expected) in enumerate(self.digests.items(), 1):
             report(f"{number}/{len(self.digests)} {name}")
-            self.copy(name, Path(os.devnull))
+            with _opened(self.path, name) as source:
+                try:
+                    digest = hashed_copy(source, into / name if into else Path(os.devnull))
+                except OSError as error:
+                    what, hint = f"it can't be read or copied: {error.strerror}", "check both disks"
+                    raise HostError(what, where=name, hint=hint) from error
+            if digest != expected:
+                raise _bad("it is not what was signed", name)
+        if into:  # install.sh goes by it
+            (into / SUMS).write_bytes(_manifest(self.digests))
 
-    def copy(self, name: str, target: Path) -> None:
-        """Copy a file while it is hashed. Raises `BundleError` if it isn't what was signed."""
-        digest = hashlib.sha256()
-        with _opened(self.path, name) as source:
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as copy:
-                    while chunk := source.read(_CHUNK_BYTES):
-                        digest.update(chunk)
-                        copy.write(chunk)
-            except OSError as error:
-                what, hint = f"it can't be read or copied: {error.strerror}", "check both disks"
-                raise HostError(what, where=name, hint=hint) from error
-        if digest.hexdigest() != self.digests[name]:
-            raise _bad("it is not what was signed", name)
+
+def hashed_copy(source: BinaryIO, target: Path) -> str:
+    """Copy a file; return the SHA-256 of what was read. Raises `OSError`."""
+    digest = hashlib.sha256()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as copy:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            copy.write(chunk)
+    return digest.hexdigest()
+
+
+def check_weights(digests: Mapping[str, str], about: Mapping[str, Any]) -> None:
+    """Compare the digests of weights with their files'. Pure. Raises `BundleError`."""
+    for weights in about["weights"]:
+        top = f"weights/{weights['digest']}/{weights['name']}"
+        listed = [
+            f"{digests[name]}  {name.removeprefix(f'{top}/')}\n"
+            for name in sorted(digests)
+            if name.startswith(f"{top}/")
+        ]
+        whole = hashlib.sha256("".join(listed).encode()).hexdigest()  # as the weights store's
+        if weights["digest"] != digests.get(top, whole):
+            raise _bad("they are not the weights of their name", top)
 
 
 def _opened(path: Path, name: str) -> BinaryIO:
     """A plain file: a link, and a pipe that would block, are refused."""
     try:
         descriptor = os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
+        file = os.fdopen(descriptor, "rb")
+    except OSError as error:  # a directory, too
         raise _bad(f"it can't be opened: {error.strerror}", name) from error
-    file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
         raise _bad("it is not a plain file", name)
@@ -127,12 +146,15 @@ def _read(path: Path, name: str) -> bytes:
         return file.read(_MAX_READ_BYTES)
 
 
+def _manifest(digests: Mapping[str, str]) -> bytes:
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
+
+
 def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> None:
     """Write and sign the manifest of a bundle."""
-    listed = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
-    signature = {"public_key": key.public_key, "signature": key.sign(_SIGNED + listed)}
+    listed = _manifest(digests)
     (path / SUMS).write_bytes(listed)
-    (path / SIGNATURE).write_text(json.dumps(signature) + "\n")
+    (path / SIGNATURE).write_text(f"{key.public_key} {key.sign(_SIGNED + listed)}\n")
 
 
 def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
@@ -140,15 +162,11 @@ def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
 
     Raises `BundleError`.
     """
-    listed, signature = _read(path, SUMS), _read(path, SIGNATURE)
-    try:
-        signed = json.loads(signature)
-        check_shape(signed, {"public_key": HEX64, "signature": matching("[0-9a-f]{128}")})
-    except (ValueError, RecursionError) as error:
-        raise _bad("the signature can't be read", SIGNATURE) from error
-    if not signature_is_good(signed["public_key"], signed["signature"], _SIGNED + listed):
+    listed = _read(path, SUMS)
+    signed = _SIGNATURE.fullmatch(_read(path, SIGNATURE).decode("ascii", "replace"))
+    if not (signed and signature_is_good(signed[1], signed[2], _SIGNED + listed)):
         raise _bad("it is not what was signed", SUMS)
-    signer = fingerprint_of(signed["public_key"])
+    signer = fingerprint_of(signed[1])
     if expected_key is not None and signer != expected_key:
         what = f"another key has signed it: {signer}"
         hint = "ask who made it; if that is right, give this key by --key"
@@ -181,15 +199,17 @@ def installed(home: Path) -> dict[str, str]:
         raise HostError("it can't be read", where=str(home / INSTALLED)) from error
 
 
+def host_kind(python: str) -> dict[str, str]:
+    """What the wheels, packages and kernel of a bundle must fit."""
+    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    return {"arch": debian_arch(), "system": codename, "python": python}
+
+
 def check_host(about: Mapping[str, Any]) -> None:
     """Raise `HostError` if the bundle is for another kind of host."""
-    for name, word, here in (
-        ("arch", "the architecture", debian_arch()),
-        ("system", "Debian", platform.freedesktop_os_release().get("VERSION_CODENAME", "")),
-        ("python", "Python", f"{sys.version_info.major}.{sys.version_info.minor}"),
-    ):
+    for name, here in host_kind("{}.{}".format(*sys.version_info)).items():
         if about[name] != here:
-            what = f"the bundle is for {word} {about[name]}, and this host has {here or 'another'}"
+            what = f"the bundle is for {name} {about[name]}, and this host has {here or 'another'}"
             raise HostError(what, hint="create it on a host like this one")
 
 
@@ -205,11 +225,12 @@ def install_bundle(
     """Install all of a bundle; call it again after an interruption.
 
     `packages`: also Debian's and Python's, as root; these come last, as they replace this program.
-    Raises `BundleError`, `HostError`; before anything is written if the bundle has a fault.
+    Raises `BundleError`, `HostError`; before anything is installed if the bundle has a fault.
     """
     bundle = open_bundle(path, expected_key=expected_key)
     about = bundle.about
     check_host(about)
+    check_weights(bundle.digests, about)
     if not allow_older and about["created"] < (before := installed(home).get("created", "")):
         what = f"a newer bundle is installed: {before}, this one {about['created']}"
         raise BundleError(what, hint="--allow-older installs it all the same")
@@ -217,46 +238,29 @@ def install_bundle(
         hint = "run it as root, or with --no-packages"
         raise HostError("only root can install Debian packages", hint=hint)
     need_space(home, about["size_bytes"] + (256 << 20), "the bundle")
-    bundle.verify(report)
-    with locked(home, "bundle"), scratch_dir(home) as scratch:
-        _install_store(home, bundle, scratch, report)
+    with locked(home, "bundle"), scratch_dir(home) as copy:
+        bundle.verify(report, into=copy)
+        report("installing")
+        _install_store(home, copy, about)
         if packages:
-            _take(bundle, scratch, report, "debian/", "python/", SCRIPT)
-            argv = [tool("sh"), str(scratch / SCRIPT), "--packages", sys.prefix]
+            argv = [tool("sh"), str(copy / SCRIPT), "--packages", sys.prefix]
             log = home / "bundle.log"
             run_logged(argv, log=log, on_line=report, finish_when_interrupted=True)
         facts = {"created": about["created"], "digest": bundle.digest, "signer": bundle.signer}
-        (scratch / INSTALLED).write_text(json.dumps(facts) + "\n")
-        (scratch / INSTALLED).replace(home / INSTALLED)
+        (copy / INSTALLED).write_text(json.dumps(facts) + "\n")
+        (copy / INSTALLED).replace(home / INSTALLED)
     return bundle
 
 
-def _take(bundle: Bundle, scratch: Path, report: Report, *prefixes: str) -> None:
-    """Copy the files whose paths begin so."""
-    for name in filter(lambda name: name.startswith(prefixes), bundle.digests):
-        report(name)
-        bundle.copy(name, scratch / name)
-
-
-def _install_store(home: Path, bundle: Bundle, scratch: Path, report: Report) -> None:
+def _install_store(home: Path, copy: Path, about: Mapping[str, Any]) -> None:
     """Kernel, images, weights, documentation: each by a rename; what is there already is kept."""
-    make_store_dir(home)
-    kernel = bundle.about["kernel"]
-    _take(bundle, scratch, report, f"kernels/{kernel}/")
-    adopt_kernel(home, scratch / "kernels" / kernel)
-    for image in bundle.about["images"]:
-        folder = scratch / "images" / image["digest"]
-        _take(bundle, scratch, report, f"images/{image['digest']}/")
+    adopt_kernel(home, copy / "kernels" / about["kernel"])
+    for image in about["images"]:
+        folder = copy / "images" / image["digest"]
         Store(home).adopt(folder, names=image["names"], origins=image["origins"])
-        remove_tree(folder)
-    for weights in bundle.about["weights"]:
-        folder = scratch / "weights" / weights["digest"]
-        _take(bundle, scratch, report, f"weights/{weights['digest']}/")
-        if add_weights(folder / weights["name"], home=home).digest != weights["digest"]:
-            raise _bad("it is not what its name says", f"weights/{weights['digest']}")
-        remove_tree(folder)
-    _take(bundle, scratch, report, f"{SHARE}/")
-    scratch.joinpath(SHARE).chmod(0o755)
+    for weights in about["weights"]:
+        add_weights(copy / "weights" / weights["digest"] / weights["name"], home=home)
+    (copy / SHARE).chmod(0o755)
     if (home / SHARE).exists():
-        remove_tree(retire(home / SHARE))
-    (scratch / SHARE).replace(home / SHARE)
+        (home / SHARE).replace(copy / "replaced")
+    (copy / SHARE).replace(home / SHARE)

@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.cell.background import BackgroundCommand, OutputSoFar
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.command import OutputSoFar, RunningCommand
     from belljar.cell.connection import CellStream
-    from belljar.cell.exec import RunningCommand
     from belljar.cell.files import FileInfo
     from belljar.cell.health import Health, Metrics
     from belljar.cell.local_tree import Transfer
     from belljar.cell.open import open_cell, open_range
-    from belljar.cell.output import CommandError, ExecOutput
     from belljar.cell.parts import Parts, prepare, start_run
     from belljar.cell.pool import Pool, open_pool
     from belljar.cell.range import Range
-    from belljar.channel import PtySize, Stream
+    from belljar.channel import CommandError, ExecOutput, PtySize, Stream
 
 __all__ = [
-    "BackgroundCommand",
     "Cell",
     "CellStream",
     "CommandError",
@@ -41,6 +38,7 @@ __all__ = [
     "PtySize",
     "Range",
     "RunningCommand",
+    "Snapshot",
     "Stream",
     "Transfer",
     "open_cell",
@@ -53,19 +51,17 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("BackgroundCommand", "OutputSoFar"), "belljar.cell.background"),
-        "Cell": "belljar.cell.cell",
+        **dict.fromkeys(("Cell", "Snapshot"), "belljar.cell.cell"),
         "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "open_range"), "belljar.cell.open"),
         "FileInfo": "belljar.cell.files",
         "Metrics": "belljar.cell.health",
         "Transfer": "belljar.cell.local_tree",
-        **dict.fromkeys(("CommandError", "ExecOutput"), "belljar.cell.output"),
         "Health": "belljar.cell.health",
         "Range": "belljar.cell.range",
         **dict.fromkeys(("Parts", "prepare", "start_run"), "belljar.cell.parts"),
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
-        "RunningCommand": "belljar.cell.exec",
-        **dict.fromkeys(("PtySize", "Stream"), "belljar.channel"),
+        **dict.fromkeys(("OutputSoFar", "RunningCommand"), "belljar.cell.command"),
+        **dict.fromkeys(("CommandError", "ExecOutput", "PtySize", "Stream"), "belljar.channel"),
     },
 )

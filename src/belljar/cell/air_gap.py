@@ -1,17 +1,16 @@
-"""`host: {air_gap: required}`: held from a run's first cell to its end, all of it on record."""
+"""`host: {air_gap: required}`: held from a run's start to its end, all of it on record."""
 
 from __future__ import annotations
 
+import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final, Literal
 
-import anyio.to_thread
-
-from belljar.airgap.check import check_air_gap, evidence_of, state_of
-from belljar.airgap.looks import Finding, State, is_air_gapped
+from belljar.airgap.check import check_air_gap, seen
+from belljar.airgap.looks import State, is_air_gapped
 from belljar.cell.parts import refused
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, Kind, Recorder
@@ -27,20 +26,16 @@ _BUFFER_BYTES: Final = 1 << 20  # what doesn't fit is a change, too
 _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fills no ledger
 
 
-async def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check the air gap before the run's first cell of a policy that requires one, and watch it.
+def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
+    """Check the air gap at a run's first policy that requires one, and watch it. Blocking.
 
     Raises `HostError`, on record: a way beyond this host is there, can't be told, or appeared.
     """
-
-    def hold() -> None:
+    try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
         if changed():
             what = "an interface came up while the run must be air-gapped"
             raise HostError(what, where="host.air_gap", hint=_HINT)
-
-    try:
-        await anyio.to_thread.run_sync(hold)
     except BelljarError as error:
         run.recorder.record(refused(loaded, error))
         raise
@@ -55,19 +50,25 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
     """
     changes = list[str]()
 
-    def has_changed(more: Iterable[str] = ()) -> bool:
-        for change in (*more, *_arrived(kernel)):
-            changes.append(change)
-            if len(changes) <= _MAX_CHANGES:
-                recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": change}))
+    def has_changed(*problems: str) -> bool:
+        arrived = [*problems]
+        try:
+            while True:
+                arrived += changes_in(kernel.recv(1 << 16))
+        except OSError as error:
+            if error.errno != errno.EAGAIN:  # ENOBUFS; or the air gap is no longer held
+                arrived.append(f"changes of the interfaces were lost: {error.strerror}")
+        for change in arrived[: max(0, _MAX_CHANGES - len(changes))]:
+            recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": change}))
+        changes.extend(arrived)
         return bool(changes)
 
-    def check(phase: Literal["start", "end"]) -> tuple[Finding, ...]:
+    def check(phase: Literal["start", "end"]) -> list[str]:
         findings = check_air_gap()
         listed = [asdict(each) for each in findings]
         data = {"phase": phase, "air_gapped": is_air_gapped(findings), "findings": listed}
         recorder.record(Event(kind=Kind.AIR_GAP_CHECKED, data=data))
-        return findings
+        return [f"{each.name} {each.state}" for each in findings if each.state != State.ABSENT]
 
     try:
         # It listens before the check, so that nothing comes up in between.
@@ -76,10 +77,9 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
             kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             kernel.bind((0, _GROUP_LINK))
             kernel.settimeout(0)
-            findings = check("start")
-            if not is_air_gapped(findings):
-                ways = ", ".join(f"{e.name} {e.state}" for e in findings if e.state != State.ABSENT)
-                what = f"the policy requires an air gap, and this host has none: {printable(ways)}"
+            if ways := check("start"):
+                what = "the policy requires an air gap, and this host has none: "
+                what += printable(", ".join(ways))
                 raise HostError(what, where="host.air_gap", hint=_HINT)
             try:
                 yield has_changed
@@ -88,29 +88,16 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
                     check("end")
                     has_changed()
                 except (OSError, ValueError) as error:  # the run is judged all the same, and void
-                    has_changed([f"the last check failed: {error}"])
+                    has_changed(f"the last check failed: {error}")
     except OSError as error:
         what = f"the air gap can't be checked: {error.strerror}"
         raise HostError(what, where="host.air_gap", hint=_HINT) from error
-
-
-def _arrived(kernel: socket.socket) -> Iterator[str]:
-    """The interfaces that came up since the last call; what the kernel lost is one, too."""
-    while True:
-        try:
-            reply = kernel.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError as error:  # ENOBUFS; or the air gap is no longer held
-            yield f"changes of the interfaces were lost: {error.strerror}"
-            return
-        yield from changes_in(reply)
 
 
 def changes_in(reply: bytes) -> Iterator[str]:
     """The interfaces that are up, in the kernel's messages. Pure."""
     for kind, payload in netlink.messages(reply):
         if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
-            link = netlink.parse_link(payload)
-            if state_of(link) is not State.ABSENT:
-                yield evidence_of(link)
+            state, evidence = seen(netlink.parse_link(payload))
+            if state is not State.ABSENT:
+                yield evidence

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -49,8 +52,11 @@ class CellBase:
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0
+        self.origin: Any = None  # a `cell.range.Origin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
+        self._reverted: CellError | None = None
+        self._is_ending = False
         self.destruction: Destruction | None = None
 
     def __repr__(self) -> str:
@@ -133,6 +139,30 @@ class CellBase:
         return self.plan.user if user is None else user
 
     @contextmanager
+    def _recorded(
+        self,
+        kinds: tuple[Kind, Kind, Kind],
+        started: Mapping[str, JsonValue],
+        *,
+        sent: Sequence[Body] = (),
+        seen: Callable[[], Sequence[Body]] = tuple,
+        limits: Callable[[record.Operation, BaseException], Iterable[Event]] = lambda *_: (),
+    ) -> Iterator[dict[str, JsonValue]]:
+        """Record an operation's start, and its end with what the block puts into the result.
+
+        Args:
+            kinds: of the events: started, completed, failed.
+            sent, seen: bodies of the first event; of the last, whichever it is.
+        """
+        operation, result = self._operation(), dict[str, JsonValue]()
+        self._recorder.record(operation.event(kinds[0], started, bodies=sent))
+        began, action = anyio.current_time(), str(started.get("action", ""))
+        with self._failure_recorded(operation, kinds[2], action=action, bodies=seen, limits=limits):
+            yield result
+        result["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
+        self._recorder.record(operation.event(kinds[1], result, bodies=seen()))
+
+    @contextmanager
     def _failure_recorded(
         self,
         operation: record.Operation,
@@ -144,10 +174,12 @@ class CellBase:
     ) -> Iterator[None]:
         """Record how the block failed, and the limits it ran into.
 
-        A dead cell's error is raised with the cause of death.
+        A dead cell's error is raised with the cause of death. What ends after a revert has failed.
         """
         try:
             yield
+            if self._reverted is not None:
+                raise self._reverted
         except BaseException as error:
             failed = record.failed(operation, kind, error, action=action, bodies=bodies())
             for event in (failed, *limits(operation, error)):
@@ -161,6 +193,9 @@ class CellBase:
         """
         if not isinstance(error, CellError):
             return
+        is_violation = isinstance(error, ProtocolViolation)
+        if self._reverted is not None and self._is_ending and not is_violation:
+            raise self._reverted  # its end is no death
         if self._dead is None:
             cause, console = (
                 str(self._live.killed() or self._live.cause_of_death()),
@@ -175,15 +210,17 @@ class CellBase:
                 hint="its record is complete up to here: `belljar ledger show last`",
             )
             self._record_death_limit()
-            kind = (
-                Kind.PROTOCOL_VIOLATION
-                if isinstance(error, ProtocolViolation)
-                else Kind.CELL_FAILED
-            )
+            kind = Kind.PROTOCOL_VIOLATION if is_violation else Kind.CELL_FAILED
             data = {"error": type(error).__name__, "reason": cause or error.what}
             bodies = (body_of("console", console),) if console else ()
             self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
         raise self._dead from error
+
+    def record_death(self) -> None:
+        """Record that it died, if it has and no operation has met that yet."""
+        if self.destruction is None and self._live.end() is not None:
+            with suppress(CellError):
+                self._end_if_dead(CellError("it had died"))
 
     def _record_death_limit(self) -> None:
         """Once for a cell that died of a limit, with or without an operation."""
@@ -195,3 +232,22 @@ class CellBase:
             }
             data = {"limit": limit, "value": values.get(limit)}
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, cell_id=self.id, data=data))
+
+
+_tasks: Final = set[asyncio.Task[None]]()
+
+
+def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a task outside of any block: no task group may span a cell's opening and end.
+
+    The cell ends it; it raises nothing.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        trio = import_module("trio")
+        trio.lowlevel.spawn_system_task(task, context=contextvars.copy_context())
+        return
+    made = loop.create_task(task())
+    _tasks.add(made)  # the event loop keeps no reference
+    made.add_done_callback(_tasks.discard)

@@ -7,25 +7,84 @@ death; nothing is retried behind the caller's back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Literal, overload
 
 import anyio
 import anyio.to_thread
 
-from belljar.capture import body_of
-from belljar.cell import record
-from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
+from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
-from belljar.errors import BelljarError, CellError
-from belljar.events import Kind
+from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 
 
-class Cell(BackgroundOperations, ConnectOperations, FileOperations):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
+
+    Attributes:
+        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
+        digest: of all of it, in hex.
+        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
+        cell: the id of the cell that was saved.
+        size_bytes: on this host's disk.
+    """
+
+    id: str
+    name: str
+    state: Literal["machine", "files"]
+    digest: str
+    key: str
+    cell: str
+    size_bytes: int
+    saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
+    origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
+    hooks: tuple[str, ...] = field(repr=False)
+
+    @overload
+    def fork(self) -> AbstractAsyncContextManager[Cell]: ...
+
+    @overload
+    def fork(self, count: int) -> AbstractAsyncContextManager[tuple[Cell, ...]]: ...
+
+    def fork(
+        self, count: int | None = None
+    ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
+        """Open a cell, or `count` of them, that goes on from here with what was kept, and with an
+        identity, randomness and clock of its own.
+
+        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
+        clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
+        `CellError` when the snapshot was changed or deleted, or a hook failed, `HostError` when it
+        was taken with another VMM, processor, kernel or image.
+        """
+        if count is None:
+            return self._one()
+        return self._several(count)
+
+    @asynccontextmanager
+    async def _one(self) -> AsyncIterator[Cell]:
+        from belljar.cell.revert import revertible
+
+        async with revertible(
+            self.origin.machine, first=partial(self.origin.machine, snapshot=self)
+        ) as opened:
+            yield opened.cell
+
+    @asynccontextmanager
+    async def _several(self, count: int) -> AsyncIterator[tuple[Cell, ...]]:
+        async with AsyncExitStack() as stack:
+            yield tuple([await stack.enter_async_context(self._one()) for _ in range(count)])
+
+
+class Cell(ExecOperations, ConnectOperations, FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
     Attributes:
@@ -39,95 +98,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """
-
-    async def write_file(
-        self,
-        path: str,
-        contents: bytes | str,
-        *,
-        user: str | None = None,
-        mode: int | None = None,
-        owner: str = "",
-        timeout_s: float | None = None,
-    ) -> None:
-        """Write a file in the cell: parents are made, an existing file is replaced at once or not
-        at all. Text is written as UTF-8.
-
-        Relative paths resolve against the work directory. Raises `PermissionError`,
-        `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`,
-        `CellError`.
-        """
-        contents = contents.encode() if isinstance(contents, str) else contents
-        operation, user = self._operation(), self._user(user)
-        body = body_of("content", contents)
-        self._recorder.record(
-            record.write_started(operation, path, user=user, mode=mode, body=body)
-        )
-        began = anyio.current_time()
-        with self._failure_recorded(operation, Kind.FILE_WRITE_FAILED, limits=record.write_limits):
-            await self._live.client.write_file(
-                path,
-                contents,
-                user=user,
-                cwd=self.plan.workdir,
-                mode=mode,
-                owner=owner,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
-        took_s = anyio.current_time() - began
-        self._recorder.record(
-            record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s)
-        )
-
-    async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory with its parents, as root; one that is there gets `mode` and `owner`.
-
-        None keeps a mode; a new one has 0755. Raises as `write_file`.
-        """
-        operation = self._operation()
-        self._recorder.record(
-            record.write_started(operation, path, user="0", mode=mode, body=body_of("content", b""))
-        )
-        began = anyio.current_time()
-        with self._failure_recorded(operation, Kind.FILE_WRITE_FAILED, limits=record.write_limits):
-            await self._live.client.make_directory(
-                path, mode=mode, owner=owner, timeout_s=self.plan.limits.exec_timeout_s
-            )
-        took_s = anyio.current_time() - began
-        self._recorder.record(
-            record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s)
-        )
-
-    async def read_file(
-        self,
-        path: str,
-        *,
-        max_bytes: int = 16 << 20,
-        user: str | None = None,
-        timeout_s: float | None = None,
-    ) -> bytes:
-        """Read a regular file of the cell, of at most `max_bytes`.
-
-        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond
-        `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
-        """
-        operation, user = self._operation(), self._user(user)
-        self._recorder.record(record.read_started(operation, path, user=user, max_bytes=max_bytes))
-        began = anyio.current_time()
-        too_large = partial(record.too_large, limit="read_file", value=max_bytes)
-        with self._failure_recorded(operation, Kind.FILE_READ_FAILED, limits=too_large):
-            contents = await self._live.client.read_file(
-                path,
-                user=user,
-                cwd=self.plan.workdir,
-                max_bytes=max_bytes,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
-        took_s, body = anyio.current_time() - began, body_of("content", contents)
-        self._recorder.record(
-            record.finished(operation, Kind.FILE_READ_COMPLETED, duration_s=took_s, body=body)
-        )
-        return await self._redacted(contents, "file.read")
 
     @property
     def host_pid(self) -> int | None:
@@ -153,12 +123,6 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         """Until the cell has ended; why it did, as the host saw it."""
         return await self._live.wait_dead()
 
-    def change_loop(self) -> None:
-        """Work in it from the event loop that calls this. Raises `RuntimeError` while an operation
-        runs.
-        """
-        self._live.client.change_loop()
-
     def disconnect(self) -> None:
         """End every operation of it, in whatever event loop it waits. From any thread."""
         self._live.client.disconnect()
@@ -172,11 +136,67 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         self._live.kill()
         self._live.client.disconnect()
 
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        """Save the cell as it is now, until the end of its run, where it is deleted with proof.
+
+        A microVM stands still meanwhile, and is kept whole. Of another tier the files alone are
+        kept: see `Snapshot.state`.
+
+        Raises:
+            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
+                a network, with decoys, or of a model.
+            CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
+                find and tar, which pack the files.
+            HostError: no space; it goes on.
+        """
+        if self._dead is not None:
+            raise self._dead
+        if self.origin is None:
+            raise PolicyError(
+                "a cell on a network, or a target cell, can't be saved: its range has state",
+                where=f"cell {self.id}",
+                hint="use a policy without a network",
+            )
+        from belljar.cell.snapshot import take_snapshot
+
+        return await take_snapshot(self, name)
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
+
+        The files of the policy are in place, with decoys of its own; nothing else of the old
+        machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the
+        new machine's. Operations that run end with `CellError`. The old machine is destroyed, with
+        proof, while the caller goes on; the end of the cell's block waits for that and raises what
+        it found. A revert that fails leaves the old machine as it was; a breach ends it, too.
+
+        Args:
+            to: go on from there, instead of the clean state: one of this run's, of any cell of the
+                same policy.
+            verify: look in the new machine for traces that are left in the old one just before: a
+                file, a process, its memory and environment, a port. Default: at risk `high` and
+                `critical`.
+
+        Raises:
+            PolicyError: a range with a network, or a target cell: they can't be reset.
+            ContainmentBreach: the new machine had something of the old one.
+            CellError: the cell was killed by order, or its block was left.
+            HostError: no machine could be made.
+        """
+        del verify, to
+        raise PolicyError(
+            "the cells of a range with a network can't be reverted: its gateway, stand-ins and "
+            "target cells keep their state",
+            where=f"cell {self.id}",
+            hint="open another range, or use a policy without a network",
+        )
+
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it.
 
         Leaving `open_cell` does this; calling it twice gives the first answer.
         """
+        self._is_ending = True
         try:
             await self._end_background()
             if self.destruction is None and self._dead is None:
@@ -185,3 +205,28 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             with anyio.CancelScope(shield=True):
                 destruction = self.destruction = await self._live.destroy(reason=reason)
         return destruction
+
+
+class RevertibleCell(Cell):
+    """The handle: the cell of the machine that is in use now. Made by `cell.revert.revertible`."""
+
+    machines: Any  # a `cell.revert.Machines`, whose module knows this one
+
+    def __init__(self, machines: object) -> None:
+        object.__setattr__(self, "machines", machines)
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
+        if name in ("machines", "revert", "snapshot"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "machines").current.cell, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.machines.current.cell, name, value)
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """See `Cell.revert`."""
+        await self.machines.revert(verify=verify, to=to)
+
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        """See `Cell.snapshot`."""
+        return await self.machines.snapshot(name)  # type: ignore[no-any-return]

@@ -20,8 +20,7 @@ from anyio.abc import ByteStream
 from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.base import CellBase
-from belljar.cell.output import output_of
-from belljar.channel import ExecRequest, RunningExec
+from belljar.channel import ExecRequest, Operation
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, JsonValue, Kind
@@ -87,7 +86,7 @@ class CellStream(ByteStream):
 
     def __init__(
         self,
-        running: RunningExec,
+        running: Operation,
         target: Target,
         died: Callable[[BaseException], None],
         keep_bytes: int,
@@ -248,7 +247,7 @@ class ConnectOperations(CellBase):
             stream = CellStream(running, target, self._end_if_dead, kept_bytes)
             answer = await running.receive_stdout()
             if answer is None:
-                output = output_of(await running.wait(), user=user)
+                output = await running.wait()
                 why = output.why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
             if (refused := connect_error(answer[0], target)) is not None:

@@ -11,11 +11,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NoReturn
 
+from belljar.cell.guarded import MAX_FOREIGN, GuardedRecorder
 from belljar.cell.local_tree import Manifest
 from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
@@ -44,21 +45,6 @@ MIN_BUILD_S: Final = 631_152_000
 """
 _HINT: Final = "name another `place` for this decoy, or leave it out"
 _key_lock: Final = threading.Lock()
-
-
-@runtime_checkable
-class KnowsValues(Protocol):
-    """A recorder that looks for values, and knows its range's decoy services."""
-
-    services: tuple[Minted, ...]
-
-    def reporting_services(self) -> AbstractContextManager[None]:
-        """Report what reaches the services until the block is left."""
-        ...
-
-    def know(self, values: Iterable[KnownValue]) -> None:
-        """Look for these, too, from now on."""
-        ...
 
 
 def decoy_key(run: RunDirectory) -> bytes:
@@ -117,7 +103,7 @@ async def decoys_in(
         yield ()
         return
     recorder = cell._recorder
-    services = recorder.services if isinstance(recorder, KnowsValues) else ()
+    services = recorder.services if isinstance(recorder, GuardedRecorder) else ()
     minted = await place_decoys(cell, specs, decoy_key(run), services)
     own = [value for decoy in minted for value in decoy.values]
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
@@ -147,17 +133,13 @@ async def decoys_in(
             yield minted
 
 
-MAX_FOREIGN: Final = 20_000
-"""Values of the run's other cells that one cell's guard looks for: the newest."""
-
-
 class _RunValues:
     """The values of one run's cells, and the recorders that look for them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.foreign: deque[KnownValue] = deque(maxlen=MAX_FOREIGN)
-        self.recorders: dict[str, KnowsValues] = {}
+        self.recorders: dict[str, GuardedRecorder] = {}
 
 
 @contextmanager
@@ -166,7 +148,7 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
     from belljar.signals.values import Source
 
     recorder = cell._recorder
-    if not isinstance(recorder, KnowsValues):
+    if not isinstance(recorder, GuardedRecorder):
         yield
         return
 

@@ -3,161 +3,34 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from signal import Signals
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
-from belljar.capture import Capture
-from belljar.cell import record
+import anyio.to_thread
+
 from belljar.cell.base import CellBase
+from belljar.cell.command import CommandRecord, RunningCommand
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
-from belljar.cell.output import ExecOutput, output_of
-from belljar.cell.record import LimitWatch, Operation
-from belljar.channel import ExecRequest, PtySize, RunningExec, Stream
+from belljar.channel import ExecOutput, ExecRequest, PtySize, Stream
 from belljar.errors import CellError
-from belljar.events import Body, Kind, Recorder
-from belljar.isolation.sandbox import Sandbox
+from belljar.events import Kind
 
-Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
-Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
+Input: TypeAlias = bytes | str | AsyncIterator[bytes] | Iterable[bytes] | None
 
 
-class SeenStreams:
-    """What is recorded of a command: its streams, and the limits it hits."""
-
-    def __init__(self, live: Sandbox) -> None:
-        self.stdin = Capture("stdin")
-        self.stdout, self.stderr = Capture("stdout"), Capture("stderr")
-        self.limits = LimitWatch(live)
-
-    def output(self, stream: Stream, chunk: bytes) -> None:
-        """What the command has written."""
-        (self.stdout if stream is Stream.STDOUT else self.stderr).feed(chunk)
-        self.limits.look()
-
-    def input(self, source: Pieces) -> Pieces:
-        """The command's input, seen as it is sent."""
-        if source is None:
-            return None
-        if isinstance(source, bytes):
-            self.stdin.feed(source)
-            return source
-        return self._pieces(source)
-
-    async def _pieces(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for chunk in source:
-            self.stdin.feed(chunk)
-            yield chunk
-
-    def bodies(self) -> list[Body]:
-        """What went by so far."""
-        captures = (self.stdin, self.stdout, self.stderr)
-        return [capture.body() for capture in captures if capture.total_bytes]
-
-
-class RunningCommand:
-    """A command of `Cell.open_exec`.
-
-    Iterate it for `(stream, bytes)` until its streams end, then `wait` for its outcome.
-    """
-
-    def __init__(
-        self,
-        running: RunningExec,
-        operation: Operation,
-        recorder: Recorder,
-        seen: SeenStreams,
-        let_out: Callable[[bytes], bytes],
-        *,
-        user: str = "",
-    ) -> None:
-        self._running = running
-        self._user = user
-        self._seen = seen
-        self._let_out = let_out
-        self._operation = operation
-        self._recorder = recorder
-        self.output: ExecOutput | None = None
-
-    def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        return self
-
-    async def __anext__(self) -> tuple[Stream, bytes]:
-        stream, chunk = await anext(self._running)
-        self._seen.output(stream, chunk)
-        return stream, self._let_out(chunk)
-
-    async def send_stdin(self, chunk: bytes | str) -> None:
-        """Send bytes or UTF-8 text to its standard input, once its window has room."""
-        chunk = chunk.encode() if isinstance(chunk, str) else chunk
-        self._seen.stdin.feed(chunk)
-        await self._running.send_stdin(chunk)
-
-    async def close_stdin(self) -> None:
-        """End its standard input; its output goes on."""
-        await self._running.close_stdin()
-
-    @property
-    def id(self) -> int:
-        """The operation's number, which the record has too; unique in its cell."""
-        return self._operation.op
-
-    async def signal(self, number: int | str, *, whole_tree: bool = False) -> None:
-        """Send a signal (15, `SIGTERM`, `"TERM"`) to its main process, or to all it started.
-
-        Raises `ValueError` for what is no signal.
-        """
-        sent = signal_number(number)
-        scope = "tree" if whole_tree else "main"
-        event = self._operation.event(Kind.EXEC_SIGNAL, {"signal": sent.name, "scope": scope})
-        self._recorder.record(event)
-        await self._running.signal(sent, whole_tree=whole_tree)
-
-    async def leave(self) -> None:
-        """Let a service's program run on by itself; `wait` then says so."""
-        await self._running.leave()
-
-    async def resize(self, rows: int, cols: int) -> None:
-        """Tell its terminal the new size."""
-        await self._running.resize(rows, cols)
-
-    async def wait(self) -> ExecOutput:
-        """Its outcome, when it has ended. `stdout` and `stderr` are empty: they were iterated."""
-        outcome = await self._running.wait()
-        self.output = output_of(outcome, user=self._user, host_limits=self._seen.limits.hit())
-        return self.output
-
-
-def signal_number(number: int | str) -> Signals:
-    """A signal by number, `Signals`, or name with or without `SIG`. Raises `ValueError`."""
-    if isinstance(number, str):
-        name = number.upper()
-        name = name if name.startswith("SIG") else f"SIG{name}"
-        if name not in Signals.__members__:
-            raise ValueError(f"{number!r} is no signal; write a name such as TERM, or its number")
-        return Signals[name]
-    try:
-        return Signals(number)
-    except ValueError:
-        raise ValueError(f"{number!r} is no signal; write 15, SIGTERM or 'TERM'") from None
-
-
-def check_argv(argv: Sequence[str]) -> None:
-    """Raises `TypeError` for what is no list of words."""
-    if isinstance(argv, str | bytes):
-        raise TypeError(
-            'argv is a list of strings, one for each word; for a line of shell: ["sh", "-c", line]'
-        )
-    for word in argv:
-        if not isinstance(word, str | bytes):
-            raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")
+async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
+    pieces, end = iter(source), object()
+    while (piece := await anyio.to_thread.run_sync(next, pieces, end)) is not end:
+        yield cast("bytes", piece)
 
 
 class ExecOperations(CellBase):
     """The part of a `Cell` that runs commands."""
+
+    _background: tuple[RunningCommand, ...] = ()
 
     async def exec(
         self,
@@ -176,7 +49,7 @@ class ExecOperations(CellBase):
 
         Args:
             argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
-            input: its standard input; text is sent as UTF-8.
+            input: its standard input; text is sent as UTF-8. An iterable is read in a thread.
             env: added to `Cell.env`; the values given here win.
             cwd: relative to the work directory of the policy or image, the default.
             user: name, uid or `uid:gid`; default the policy's or image's user.
@@ -192,25 +65,27 @@ class ExecOperations(CellBase):
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
-        operation, request, seen = self._begin(
-            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None
-        )
+        elif isinstance(input, Iterable) and not isinstance(input, bytes):
+            input = _read_in_thread(input)  # noqa: A001
+        seen = self._begin(argv, env, cwd, user, timeout_s, stdin=input is not None)
 
         def see(stream: Stream, chunk: bytes) -> None:
             seen.output(stream, chunk)
             if on_output is not None:
                 on_output(stream, self._let_out(chunk, "exec.output"))
 
-        with self._failure_recorded(operation, Kind.EXEC_FAILED, bodies=seen.bodies):
-            outcome = await self._live.client.exec(
-                request,
+        with self._failure_recorded(seen.operation, Kind.EXEC_FAILED, bodies=seen.bodies):
+            output = await self._live.client.exec(
+                seen.request,
                 input=seen.input(input),
                 keep=keep,
                 keep_bytes=max_output_bytes,
                 on_output=see,
             )
-        output = output_of(outcome, user=request.user, host_limits=seen.limits.hit())
-        self._record_exec_finished(operation, output, request, seen)
+        output = seen.with_limits(output)
+        seen.end(output)
+        if self._redactor is None:
+            return output
         return replace(
             output,
             stdout=await self._redacted(output.stdout, "exec.output"),
@@ -236,30 +111,51 @@ class ExecOperations(CellBase):
 
         Leaving the block before the command has ended kills its whole tree.
         """
-        operation, request, seen = self._begin(
-            argv,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout_s=timeout_s or 0,
-            stdin=not service,
-            pty=pty,
-            service=service,
-        )
-        with self._failure_recorded(operation, Kind.EXEC_FAILED, bodies=seen.bodies):
-            async with self._live.client.open_exec(request) as channel:
+        limit_s, stdin = timeout_s or 0, not service
+        seen = self._begin(argv, env, cwd, user, limit_s, stdin=stdin, pty=pty, service=service)
+        with self._failure_recorded(seen.operation, Kind.EXEC_FAILED, bodies=seen.bodies):
+            async with self._live.client.open_exec(seen.request) as channel:
                 let_out = partial(self._let_out, operation="exec.output")
-                running = RunningCommand(
-                    channel, operation, self._recorder, seen, let_out, user=request.user
-                )
-                yield running
-        if running.output is None:
-            unended = CellError("left before the command had ended; its tree was killed")
-            self._recorder.record(
-                record.failed(operation, Kind.EXEC_FAILED, unended, bodies=seen.bodies())
-            )
-        else:
-            self._record_exec_finished(operation, running.output, request, seen)
+                running = RunningCommand(channel, seen, let_out)
+                try:
+                    yield running
+                finally:
+                    running.left()
+        seen.end(running.outcome)
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        service: bool = False,
+    ) -> RunningCommand:
+        """Start a command in the background; it runs until it ends, is killed, or the cell ends.
+
+        Arguments as `exec`, but no timeout by default and no standard input. What it writes is
+        taken all the time: `output` has what was kept. A command that can't be started has ended,
+        which `wait` tells. At most 64 operations run in a cell at once, these included.
+        `service`: as `open_exec` has it.
+
+        Raises `CellError`.
+        """
+        most = self.plan.limits.output_bytes
+        keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
+        opened = AsyncExitStack()
+        command = await opened.enter_async_context(
+            self.open_exec(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, service=service)
+        )
+        self._background = (*(one for one in self._background if one.running), command)
+        command.take_output(opened, keep_bytes)
+        return command
+
+    async def _end_background(self) -> None:
+        for command in self._background:
+            await command.end()
 
     async def run_probe_program(
         self,
@@ -291,8 +187,11 @@ class ExecOperations(CellBase):
             probe=True,
             alone=alone,
         )
+        return await self._exec_unrecorded(request, input)
+
+    async def _exec_unrecorded(self, request: ExecRequest, stdin: bytes | None) -> ExecOutput:
         try:
-            return output_of(await self._live.client.exec(request, input=input), user=request.user)
+            return await self._live.client.exec(request, input=stdin)
         except BaseException as error:
             self._end_if_dead(error)
             raise
@@ -315,27 +214,31 @@ class ExecOperations(CellBase):
         try:
             if self._dead is not None:
                 raise self._dead
-            try:
-                return read_health(output_of(await self._live.client.exec(request)))
-            except BaseException as error:
-                self._end_if_dead(error)
-                raise
+            return read_health(await self._exec_unrecorded(request, None))
         except CellError as error:
             return Health(died=error.what)
 
     def _begin(
         self,
         argv: Sequence[str],
-        *,
         env: Mapping[str, str] | None,
         cwd: str,
         user: str | None,
         timeout_s: float | None,
+        *,
         stdin: bool,
         pty: PtySize | None = None,
         service: bool = False,
-    ) -> tuple[record.Operation, ExecRequest, SeenStreams]:
-        check_argv(argv)
+    ) -> CommandRecord:
+        """Record a command that is about to be sent. Raises `TypeError` for what is no argv."""
+        if isinstance(argv, str | bytes):
+            raise TypeError(
+                "argv is a list of strings, one for each word; for a line of shell: "
+                '["sh", "-c", line]'
+            )
+        for word in argv:
+            if not isinstance(word, str | bytes):
+                raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")
         limits, workdir = self.plan.limits, self.plan.workdir
         request = ExecRequest(
             argv=list(argv),
@@ -349,26 +252,4 @@ class ExecOperations(CellBase):
             stdin=stdin,
             service=service,
         )
-        operation = self._operation()
-        self._recorder.record(record.exec_started(operation, request))
-        return operation, request, SeenStreams(self._live)
-
-    def _record_exec_finished(
-        self,
-        operation: record.Operation,
-        output: ExecOutput,
-        request: ExecRequest,
-        seen: SeenStreams,
-    ) -> None:
-        for event in record.limits_hit(operation, output, timeout_s=request.timeout_s):
-            self._recorder.record(event)
-        self._recorder.record(
-            record.exec_finished(
-                operation,
-                output,
-                timeout_s=request.timeout_s,
-                stdout=seen.stdout.body(),
-                stderr=seen.stderr.body(),
-                stdin=seen.stdin.body() if seen.stdin.total_bytes else None,
-            )
-        )
+        return CommandRecord(self._operation(), request, self._recorder, self._live)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,12 @@ from belljar.cell import record
 from belljar.cell.base import CellBase
 from belljar.cell.health import Metrics, join_metrics
 from belljar.cell.local_tree import (
+    KIND_NAMES,
     Destination,
     Manifest,
     Transfer,
     destination,
-    in_pieces,
+    fed,
     list_source,
     records_of,
     root_mode,
@@ -39,18 +40,14 @@ from belljar.errors import CellError
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.signals.observe import output_part
 
+_WRITE: Final = (Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED, Kind.FILE_WRITE_FAILED)
+_READ: Final = (Kind.FILE_READ_STARTED, Kind.FILE_READ_COMPLETED, Kind.FILE_READ_FAILED)
+_FILES: Final = (Kind.FILES_STARTED, Kind.FILES_COMPLETED, Kind.FILES_FAILED)
 MAX_TRANSFER_BYTES: Final = 256 << 20
 MAX_TRANSFER_FILES: Final = 10_000
 MAX_LISTED: Final = 10_000
 _CLEAN_UP_S: Final = 10.0
 _METRICS_TIMEOUT_S: Final = 30.0
-_KINDS: Final = {
-    RecordKind.FILE: "file",
-    RecordKind.DIRECTORY: "directory",
-    RecordKind.ENTER: "directory",
-    RecordKind.LINK: "link",
-    RecordKind.OTHER: "other",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +77,97 @@ MAX_SCANNED_FILE_BYTES: Final = 64 << 20
 
 class FileOperations(CellBase):
     """The part of a `Cell` that works on files and directories."""
+
+    async def write_file(
+        self,
+        path: str,
+        contents: bytes | str,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        owner: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Write a file in the cell: parents are made, an existing file is replaced at once or not
+        at all. Text is written as UTF-8.
+
+        Relative paths resolve against the work directory. Raises `PermissionError`,
+        `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`,
+        `CellError`.
+        """
+        contents = contents.encode() if isinstance(contents, str) else contents
+        await self._write(
+            path, contents, user=self._user(user), mode=mode, owner=owner, timeout_s=timeout_s
+        )
+
+    async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
+        """Make a directory with its parents, as root; one that is there gets `mode` and `owner`.
+
+        None keeps a mode; a new one has 0755. Raises as `write_file`.
+        """
+        await self._write(path, b"", user="0", mode=mode, owner=owner, is_directory=True)
+
+    async def _write(
+        self,
+        path: str,
+        contents: bytes,
+        *,
+        user: str,
+        mode: int | None,
+        owner: str,
+        timeout_s: float | None = None,
+        is_directory: bool = False,
+    ) -> None:
+        started: dict[str, JsonValue] = {
+            "path": record.text(path),
+            "bytes": len(contents),
+            "user": user,
+            "mode": mode,
+        }
+        sent = [body_of("content", contents)]
+        with self._recorded(_WRITE, started, sent=sent, limits=record.write_limits):
+            await self._live.client.write_file(
+                path,
+                contents,
+                user=user,
+                cwd="/" if is_directory else self.plan.workdir,  # which may be the one to be made
+                mode=mode,
+                owner=owner,
+                is_directory=is_directory,
+                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+            )
+
+    async def read_file(
+        self,
+        path: str,
+        *,
+        max_bytes: int = 16 << 20,
+        user: str | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Read a regular file of the cell, of at most `max_bytes`.
+
+        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond
+        `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
+        """
+        who, seen = self._user(user), list[Body]()
+        started: dict[str, JsonValue] = {
+            "path": record.text(path),
+            "max_bytes": max_bytes,
+            "user": who,
+        }
+        too_large = partial(record.too_large, limit="read_file", value=max_bytes)
+        with self._recorded(_READ, started, seen=lambda: seen, limits=too_large) as result:
+            contents = await self._live.client.read_file(
+                path,
+                user=who,
+                cwd=self.plan.workdir,
+                max_bytes=max_bytes,
+                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+            )
+            seen.append(body_of("content", contents))
+            result["bytes"] = len(contents)
+        return await self._redacted(contents, "file.read")
 
     async def upload(
         self,
@@ -155,7 +243,7 @@ class FileOperations(CellBase):
                 await trees.put(
                     self._live.client,
                     directory or ".",
-                    _fed(in_pieces(records)),
+                    fed(records),
                     user=who,
                     cwd=self.plan.workdir,
                     replace=overwrite,
@@ -170,7 +258,7 @@ class FileOperations(CellBase):
                     await self._clean_up(posixpath.join(directory, staging), who)
                 raise
             transfer = manifest.transfer()
-            result |= _counted(transfer)
+            result |= transfer.counts()
         return transfer
 
     async def download(
@@ -227,7 +315,7 @@ class FileOperations(CellBase):
                 await anyio.to_thread.run_sync(self._let_out_files, copy)
                 await anyio.to_thread.run_sync(copy.place)
                 transfer = copy.manifest.transfer()
-                result |= _counted(transfer)
+                result |= transfer.counts()
         return transfer
 
     def _let_out_files(self, copy: Destination) -> None:
@@ -380,11 +468,6 @@ class FileOperations(CellBase):
 
         A failed copy has a list too: what had passed of it may have been read meanwhile.
         """
-        operation = self._operation()
-        started = {"action": action, "path": record.text(path), "user": user, **more}
-        self._recorder.record(operation.event(Kind.FILES_STARTED, started))
-        began = anyio.current_time()
-        result: dict[str, JsonValue] = {"action": action}
 
         def entries() -> list[Body]:
             content = b"" if manifest is None else manifest.content()
@@ -394,37 +477,18 @@ class FileOperations(CellBase):
             is_full = record.write_limits(operation, error) if action == "upload" else []
             return [*record.too_large(operation, error, limit="max_bytes", value=None), *is_full]
 
-        with self._failure_recorded(
-            operation, Kind.FILES_FAILED, action=action, bodies=entries, limits=limits
-        ):
+        started = {"action": action, "path": record.text(path), "user": user, **more}
+        with self._recorded(_FILES, started, seen=entries, limits=limits) as result:
+            result["action"] = action
             yield result
-        result["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
-        bodies = [] if manifest is None else [body_of("entries", manifest.content())]
-        self._recorder.record(operation.event(Kind.FILES_COMPLETED, result, bodies=bodies))
-
-
-def _counted(transfer: Transfer) -> dict[str, JsonValue]:
-    return {
-        "entries": transfer.files + transfer.directories + transfer.links,
-        "files": transfer.files,
-        "bytes": transfer.total_bytes,
-        "sha256": transfer.sha256,
-        "skipped": len(transfer.skipped),
-    }
 
 
 def _info(found: Record, name: str = "") -> FileInfo:
     return FileInfo(
         name=name or found.name,
-        kind=_KINDS[found.kind],  # type: ignore[arg-type]
+        kind=KIND_NAMES[found.kind],  # type: ignore[arg-type]
         size_bytes=found.size_bytes,
         mode=found.mode,
         mtime_s=found.mtime_s,
         link_target=found.link,
     )
-
-
-async def _fed(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces, each read in a thread: the host's disk may be slow."""
-    while piece := await anyio.to_thread.run_sync(next, pieces, b""):
-        yield piece

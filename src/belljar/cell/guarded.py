@@ -11,7 +11,7 @@ import queue
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +42,8 @@ PART_OVERHEAD_BYTES: Final = 1 << 10
 """Added for each waiting part, so that many small events don't fill the memory."""
 DRAIN_TIMEOUT_S: Final = 30.0
 """For the last scans, at the end of a cell."""
+MAX_FOREIGN: Final = 20_000
+"""Values of the run's other cells that one cell's guard looks for: the newest."""
 MAX_SAME: Final = 20
 """Events of one value in one operation; after that each power of two."""
 
@@ -126,8 +128,27 @@ class GuardedRecorder:
 
     def know(self, values: Iterable[KnownValue]) -> None:
         """Look for these values, too, from now on."""
+        from belljar.signals.values import Source
+
         with self._lock:
-            self._values = (*self._values, *values)
+            known = (*self._values, *values)
+            foreign = [each for each in known if each.source is Source.FOREIGN]
+            own = (each for each in known if each.source is not Source.FOREIGN)
+            self._values = (*own, *foreign[-MAX_FOREIGN:])
+            self._scanner = None
+
+    def adopt(self, cells: Collection[str]) -> None:
+        """What these cells' decoys hold is no other sample's: they were reverted to this one."""
+        from belljar.signals.values import Source
+
+        with self._lock:
+            names = [value.id.partition("/") for value in self._values]
+            self._values = tuple(
+                replace(value, id=name, source=Source.DECOY)
+                if value.source is Source.FOREIGN and cell in cells
+                else value
+                for value, (cell, _, name) in zip(self._values, names, strict=True)
+            )
             self._scanner = None
 
     @contextmanager

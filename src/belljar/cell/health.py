@@ -20,7 +20,7 @@ from belljar.isolation.cgroup import HostUsage
 from belljar.policy import Resources
 
 if TYPE_CHECKING:
-    from belljar.cell.output import ExecOutput
+    from belljar.channel import ExecOutput
 
 
 PROGRAMS: Final = ("ls", "cat", "cp", "mv", "rm", "mkdir", "chmod", "env")

@@ -27,13 +27,14 @@ import anyio.to_thread
 from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
 from belljar.dataclass import dataclass
+from belljar.events import JsonValue
 from belljar.policy.files import Entry, EntryKind, Tree, link_stays, list_tree, open_regular
 
 _PIECE_BYTES: Final = 256 << 10
 _ROOT: Final = "tree"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NAMES: Final = {
+KIND_NAMES: Final = {
     RecordKind.FILE: "file",
     RecordKind.LINK: "link",
     RecordKind.OTHER: "other",
@@ -60,6 +61,16 @@ class Transfer:
     sha256: str
     skipped: tuple[str, ...] = ()
 
+    def counts(self) -> dict[str, JsonValue]:
+        """As they are recorded."""
+        return {
+            "entries": self.files + self.directories + self.links,
+            "files": self.files,
+            "bytes": self.total_bytes,
+            "sha256": self.sha256,
+            "skipped": len(self.skipped),
+        }
+
 
 class Manifest:
     """One tree's entries: a line of JSON each, sorted by path."""
@@ -70,22 +81,19 @@ class Manifest:
         self.skipped: list[str] = []
         self.total_bytes = 0
 
-    def begin(self, record: Record) -> None:
-        """A file whose contents are on their way: on the list without a digest if they don't come
-        whole.
-        """
-        self._line(record, "")
-
     def add(self, record: Record, sha256: str = "") -> None:
         """One entry more; `sha256` is of a file's contents."""
         self._counts[record.kind] += 1
         self.total_bytes += record.size_bytes
-        self._line(record, sha256)
+        self.begin(record, sha256)
 
-    def _line(self, record: Record, sha256: str) -> None:
+    def begin(self, record: Record, sha256: str = "") -> None:
+        """A file whose contents are on their way: on the list without a digest if they don't come
+        whole.
+        """
         line: dict[str, object] = {
             "path": record.path,
-            "kind": _NAMES[record.kind],
+            "kind": KIND_NAMES[record.kind],
             "mode": f"{record.mode:04o}",
             "bytes": record.size_bytes,
         }
@@ -204,6 +212,13 @@ def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
             gathered.clear()
     if gathered:
         yield bytes(gathered)
+
+
+async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in pieces, each read in a thread: the host's disk may be slow."""
+    pieces = in_pieces(records)
+    while piece := await anyio.to_thread.run_sync(next, pieces, b""):
+        yield piece
 
 
 # ---- out of a cell

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio.to_thread
+
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import describe, prepare, start_run
-from belljar.cell.range import Range
+from belljar.cell.range import FileClock, Origin, Range
+from belljar.cell.revert import revertible
 from belljar.cell.single import ready_cell
 from belljar.cell.stop_rules import stop_rules
 from belljar.descriptors import exhaustion_as_host_error, require_free
@@ -18,10 +21,11 @@ from belljar.events import Actor
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy
 from belljar.store.home import belljar_home
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.ranges import OnTarget
 
 _CELL_DESCRIPTORS: Final = 32
@@ -105,17 +109,35 @@ async def _open(
     home = home or belljar_home()
     refuse_if_held(home)
     loaded = resolve_here(policy)
+    with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
+        make = partial(
+            _machine, loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
+        )
+        async with revertible(make) as opened:
+            yield opened
+
+
+@asynccontextmanager
+async def _machine(
+    loaded: LoadedPolicy,
+    *,
+    run: RunDirectory,
+    home: Path,
+    actor: Actor,
+    ahead: bool,
+    on_target: OnTarget | None,
+    snapshot: Snapshot | None = None,
+) -> AsyncIterator[Range]:
     has_network = loaded.policy.network is not None
     async with AsyncExitStack() as stack:
         require_free(_RANGE_DESCRIPTORS if has_network else _CELL_DESCRIPTORS)
         with exhaustion_as_host_error():
-            if run is None:
-                run = stack.enter_context(start_run(kind, loaded.source, [], home=home))
+            refuse_if_held(home)
             refuse_if_stopped(home, run.run_id)
             if loaded.policy.host:
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
-                await hold_air_gap(run, loaded)
+                await anyio.to_thread.run_sync(hold_air_gap, run, loaded)
             make = partial(ready_cell, run_id=run.run_id, home=home, actor=actor, ahead=ahead)
             if has_network:
                 from belljar.cell.ranges import open_with_network
@@ -128,8 +150,13 @@ async def _open(
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
-                made = make(loaded, parts, recorder=recorder)
-                opened = Range(cell=await stack.enter_async_context(made))
+                since = FileClock.now()
+                made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
+                opened = Range(cell=await stack.enter_async_context(made), rules=rules)
+                again = partial(
+                    _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
+                )
+                opened.cell.origin = Origin(run, home, parts, since, again)
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 

@@ -1,128 +1,135 @@
 """A pool of cells made and probed ahead of use: taking one costs milliseconds.
 
-A pooled cell is like any other in journal, ledger and proof. It serves one taker, once. A task in
-the pool's thread (`loop_thread`) holds it from `open_range`'s entry to its exit. Its taker works in
-it from another event loop, ends it there, and gives it back.
+A pooled cell is like any other in journal, ledger and proof. It serves one taker, once. The pool
+lives in the event loop of its takers: no task group stays open between a cell's opening and its
+end, so a task that ends when the cell is made can open it, and its taker can end it.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final
 
 import anyio
 
+from belljar.cell.base import spawn_task
 from belljar.cell.cell import Cell
-from belljar.cell.lease import (
-    DEFAULT_SIZE,
-    MAX_SIZE,
-    CellRequest,
-    Discard,
-    Lease,
-    PooledCell,
-    is_worth_replacing,
-    oldest_fresh,
-    undo,
-)
-from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
+from belljar.cell.revert import revertible
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_to_give
 from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
 
+DEFAULT_SIZE: Final = 1
+MAX_SIZE: Final = 16
 HEAD_START_S: Final = 0.25
 """The next cell is made later, not to slow down the taker's first step."""
+STALE_SHARE: Final = 0.05
+"""Of a cell's lifetime, which counts from its making: one that has waited longer would be missed by
+the sample that takes it.
+"""
+_MIN_USEFUL_S: Final = 10.0
 _CLAIM_TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
 _END_TIMEOUT_S: Final = 10.0
 
 
-class OpenRange(Protocol):
-    """How a pool opens a cell with its range: `open_range` of one policy."""
+class Discard(StrEnum):
+    """Why a cell made ahead is destroyed untaken, as it is recorded."""
 
-    def __call__(self, *, ahead: bool) -> AbstractAsyncContextManager[Range]:
-        """A fresh one; leaving the block destroys it, with proof."""
-        ...
+    STALE = "it was made ahead and waited too long"
+    UNUSED = "it was made ahead and nobody took it"
+    DEAD = "it was made ahead and died before anyone took it"
+    VOID = "it was made ahead and its warm-up was void"
+    BREACHED = "it was made ahead and its warm-up found a way out"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
-    """What one pool is to hold.
+def fresh_for_s(*, made_s: float, now_s: float, lifetime_s: float) -> float:
+    """How long a cell may still be given out; ≤ 0: stale."""
+    return made_s + STALE_SHARE * lifetime_s - now_s
 
-    Attributes:
-        open: one cell of the pool's plan; in the pool's thread, or the taker's when none is idle.
-        warm_up: the quick probes in it, recorded.
-        recorder: of taken cells; used from two threads.
-        size: of idle cells, at most.
-        refuse: raises to the taker, before it takes a cell and before it gets it (the store is
-            held, the run was killed).
-        admit: whether one more is wanted and has room, given the idle ones. In the pool's thread.
-        on_breach: called when a warm-up found a way out. In the pool's thread.
-        taken: entered before the taker gets a cell, left after it. In the taker's loop.
+
+def is_worth_replacing(lifetime_s: float) -> bool:
+    """Whether a cell that became stale is replaced before anyone asks: not when one would be made
+    and thrown away every few seconds.
     """
-
-    open: OpenRange
-    warm_up: Callable[[Range], Awaitable[ProbeReport]]
-    recorder: Recorder
-    size: int = DEFAULT_SIZE
-    refuse: Callable[[], None] = lambda: None
-    admit: Callable[[int], bool] = lambda _ready: True
-    on_breach: Callable[[ContainmentBreach], object] = lambda _breach: None
-    taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
+    return STALE_SHARE * lifetime_s >= _MIN_USEFUL_S
 
 
-@dataclass(slots=True, kw_only=True)
-class Counts:
-    """What became of a pool's cells."""
+@dataclass(slots=True, eq=False)
+class _Idle:
+    """A cell that nobody has taken; closing `owner` destroys it."""
 
-    made: int = 0
-    taken: int = 0
-    failed: int = 0
-    void: int = 0
-    dead: int = 0
-    stale: int = 0
-    unused: int = 0
+    opened: Range
+    owner: AsyncExitStack
+    made_s: float
+    watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
-    def thrown_away(self, reason: Discard) -> None:
-        """A cell was destroyed untaken."""
-        self.void += reason in {Discard.VOID, Discard.BREACHED}
-        self.dead += reason is Discard.DEAD
-        self.stale += reason is Discard.STALE
-        self.unused += reason is Discard.UNUSED
+    def left_s(self) -> float:
+        lifetime_s = self.opened.cell.plan.limits.lifetime_s
+        return fresh_for_s(made_s=self.made_s, now_s=time.monotonic(), lifetime_s=lifetime_s)
 
 
 class Pool:
-    """Warmed cells of one plan, in a thread that several pools may share."""
+    """Warmed cells of one plan, in one event loop. Made by `open_pool`.
 
-    def __init__(self, supply: Supply, thread: LoopThread) -> None:
-        self.counts = Counts()
+    Args:
+        recorder: of taken cells.
+        open_one: a cell of the pool's plan: `open_range` with `ahead` alone.
+        warm_up: the quick probes in it, recorded.
+        size: of idle cells, at most.
+        refuse: raises to the taker, before it takes a cell and before it gets it.
+        admit: whether one more is wanted and has room, given the number of idle ones.
+        on_breach: called when a warm-up found a way out.
+        taken: entered before the taker gets a cell, left after it.
+        turn: held while a cell is made, by all pools that share it.
+
+    Attributes:
+        counts: of cells `made`, `taken`, `failed`, and discarded, by reason (`dead`, `stale`, …).
+        troubles: errors of what nobody waits for. breach: what ended the pool.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        open_one: Callable[..., AbstractAsyncContextManager[Range]],
+        warm_up: Callable[[Range], Awaitable[ProbeReport]],
+        size: int = DEFAULT_SIZE,
+        refuse: Callable[[], None] = lambda: None,
+        admit: Callable[[int], bool] = lambda _ready: True,
+        on_breach: Callable[[ContainmentBreach], object] = lambda _breach: None,
+        taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext,
+        turn: anyio.Lock | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
         self.troubles: list[Exception] = []
         self.breach: ContainmentBreach | None = None
-        self._supply = supply
-        self._thread = thread
-        self._ready: list[PooledCell] = []
-        self._cells: list[PooledCell] = []
-        self._requests: deque[CellRequest] = deque()
-        self._listeners: deque[Future[int]] = deque()
-        self._filling = False
-        self._making = False
-        thread.post(partial(thread.at_end, self._end))
-
-    # ---- the taker's side, in any event loop
+        self._recorder, self._open_one, self._warm_up = recorder, open_one, warm_up
+        self._size, self._refuse, self._admit = size, refuse, admit
+        self._on_breach, self._taken, self._turn = on_breach, taken, turn or anyio.Lock()
+        self._idle: list[_Idle] = []
+        self._out: list[_Idle] = []
+        self._discarding = 0
+        self._waiting = 0
+        self._filling: anyio.CancelScope | None = None
+        self._is_making = self._is_closed = False
+        self._changed = anyio.Event()
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
@@ -130,178 +137,154 @@ class Pool:
         async with self.range() as opened:
             yield opened.cell
 
-    @asynccontextmanager
-    async def range(self) -> AsyncIterator[Range]:
+    def range(self) -> AbstractAsyncContextManager[Range]:
         """A cell with its range, as `open_range` gives one: idle, in the making, or else opened
         now. Another is made in its place.
 
         Raises as `open_range`; and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
-        self._supply.refuse()
-        lease = await self._take()
-        if lease is None:
-            async with self._supply.open(ahead=False) as opened:
+        return revertible(self._machine)
+
+    @asynccontextmanager
+    async def _machine(self) -> AsyncIterator[Range]:
+        self._refuse()
+        idle = await self._take()
+        if idle is None:
+            async with self._open_one(ahead=False) as opened:
                 self.refill(after_s=HEAD_START_S)
                 yield opened
             return
-        try:
-            self._supply.refuse()  # the hold may have come while a cell was waited for
-            lease.range.change_loop()
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(partial(self._give_back, idle))
+            self._refuse()  # the hold may have come while a cell was waited for
             self.refill(after_s=HEAD_START_S)
-            async with self._supply.taken(lease.range.cell):
-                yield lease.range
-        finally:
-            await lease.give_back()
+            await stack.enter_async_context(self._taken(idle.opened.cell))
+            yield replace(idle.opened, from_pool=True)
+
+    async def _give_back(self, idle: _Idle, *error: Any) -> None:  # noqa: ANN401 - as `__aexit__`
+        """Destroy it. Raises what leaving `open_cell` raises."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await idle.owner.__aexit__(*error)
+            finally:
+                self._out.remove(idle)
+                self._change()
 
     def refill(self, *, after_s: float = 0.0) -> None:
-        """Have idle cells made, after a delay. From any thread; never waits."""
-        self._thread.post(partial(self._fill, after_s))
+        """Have idle cells made, after a delay. Never waits."""
+        if self._filling is None and not self._is_ended():
+            self._filling = anyio.CancelScope()
+            self._is_making = not after_s and not self._turn.locked()
+            spawn_task(partial(self._fill, self._filling, after_s))
 
     async def filled(self) -> int:
-        """Wait until none is being made; the number of idle cells. In any event loop."""
-        answer: Future[int] = Future()
-        return await result_of(answer) if self._thread.post(partial(self._tell, answer)) else 0
+        """Wait until none is being made; the number of idle cells."""
+        while self._filling is not None:
+            await self._changed.wait()
+        return len(self._idle)
 
-    async def _take(self) -> Lease | None:
-        request = CellRequest()
-        if not self._thread.post(partial(self._serve, request)):
-            return None
+    async def _take(self) -> _Idle | None:
+        """A cell that answers, on record as taken; None: the taker opens one."""
+        asked_s = time.monotonic()
+        while self.breach is None:
+            if not (fresh := self._fresh()):
+                if not await self._wait_for_making():
+                    return None
+                continue
+            idle = min(fresh, key=_Idle.left_s)
+            self._idle.remove(idle)
+            idle.watching.cancel()
+            reason = Discard.UNUSED  # if the taker is cancelled
+            try:
+                if await _answers(idle.opened.cell) and not self._is_closed:
+                    self._record_taken(idle, asked_s)
+                    self._out.append(idle)
+                    return idle
+                reason = Discard.DEAD
+            finally:
+                if idle not in self._out:
+                    await self._discard(idle, reason)
+        # An error of its own for each, since it comes to hold the taker's traceback
+        raise ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
+
+    def _record_taken(self, idle: _Idle, asked_s: float) -> None:
+        now_s = time.monotonic()
+        data = {"waited_ms": _ms(now_s - asked_s), "age_ms": _ms(now_s - idle.made_s)}
+        cell_id = idle.opened.cell.id
+        self._recorder.record(Event(kind=Kind.CELL_TAKEN, cell_id=cell_id, data=data))
+        self.counts["taken"] += 1
+
+    def _fresh(self) -> list[_Idle]:
+        return [each for each in self._idle if each.left_s() > 0 and not self._is_closed]
+
+    async def _wait_for_making(self) -> bool:
+        """Wait for the cell in the making, which is quicker than making another. False: there is
+        none, or another taker waits for it.
+        """
+        if self._waiting:
+            return False
+        self._waiting += 1
         try:
             with anyio.move_on_after(_CLAIM_TIMEOUT_S):
-                return await result_of(request)
-            return None if request.cancel() else await result_of(request)
-        except BaseException:
-            await undo(request)
-            raise
-
-    # ---- the pool's side, in its thread
+                while self._is_making and not self._is_ended() and not self._fresh():
+                    await self._changed.wait()
+        finally:
+            self._waiting -= 1
+        return bool(self._fresh()) or self.breach is not None
 
     def _is_ended(self) -> bool:
-        return self._thread.closing.is_set() or self.breach is not None
+        return self._is_closed or self.breach is not None
 
-    def _serve(self, request: CellRequest) -> None:
-        """Answer a request, or have its answer made."""
-        if self.breach is not None:
-            # An error of its own for each, since it comes to hold the taker's traceback
-            if request.set_running_or_notify_cancel():
-                request.set_exception(
-                    ContainmentBreach(
-                        self.breach.what, where=self.breach.where, hint=self.breach.hint
-                    )
-                )
-            return
-        index = (
-            None if self._is_ended() else oldest_fresh([pooled.left_s() for pooled in self._ready])
-        )
-        if index is not None:
-            self._ready.pop(index).call(request=request)
-        elif self._making and not self._is_ended() and not self._waiting():
-            # Quicker than making another
-            self._requests.append(request)
-        else:
-            request.answer(None)
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
-    def _waiting(self) -> int:
-        """How many still wait for what is in the making."""
-        self._requests = deque(request for request in self._requests if not request.cancelled())
-        return len(self._requests)
-
-    def _tell(self, answer: Future[int]) -> None:
-        if self._filling:
-            self._listeners.append(answer)
-        else:
-            answer.set_result(len(self._ready))
-
-    def _fill(self, after_s: float = 0.0) -> None:
-        if not self._filling and not self._is_ended():
-            self._filling = True
-            self._making = not after_s and not self._thread.making.locked()
-            self._thread.spawn(partial(self._fill_up, after_s))
-
-    async def _fill_up(self, after_s: float) -> None:
+    async def _fill(self, scope: anyio.CancelScope, after_s: float) -> None:
         """Make cells, one after another, until there are enough or one fails: the next
         request has it tried again.
         """
         try:
-            with anyio.move_on_after(after_s):
-                await self._thread.closing.wait()
-            async with self._thread.making:
-                self._making = True
-                while self._wants_one():
-                    pooled = PooledCell()
-                    self._cells.append(pooled)
-                    self._thread.spawn(partial(self._own, pooled))
-                    await pooled.settled.wait()
-                    if pooled.range is None or pooled.reason:
-                        break
+            with scope:
+                await anyio.sleep(after_s)
+                async with self._turn:
+                    self._is_making = True
+                    while self._wants_one() and await self._make_one():
+                        self._change()
         except Exception as error:  # noqa: BLE001
             # Nothing that goes wrong here ends the cells that are out.
             self.troubles.append(error)
         finally:
-            self._filling = self._making = False
-            while self._requests:
-                self._serve(self._requests.popleft())
-            while self._listeners:
-                self._tell(self._listeners.popleft())
+            self._filling, self._is_making = None, False
+            self._change()
 
     def _wants_one(self) -> bool:
-        ready = len(self._ready)
-        is_wanted = ready < self._supply.size or self._waiting() > 0
-        return is_wanted and not self._is_ended() and self._supply.admit(ready)
+        ready = len(self._idle)
+        is_wanted = ready < max(self._size, self._waiting)
+        return is_wanted and not self._is_ended() and self._admit(ready)
 
-    async def _own(self, pooled: PooledCell) -> None:
-        """One cell's whole life, in one task."""
-        error: Exception | None = None
+    async def _make_one(self) -> bool:
+        """Whether there is one more idle cell."""
+        made_s, owner = time.monotonic(), AsyncExitStack()
         try:
-            with pooled.scope:
-                async with self._supply.open(ahead=True) as opened:
-                    pooled.range = opened
-                    self.counts.made += 1
-                    await self._hold(pooled, opened)
-        except Exception as failure:  # noqa: BLE001
-            # `_close` reports it to the taker or the pool's owner; else it is only on record.
-            error = failure
+            opened = await owner.enter_async_context(self._open_one(ahead=True))
+        except Exception:  # noqa: BLE001 - on record; the taker meets it when it opens its own
+            self.counts["failed"] += 1
+            return False
+        self.counts["made"] += 1
+        idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
+        try:
+            # A taker that waits probes it itself: warmed first, it would come later.
+            if not self._waiting:
+                reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
+            if reason is Discard.UNUSED and not self._is_ended():
+                self._idle.append(idle)
+                spawn_task(partial(self._watch, idle))
         finally:
-            self._close(pooled, error)
+            if idle not in self._idle:
+                await self._discard(idle, reason)
+        return idle in self._idle
 
-    async def _hold(self, pooled: PooledCell, opened: Range) -> None:
-        cell = opened.cell
-        while pooled.reason is None:
-            # The taker of an awaited cell probes it itself: warmed first, it would come later.
-            if not pooled.warmed and not self._waiting():
-                pooled.warmed = True
-                pooled.reason = self._fault(await self._supply.warm_up(opened), cell)
-                continue
-            self._offer(pooled)
-            # Until it is called for, or can't be given out any more
-            async with anyio.create_task_group() as watching:
-                watching.start_soon(self._watch, pooled, cell)
-                with anyio.move_on_after(max(0.0, pooled.left_s())):
-                    await pooled.called.wait()
-                self._withdraw(pooled, Discard.STALE)
-                await pooled.called.wait()
-                watching.cancel_scope.cancel()
-            if pooled.reason is Discard.STALE and is_worth_replacing(cell.plan.limits.lifetime_s):
-                self._fill()
-            if pooled.request is None:
-                continue
-            if self._is_ended() or not await _answers(cell):
-                pooled.reason = Discard.UNUSED if self._is_ended() else Discard.DEAD
-                request, pooled.request = pooled.request, None  # `_close` answers it no more
-                self._serve(request)
-            elif self._hand_over(pooled, opened, pooled.request):
-                # Until it is given back; when the pool ends before that, its operations are ended,
-                # and soon the cell.
-                async with anyio.create_task_group() as waiting:
-                    waiting.start_soon(self._recall, opened, waiting.cancel_scope)
-                    await pooled.returned.wait()
-                    waiting.cancel_scope.cancel()
-                return
-        if pooled.reason is Discard.DEAD:
-            await _answers(cell)  # that it does not, and why, is on record then
-        await cell.destroy(reason=pooled.reason)
-
-    def _fault(self, report: ProbeReport, cell: Cell) -> Discard | None:
+    def _judge(self, cell: Cell, report: ProbeReport) -> Discard | None:
         """Why a cell is not given out after its warm-up; None: it is."""
         if report.verdict is Verdict.CONTAINED:
             return None
@@ -309,78 +292,62 @@ class Pool:
         if breach is None:
             return Discard.VOID
         self.breach = self.breach or breach
-        self._supply.on_breach(breach)
+        self._on_breach(breach)
         return Discard.BREACHED
 
-    def _offer(self, pooled: PooledCell) -> None:
-        """Give it to the next request, else keep it idle."""
-        pooled.called, pooled.request = anyio.Event(), None
-        if self._is_ended():
-            pooled.call(reason=Discard.UNUSED)
-        elif self._waiting():
-            pooled.call(request=self._requests.popleft())
-        else:
-            self._ready.append(pooled)
-        pooled.settled.set()
+    async def _watch(self, idle: _Idle) -> None:
+        """Discard it when it dies or gets stale before it is taken."""
+        lifetime_s = idle.opened.cell.plan.limits.lifetime_s
+        with idle.watching:
+            reason = Discard.STALE
+            with anyio.move_on_after(max(0.0, idle.left_s())):
+                await idle.opened.cell.wait_dead()
+                reason = Discard.DEAD
+            if idle not in self._idle:  # it was taken at this moment
+                return
+            self._idle.remove(idle)
+            await self._discard(idle, reason)
+            if reason is Discard.STALE and is_worth_replacing(lifetime_s):
+                self.refill()
 
-    async def _watch(self, pooled: PooledCell, cell: Cell) -> None:
-        await cell.wait_dead()
-        self._withdraw(pooled, Discard.DEAD)
+    async def _discard(self, idle: _Idle, reason: Discard) -> None:
+        """Destroy it untaken. What that found is in `troubles`."""
+        idle.watching.cancel()
+        self._discarding += 1
+        with anyio.CancelScope(shield=True):
+            try:
+                async with idle.owner:
+                    if reason is Discard.DEAD:
+                        await _answers(idle.opened.cell)  # that it does not, and why, is on record
+                    await idle.opened.cell.destroy(reason=reason)
+            except Exception as error:  # noqa: BLE001
+                self.troubles.append(error)
+        self._discarding -= 1
+        self.counts[reason.name.lower()] += 1
+        self._change()
 
-    def _withdraw(self, pooled: PooledCell, reason: Discard) -> None:
-        """Discard a cell that is still idle."""
-        if pooled in self._ready:
-            self._ready.remove(pooled)
-            pooled.call(reason=reason)
-
-    def _hand_over(self, pooled: PooledCell, opened: Range, request: CellRequest) -> bool:
-        """Give it out, on record first. False when the taker is gone."""
-        if not request.set_running_or_notify_cancel():
-            return False
-        now_s = time.monotonic()
-        data = {"waited_ms": _ms(now_s - request.asked_s), "age_ms": _ms(now_s - pooled.made_s)}
-        taken = Event(kind=Kind.CELL_TAKEN, cell_id=opened.cell.id, data=data)
-        try:
-            self._supply.recorder.record(taken)
-        except BaseException as error:
-            request.set_exception(error)
-            raise
-        self.counts.taken += 1
-        pooled.leased = True
-        request.set_result(Lease(opened, pooled, self._thread))
-        return True
-
-    async def _recall(self, opened: Range, waiting: anyio.CancelScope) -> None:
-        await self._thread.closing.wait()
-        opened.disconnect()
-        await anyio.sleep(_END_TIMEOUT_S)
-        waiting.cancel()
-
-    def _close(self, pooled: PooledCell, error: Exception | None) -> None:
-        """It is gone: tell its taker how that went, else its pool."""
-        self._cells.remove(pooled)
-        if pooled.request is not None:
-            pooled.request.answer(None)
-        if pooled.range is None:
-            self.counts.failed += error is not None
-        elif not pooled.leased:
-            pooled.reason = pooled.reason or Discard.UNUSED
-            self.counts.thrown_away(pooled.reason)
-            self.troubles += [error] if error is not None else []
-        pooled.settled.set()
-        if error is None:
-            pooled.ended.set_result(None)
-        else:
-            pooled.ended.set_exception(error)
-
-    def _end(self) -> None:
-        """Make and give out nothing more; discard idle cells."""
-        while self._requests:
-            self._requests.popleft().answer(None)
-        for pooled in tuple(self._cells):
-            if not pooled.settled.is_set():
-                pooled.scope.cancel()
-            self._withdraw(pooled, Discard.UNUSED)
+    async def aclose(self) -> None:
+        """Make and give out nothing more; destroy idle cells, and ten seconds later those that were
+        not given back: their operations are ended first.
+        """
+        self._is_closed = True
+        with anyio.CancelScope(shield=True):
+            if self._filling is not None:
+                self._filling.cancel()
+            for idle in self._out:
+                idle.opened.disconnect()
+            while self._idle:
+                await self._discard(self._idle.pop(), Discard.UNUSED)
+            with anyio.move_on_after(_END_TIMEOUT_S):
+                while self._out:
+                    await self._changed.wait()
+            for idle in tuple(self._out):
+                try:
+                    await idle.owner.aclose()
+                except Exception as error:  # noqa: BLE001
+                    self.troubles.append(error)
+            while self._filling is not None or self._discarding:  # else their ends had no proof
+                await self._changed.wait()
 
 
 @asynccontextmanager
@@ -419,35 +386,45 @@ async def open_pool(
             async with open_pool(loaded, size=size, run=own, home=home, actor=actor) as pool:
                 yield pool
         return
-    recorder = run.recorder
-
-    async def warm_up(opened: Range) -> ProbeReport:
-        return await probe_cell(
-            opened.cell,
-            recorder=recorder,
-            router=opened.routers.get(opened.cell.id),
-            phase=WARM_UP,
-            actor=Actor.BELLJAR,
-        )
-
-    supply = Supply(
-        open=partial(open_range, loaded, run=run, home=home, actor=actor),
-        warm_up=warm_up,
-        recorder=recorder,
+    pool = make_pool(
+        loaded,
+        run,
+        home,
+        open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
+        warm_up=partial(_probe, run.recorder),
         size=size,
-        refuse=partial(refuse_to_give, home, run.run_id),
     )
-    if loaded.policy.decoys:
-        from belljar.cell.decoys import decoys_in
-
-        supply = replace(supply, taken=partial(decoys_in, loaded=loaded, run=run))
-    async with async_loop_thread() as thread:
-        pool = Pool(supply, thread)
-        pool.refill()
+    pool.refill()
+    try:
         yield pool
+    finally:
+        await pool.aclose()
     for trouble in (pool.breach, *pool.troubles):
         if trouble is not None:
             raise trouble
+
+
+def make_pool(
+    loaded: LoadedPolicy,
+    run: RunDirectory,
+    home: Path,
+    **options: Any,  # noqa: ANN401 - as `Pool`
+) -> Pool:
+    """A pool of one policy's cells, which refuses when the store is held or the run was killed, and
+    gives each taken cell its decoys. `options`: as `Pool`.
+    """
+    if loaded.policy.decoys:
+        from belljar.cell.decoys import decoys_in
+
+        options["taken"] = partial(decoys_in, loaded=loaded, run=run)
+    return Pool(run.recorder, refuse=partial(refuse_to_give, home, run.run_id), **options)
+
+
+async def _probe(recorder: Recorder, opened: Range) -> ProbeReport:
+    router = opened.routers.get(opened.cell.id)
+    return await probe_cell(
+        opened.cell, recorder=recorder, router=router, phase=WARM_UP, actor=Actor.BELLJAR
+    )
 
 
 async def _answers(cell: Cell) -> bool:

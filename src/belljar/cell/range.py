@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
+    from belljar.cell.parts import Parts
+    from belljar.cell.stop_rules import StopRulesRecorder
+    from belljar.isolation.hold import KillOrder
+    from belljar.ledger import RunDirectory
     from belljar.network.owner.range import Range as Network
     from belljar.probe.judge import Router
 
+_COARSE: Final = 5
+"""CLOCK_REALTIME_COARSE, which Python doesn't name: the kernel takes files' times from it."""
 Handler: TypeAlias = Callable[[str, bytes], bytes]
 """Kind and body of a request to its answer; called in a thread of the range.
 
@@ -46,6 +55,36 @@ class ModelRequests:
             self.on_close()
 
 
+@dataclass(frozen=True, slots=True)
+class FileClock:
+    """A moment by the clock of files' times; `offset_ns` changes only when that clock is set."""
+
+    ns: int
+    offset_ns: int
+
+    @staticmethod
+    def now() -> FileClock:
+        """Just before what is written from here on."""
+        # The largest of a few: a pause between the two readings makes it smaller
+        boottime = time.CLOCK_BOOTTIME
+        offset_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(5))
+        return FileClock(time.clock_gettime_ns(_COARSE) - 1, offset_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What another machine for a cell without a network is made from: `machine` makes one.
+
+    `since`: nothing of this machine's own was written before.
+    """
+
+    run: RunDirectory
+    home: Path
+    parts: Parts
+    since: FileClock
+    machine: Callable[..., AbstractAsyncContextManager[Range]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """The cells of one sample; they end together.
@@ -56,6 +95,8 @@ class Range:
         network: None when no cell is on one.
         routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
         model_requests: what the gateway asks of the evaluated model; None without a network.
+        from_pool: it was made ahead of use.
+        rules: what records it under its policy's `on`, of a cell without a network.
     """
 
     cell: Cell
@@ -63,6 +104,8 @@ class Range:
     network: Network | None = None
     routers: Mapping[str, Router] = field(default_factory=dict)
     model_requests: ModelRequests | None = None
+    from_pool: bool = False
+    rules: StopRulesRecorder | None = None
 
     @property
     def cells(self) -> Mapping[str, Cell]:
@@ -71,12 +114,10 @@ class Range:
 
         return {OWN_CELL: self.cell, **self.targets}
 
-    def change_loop(self) -> None:
-        """Work in its cells from the event loop that calls this. Raises `RuntimeError` while an
-        operation runs.
-        """
-        for cell in self.cells.values():
-            cell.change_loop()
+    def killed(self) -> KillOrder | None:
+        """The order that its own cell is killed by, also one that came too late for it."""
+        late = None if self.rules is None else self.rules.stopper.order
+        return self.cell._live.killed() or late
 
     def disconnect(self) -> None:
         """End all operations in its cells, in any event loop. From any thread."""

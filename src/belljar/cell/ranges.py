@@ -40,6 +40,7 @@ from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import Range as Network
 from belljar.network.owner.range import open_range as open_network
 from belljar.network.owner.reading import Task, read_back
+from belljar.network.stand_ins import modules_of
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import MIN_RANDOM_BYTES, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
@@ -160,7 +161,11 @@ async def open_with_network(
     if loaded.policy.network is None:
         raise RuntimeError("the policy has no network")
     if loaded.policy.network.has_cells:  # it imports while the templates are looked at
-        run.enter_once(f"fork server {home}", partial(started_fork_server, home))
+        kinds = (item.kind for item in loaded.policy.network.stand_ins.values())
+        decoys = (decoy.kind.value for decoy in loaded.policy.decoys if decoy.is_service)
+        imports = modules_of([*kinds, *decoys])
+        server = partial(started_fork_server, home, imports=imports)
+        run.enter_once(f"fork server {home}", server)
     members = await prepare_range(loaded, run=run, home=home)
     own, plan = members[-1].parts, members[-1].parts.plan.network
     if plan is None:

@@ -9,8 +9,7 @@ import errno
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from belljar.cell.output import ExecOutput
-from belljar.channel import ExecRequest, FileTooLarge
+from belljar.channel import ExecOutput, ExecRequest, FileTooLarge
 from belljar.dataclass import dataclass
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 from belljar.isolation.sandbox import Sandbox
@@ -160,36 +159,6 @@ def failed(
     if isinstance(error, OSError) and error.errno is not None:
         data["errno"] = error.errno
     return operation.event(kind, data, bodies=bodies)
-
-
-def write_started(
-    operation: Operation, path: str, *, user: str, mode: int | None, body: Body
-) -> Event:
-    """A file is about to be copied in."""
-    data: dict[str, JsonValue] = {
-        "path": text(path),
-        "bytes": body.total_bytes,
-        "user": user,
-        "mode": mode,
-    }
-    return operation.event(Kind.FILE_WRITE_STARTED, data, bodies=[body])
-
-
-def read_started(operation: Operation, path: str, *, user: str, max_bytes: int) -> Event:
-    """A file is about to be copied out."""
-    return operation.event(
-        Kind.FILE_READ_STARTED, {"path": text(path), "max_bytes": max_bytes, "user": user}
-    )
-
-
-def finished(
-    operation: Operation, kind: Kind, *, duration_s: float, body: Body | None = None
-) -> Event:
-    """A file was copied."""
-    data: dict[str, JsonValue] = {"duration_ms": round(duration_s * 1000, 3)}
-    if body is not None:
-        data["bytes"] = body.total_bytes
-    return operation.event(kind, data, bodies=[body] if body is not None else [])
 
 
 _LIMIT_OF_ERROR = {errno.ENOSPC: "disk", errno.EDQUOT: "disk", errno.ENOMEM: "memory"}

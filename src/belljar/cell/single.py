@@ -24,7 +24,7 @@ from belljar.policy import LoadedPolicy
 from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.isolation.renewal import Port
     from belljar.isolation.sandbox import Sandbox
 
@@ -51,16 +51,24 @@ async def ready_cell(
     port: Port | None = None,
     place: Mapping[str, str] = MappingProxyType({}),
     part_of: str = "",
+    snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
     """One cell of these parts, with the policy's files in it.
 
     `port`: its port on its range's network; `place`: that place, for the record (`range`, `name`).
     `part_of`: the range, or the first of a range's cells that has no network.
+    `snapshot`: the cell goes on from there; the policy's files are in it.
     Raises as `open_cell`.
     """
     data = {**place, **planned(loaded, parts, ahead=ahead)}
     opening = open_live(
-        parts, home=home, recorder=recorder, planned=data, port=port, part_of=part_of
+        parts,
+        home=home,
+        recorder=recorder,
+        planned=data,
+        port=port,
+        part_of=part_of,
+        snapshot=snapshot,
     )
     async with opening as live:
         from belljar.cell.cell import Cell
@@ -95,7 +103,12 @@ async def ready_cell(
             cell.describe()
             # A kill before this did not know whose cell it is
             refuse_if_stopped(home, run_id)
-            await copy_in(cell, loaded)
+            if snapshot is None:
+                await copy_in(cell, loaded)
+            else:
+                from belljar.cell.snapshot import resume
+
+                await resume(snapshot, cell)
             yield cell
         finally:
             with anyio.CancelScope(shield=True):
@@ -111,11 +124,14 @@ def open_live(
     planned: dict[str, object],
     port: Port | None = None,
     part_of: str = "",
+    snapshot: Snapshot | None = None,
 ) -> AbstractAsyncContextManager[Sandbox]:
-    """By the plan's tier. `port`: its place on its range's network."""
+    """By the plan's tier. `port`: its place on its range's network. `snapshot`: its beginning."""
     if isinstance(parts, MachineParts):
         from belljar.isolation.microvm import open_vm
+        from belljar.isolation.microvm.saved import SavedMachine
 
+        saved = None if snapshot is None else snapshot.saved
         return open_vm(
             parts.plan,
             parts.image,
@@ -126,6 +142,7 @@ def open_live(
             port=port,
             part_of=part_of,
             weights=parts.weights,
+            saved=saved if isinstance(saved, SavedMachine) else None,
         )
     from belljar.isolation.oci import open_container
 

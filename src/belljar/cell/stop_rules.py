@@ -6,34 +6,27 @@ record before it acts, and acts even if recording fails.
 
 from __future__ import annotations
 
-import math
-import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from belljar.errors import ContainmentBreach
-from belljar.events import Event, JsonValue, Kind, Recorder
-from belljar.isolation.hold import give_order, new_order, run_order_kept
+from belljar.events import Event, Kind, Recorder
+from belljar.isolation.hold import KillOrder, give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike
 from belljar.policy.guarding import Stop, Trigger
-from belljar.policy.limits import Risk
 from belljar.process import urgently
 from belljar.signals.observe import StopRequest, stop_of, stop_of_breach
 from belljar.store.journal import Journal, JournalEntry
-from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.isolation.self_test import SwitchTest
     from belljar.ledger import RunDirectory
     from belljar.policy import Policy
 
 _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
-TEST_EVERY_S: Final = 60.0
 _SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}
 
 
@@ -41,12 +34,16 @@ class Stopper:
     """Halts a sample's cells, those of its run, or all; each once. Thread-safe.
 
     The cells' owners destroy them, with proof, as they do with any dead cell.
+
+    Attributes:
+        order: the widest it gave.
     """
 
     def __init__(self, *, run_id: str, recorder: Recorder, home: Path) -> None:
         self._run_id, self._recorder, self._home = run_id, recorder, home
         self._lock = threading.Lock()
         self._widest: Stop | None = None
+        self.order: KillOrder | None = None
 
     def stop(self, request: StopRequest) -> None:
         """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
@@ -61,7 +58,7 @@ class Stopper:
             ):
                 return
             before, self._widest = self._widest, request.stop
-        order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
+        order = self.order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
         cell_id = request.name if request.name.startswith("c-") else None
         try:
             data = order.triggered(request.evidence)
@@ -101,7 +98,7 @@ class StopRulesRecorder:
     """Records an event, then applies the rules to it."""
 
     def __init__(self, inner: Recorder, stopper: Stopper, stops: Mapping[Trigger, Stop]) -> None:
-        self._inner, self._stopper, self._stops = inner, stopper, stops
+        self._inner, self.stopper, self._stops = inner, stopper, stops
 
     def record(self, event: Event) -> int:
         """Apply the rules also to an unrecorded event; then raise its error."""
@@ -111,84 +108,20 @@ class StopRulesRecorder:
             return number
         finally:
             if (request := stop_of(event, number, self._stops)) is not None:
-                self._stopper.stop(request)
+                self.stopper.stop(request)
 
 
 @contextmanager
 def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRulesRecorder]:
     """The recorder of one cell or range under its policy's `on`.
 
-    A breach that leaves the block counts, too. The switch is tested as long as the run lasts.
+    A breach that leaves the block counts, too.
     """
     stopper = Stopper(run_id=run.run_id, recorder=run.recorder, home=home)
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
-    ends_run = policy.risk >= Risk.HIGH
-    run.enter_once(
-        f"kill switch test {ends_run}",
-        partial(_tested, run.recorder, stopper if ends_run else None, home),
-    )
     try:
         yield StopRulesRecorder(run.recorder, stopper, policy.on)
     except ContainmentBreach as breach:
         if (request := stop_of_breach(breach.what, policy.on)) is not None:
             stopper.stop(request)
         raise
-
-
-@contextmanager
-def _tested(recorder: Recorder, stopper: Stopper | None, home: Path) -> Iterator[None]:
-    """Each minute while cells of this process run. `stopper`: ends the run if a test fails."""
-    over = threading.Event()
-
-    def test() -> None:
-        while not over.wait(TEST_EVERY_S):
-            with suppress(Exception):  # a record that fails ends its cells in its own way
-                if any(
-                    entry.owner.pid == os.getpid() and entry.kind == "cell"
-                    for entry in Journal(home).entries()
-                ):
-                    test_once(recorder, stopper, home)
-
-    thread = threading.Thread(target=test, name="kill-switch-test", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-_testing: Final = threading.Lock()
-_tests: Final[dict[Path, tuple[float, SwitchTest]]] = {}
-"""The last test of each store in this process, which holds for all of its runs."""
-
-
-def _latest_test(home: Path) -> SwitchTest:
-    """One of the last half minute, or a new one; one at a time. Blocking."""
-    import anyio
-
-    from belljar.isolation.self_test import test_switch
-
-    with _testing:
-        ended, found = _tests.get(home, (-math.inf, None))
-        if found is None or time.monotonic() - ended > TEST_EVERY_S / 2:
-            found = anyio.run(test_switch, home)
-            _tests[home] = (time.monotonic(), found)
-        return found
-
-
-def test_once(recorder: Recorder, stopper: Stopper | None, home: Path) -> None:
-    """Test the switch, unless another run of this process just has, and record it; a failure ends
-    the run. Blocking."""
-    from belljar.isolation.self_test import SELF_TEST
-
-    found = _latest_test(home)
-    data: dict[str, JsonValue] = {"ok": found.ok, "duration_ms": found.duration_ms}
-    if found.reason:
-        data["reason"] = printable(found.reason, max_chars=500)
-    try:
-        recorder.record(Event(kind=Kind.KILL_TESTED, data=data))
-    finally:
-        if not found.ok and stopper is not None:
-            what = f"the kill switch failed its own test: {found.reason}"
-            stopper.stop(StopRequest(stop=Stop.RUN, rule=SELF_TEST, reason=what))

@@ -17,10 +17,10 @@ from typing import Any, Final, TypeAlias
 import anyio
 import anyio.to_thread
 
-from belljar.cell.background import BackgroundCommand, spawn_task
+from belljar.cell.base import spawn_task
 from belljar.cell.cell import Cell
-from belljar.cell.output import ExecOutput
-from belljar.channel import FileTooLarge
+from belljar.cell.command import RunningCommand
+from belljar.channel import ExecOutput, FileTooLarge
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
@@ -141,7 +141,7 @@ class Program:
         most = min(int(times) + 1, _MAX_STARTS) if int(times or 0) else _MAX_STARTS
         self._most_starts = 1 if policy == "no" else most
         self._starts = 0
-        self._running: BackgroundCommand | None = None
+        self._running: RunningCommand | None = None
         self._output: ExecOutput | None = None
         self._error: BelljarError | None = None
         self._is_wanted = True

@@ -8,21 +8,23 @@ Must not: believe the guest; hold more than the bound per operation; know what a
 from belljar.channel.client import GuestClient
 from belljar.channel.frames import RenewedBit, Stage, Stream
 from belljar.channel.messages import Configured, Ready, Renewed, Welcome
-from belljar.channel.operations import RunningExec, Timeout
-from belljar.channel.outcomes import ExecOutcome, ExecRequest, ExecStatus, FileTooLarge, PtySize
+from belljar.channel.operations import Operation, Timeout
+from belljar.channel.outcomes import CommandError, ExecOutput, FileTooLarge, OutputTexts
+from belljar.channel.requests import ExecRequest, PtySize
 
 __all__ = [
+    "CommandError",
     "Configured",
-    "ExecOutcome",
+    "ExecOutput",
     "ExecRequest",
-    "ExecStatus",
     "FileTooLarge",
     "GuestClient",
+    "Operation",
+    "OutputTexts",
     "PtySize",
     "Ready",
     "Renewed",
     "RenewedBit",
-    "RunningExec",
     "Stage",
     "Stream",
     "Timeout",

@@ -6,15 +6,15 @@ Many operations run at once, without a background task: one that waits reads the
 Everything here raises `CellError` when the cell died or its guest broke the protocol
 (`ProtocolViolation`); then every operation does, at once, and the client is unusable.
 
-Works under asyncio and trio. It belongs to the event loop that used it first, until `change_loop`.
+Works under asyncio and trio. It belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Self, TypeAlias, TypeVar
@@ -26,6 +26,7 @@ from belljar.channel import frames
 from belljar.channel.frames import OpKind, Outcome, Stream
 from belljar.channel.messages import (
     Configured,
+    Frozen,
     GuestEvent,
     Pong,
     Ready,
@@ -39,21 +40,29 @@ from belljar.channel.operations import (
     Contents,
     Operation,
     OwnReads,
-    RunningExec,
     Timeout,
     _feeding,
     feed_file,
     judge,
 )
-from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
+from belljar.channel.outcomes import ExecOutput, FileTooLarge
 from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
+from belljar.channel.requests import ExecRequest
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
 from belljar.units import format_duration, printable
 
 DEFAULT_MAX_OPS: Final = 64
 OnOutput: TypeAlias = Callable[[Stream, bytes], None]
-_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Watched)
+_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Frozen, Watched)
+
+
+class BusyError(CellError):
+    """A command runs, so that the cell can't be saved; nothing has changed."""
+
+    def __init__(self) -> None:
+        hint = "wait for the command, or end it; what it left in the background may run on"
+        super().__init__("the cell is busy: a command runs in it", where="channel", hint=hint)
 
 
 @dataclass(slots=True)
@@ -97,9 +106,9 @@ class GuestClient:
         self._pump = Pump(stream, self._connection, send_deadline_s=send_deadline_s)
         self._timeout = timeout
         self._max_ops = max_ops
-        self._granted_ops = 0
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
+        self._held: anyio.Event | None = None
         self._socket: socket.socket | None = None
 
     @classmethod
@@ -124,15 +133,6 @@ class GuestClient:
     async def aclose(self) -> None:
         """Close the stream. Every operation that runs or queues gets a `CellError`."""
         await self._pump.close()
-
-    def change_loop(self) -> None:
-        """From here on it belongs to the event loop that calls this, be it asyncio's or trio's.
-
-        Raises `RuntimeError` while an operation runs or anyone waits.
-        """
-        self._pump.change_loop()
-        if self._slots is not None:
-            self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
 
     def disconnect(self) -> None:
         """End the connection for every waiting task, in any event loop.
@@ -164,8 +164,8 @@ class GuestClient:
         """
         await self._pump.send(lambda: self._pump.wire.send_hello(os.urandom(frames.NONCE_BYTES)))
         welcome = await self._answer(Welcome, timeout_s, "did not answer HELLO")
-        self._granted_ops = min(self._max_ops, welcome.max_ops)
-        self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
+        max_ops = min(self._max_ops, welcome.max_ops)
+        self._slots = anyio.Semaphore(max_ops, fast_acquire=True)
         return welcome
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> Configured:
@@ -197,11 +197,49 @@ class GuestClient:
         await self._pump.send(lambda: self._pump.wire.send_renew(payload))
         return await self._answer(Renewed, timeout_s, "did not answer RENEW")
 
+    def check_idle(self) -> None:
+        """Raise `BusyError` while a command runs, or the cell is being saved."""
+        if self._held is not None or self._pump.wire.live_ops:
+            raise BusyError
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[None]:
+        """In the block nothing of the workload runs, and calls wait; then the guest's clock is set.
+
+        Raises `BusyError`; another `CellError` when the guest agent can't, or doesn't answer.
+        """
+        self.check_idle()
+        held = self._held = anyio.Event()
+        try:
+            await self._freeze(on=True)
+            try:
+                yield
+            finally:
+                await self._freeze(on=False)
+        finally:
+            self._held = None
+            held.set()
+
+    async def _freeze(self, *, on: bool) -> None:
+        wire = self._pump.wire
+        self._connection.answers.pop(Frozen, None)
+        with anyio.CancelScope(shield=True):  # a workload that nobody waits for would stay frozen
+            await self._pump.send(lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()))
+            frozen = await self._answer(Frozen, 10.0, "did not answer FREEZE")
+        if frozen.errno:
+            what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
+            raise BusyError if frozen.errno == errno.EBUSY else CellError(what, where="FREEZE")
+
+    async def _released(self) -> None:
+        while self._held is not None:
+            await self._held.wait()
+
     async def ping(self, *, timeout_s: float = 10.0) -> float:
         """Seconds to the guest agent and back.
 
         Raises `CellError` when it doesn't answer in time; the connection stays.
         """
+        await self._released()
         began = anyio.current_time()
         mine = 0
 
@@ -238,6 +276,7 @@ class GuestClient:
                 self._connection.on_touched = on_touched
             return self._pump.wire.send_watch(payload, files=len(paths), max_touches=max_touches)
 
+        await self._released()
         await self._pump.send(make)
         return await self._answer(Watched, timeout_s, "did not answer WATCH")
 
@@ -265,7 +304,7 @@ class GuestClient:
         keep: Keep = "head",
         keep_bytes: int | None = None,
         on_output: OnOutput | None = None,
-    ) -> ExecOutcome:
+    ) -> ExecOutput:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
         Args:
@@ -292,7 +331,7 @@ class GuestClient:
             )
             for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
         }
-        async with self._exec_operation(
+        async with self.open_exec(
             replace(request, stdin=request.stdin or input is not None)
         ) as operation:
             async with _feeding(operation, input if input is not None else b""):
@@ -301,40 +340,19 @@ class GuestClient:
                         on_output(*chunk)
                     kept[chunk[0]].feed(chunk[1])
             stdout, stderr = kept[Stream.STDOUT], kept[Stream.STDERR]
-            return RunningExec(operation).outcome(
+            return operation.output(
                 kept=(stdout.kept, stderr.kept),
                 dropped=(stdout.dropped_bytes, stderr.dropped_bytes),
             )
 
     @asynccontextmanager
-    async def open_exec(self, request: ExecRequest) -> AsyncIterator[RunningExec]:
+    async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
         """Run a command and talk to it.
 
         The guest may be at most a window (1 MiB) ahead of the reader. Leaving the block kills
         what still runs.
         """
-        async with self._exec_operation(request) as operation:
-            yield RunningExec(operation)
-
-    @asynccontextmanager
-    async def _exec_operation(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        limit_s = request.timeout_s
-        if limit_s is not None and not limit_s > 0:
-            raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
-        body = frames.exec_body(
-            argv=request.argv,
-            env=request.env,
-            cwd=request.cwd,
-            user=request.user,
-            timeout_ms=0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
-            stdout_cap=request.max_stdout_bytes,
-            stderr_cap=request.max_stderr_bytes,
-            stdin_open=request.stdin,
-            pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
-            probe=request.probe,
-            alone=request.alone,
-            service=request.service,
-        )
+        body, limit_s = frames.exec_body(request), request.timeout_s
         async with self.operation(
             OpKind.EXEC,
             body,
@@ -343,6 +361,7 @@ class GuestClient:
             # a terminal has no standard error of its own
             stderr=request.max_stderr_bytes if request.pty is None else None,
             stdin_open=request.stdin,
+            user=request.user,
         ) as operation:
             yield operation
 
@@ -357,7 +376,7 @@ class GuestClient:
         cwd: str = "",
         mode: int | None = None,
         owner: str = "",
-        append: bool = False,
+        is_directory: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         """Write a file: parents are made, and the target changes only when all is written.
@@ -365,12 +384,19 @@ class GuestClient:
         Args:
             path: relative paths resolve against `cwd`. mode: None keeps an existing file's, else
                 0644 under the umask. owner: "" is `user`.
+            is_directory: make a directory instead, without contents; one that is there gets mode
+                and owner.
 
         Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path;
         `TimeoutError`; `ValueError`; `CellError`.
         """
         body = frames.write_body(
-            user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append
+            user=user,
+            cwd=cwd,
+            path=path,
+            mode=mode,
+            owner=owner,
+            directory=is_directory,
         )
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
             await feed_file(operation, contents, path, timeout_s)
@@ -409,19 +435,6 @@ class GuestClient:
             judge(operation, path, timeout_s)
         return bytes(contents)
 
-    async def make_directory(
-        self, path: str, *, mode: int | None, owner: str, timeout_s: float | None = None
-    ) -> None:
-        """Make a directory with its parents, as root; one that is there gets mode and owner.
-
-        Raises as `write_file`.
-        """
-        body = frames.write_body(
-            user="0", cwd="/", path=path, mode=mode, owner=owner, directory=True
-        )
-        async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
-            await feed_file(operation, b"", path, timeout_s)
-
     @asynccontextmanager
     async def operation(
         self,
@@ -432,6 +445,7 @@ class GuestClient:
         stdout: int | None = None,
         stderr: int | None = None,
         stdin_open: bool = False,
+        user: str = "",
     ) -> AsyncIterator[Operation]:
         """Start an operation once a slot is free; it is ended when the block is left.
 
@@ -441,7 +455,7 @@ class GuestClient:
         if self._slots is None:
             raise RuntimeError("hello() comes first")
         async with self._slots:
-            operation = Operation(self._pump, self._timeout)
+            operation = Operation(self._pump, self._timeout, user=user)
 
             def begin() -> bytes:
                 operation.op, message = self._pump.wire.start(
@@ -451,6 +465,7 @@ class GuestClient:
                 return message
 
             try:
+                await self._released()
                 await self._pump.send(begin)
                 if timeout_s is not None:
                     operation.deadline = anyio.current_time() + timeout_s

@@ -7,12 +7,16 @@ and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: errors of the calle
 from __future__ import annotations
 
 import errno
+import math
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from belljar.channel.requests import ExecRequest
 
 PROTOCOL_VERSION: Final = 1
 MAX_PAYLOAD_BYTES: Final = 65_536
@@ -54,6 +58,8 @@ class FrameType(IntEnum):
     WATCH = 0x0B
     WATCHED = 0x0C
     TOUCHED = 0x0D
+    FREEZE = 0x0E
+    FROZEN = 0x0F
     PART = 0x10
     START = 0x11
     DATA = 0x12
@@ -192,47 +198,31 @@ def counted_list(values: Iterable[bytes]) -> bytes:
     return _U32.pack(len(items)) + b"".join(items)
 
 
-def exec_body(
-    *,
-    argv: Sequence[str | bytes],
-    env: Mapping[str, str],
-    cwd: str,
-    user: str,
-    timeout_ms: int,
-    stdout_cap: int,
-    stderr_cap: int,
-    stdin_open: bool,
-    pty: tuple[int, int] | None,
-    probe: bool = False,
-    alone: bool = False,
-    service: bool = False,
-) -> bytes:
-    """The request of an exec.
-
-    `timeout_ms` 0 is none; `pty` is (rows, columns); `probe`: the guest agent's own program;
-    `alone`: with nothing beside it; `service`: as process 1 of a PID namespace of its own.
-    """
-    if not argv:
+def exec_body(request: ExecRequest) -> bytes:
+    """The request of an exec. Raises `ValueError` also for a timeout that is none."""
+    if not request.argv:
         raise ValueError("argv is empty; name the program to run")
-    if alone and not probe:
+    if request.alone and not request.probe:
         raise ValueError("only the probe program is run alone")
-    flags = (
-        (1 if stdin_open else 0)
-        | (2 if pty is not None else 0)
-        | (4 if probe else 0)
-        | (8 if alone else 0)
-        | (16 if service else 0)
+    limit_s, pty = request.timeout_s, request.pty
+    if limit_s is not None and not limit_s > 0:
+        raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
+    switches = (request.stdin, pty is not None, request.probe, request.alone, request.service)
+    head = (
+        sum(1 << bit for bit, is_set in enumerate(switches) if is_set),
+        0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
+        request.max_stdout_bytes,
+        request.max_stderr_bytes,
+        *((0, 0) if pty is None else (pty.rows, pty.cols)),
     )
-    rows, columns = pty or (0, 0)
+    words = (text_bytes(word, f"argv[{index}]") for index, word in enumerate(request.argv))
     return b"".join(
         (
-            pack(_EXEC_HEAD, flags, timeout_ms, stdout_cap, stderr_cap, rows, columns),
-            counted(text_bytes(user, "user")),
-            counted(text_bytes(cwd, "cwd")),
-            counted_list(
-                text_bytes(argument, f"argv[{index}]") for index, argument in enumerate(argv)
-            ),
-            counted_list(_variable(name, value) for name, value in env.items()),
+            pack(_EXEC_HEAD, *head),
+            counted(text_bytes(request.user, "user")),
+            counted(text_bytes(request.cwd, "cwd")),
+            counted_list(words),
+            counted_list(_variable(name, value) for name, value in request.env.items()),
         )
     )
 
@@ -249,14 +239,13 @@ def write_body(
     path: str,
     mode: int | None,
     owner: str,
-    append: bool = False,
     directory: bool = False,
 ) -> bytes:
     """The request of a file write, or of a directory; parents are made. `mode` None keeps what
     there is."""
     if mode is not None and not 0 <= mode <= 0o7777:
         raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
-    head = _U32.pack((1 if append else 0) | (4 if directory else 0)) + place(user, cwd, path)
+    head = _U32.pack(4 if directory else 0) + place(user, cwd, path)
     return (
         head + _U32.pack(KEEP_MODE if mode is None else mode) + counted(text_bytes(owner, "owner"))
     )

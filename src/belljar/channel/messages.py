@@ -10,6 +10,7 @@ from typing import Final, NoReturn, TypeAlias
 from belljar.channel.frames import (
     MAX_TEXT_BYTES,
     FrameType,
+    OpKind,
     Outcome,
     RenewedBit,
     ResultFlag,
@@ -18,6 +19,9 @@ from belljar.channel.frames import (
 )
 from belljar.dataclass import dataclass
 from belljar.errors import ProtocolViolation
+
+MAX_ERRNO: Final = 4_095
+MAX_SIGNAL: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,13 @@ class Renewed:
 
     done: RenewedBit
     detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """The workload was stopped, or goes on (`errno` 0), or was not."""
+
+    errno: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +153,7 @@ GuestEvent: TypeAlias = (
     | Welcome
     | Configured
     | Renewed
+    | Frozen
     | Pong
     | Watched
     | Touched
@@ -224,3 +236,22 @@ class Payload:
     def violated(self, what: str) -> NoReturn:
         """Raise `ProtocolViolation` for this frame."""
         violated(what, self._kind, self._op)
+
+
+def check_ending(
+    kind: OpKind, outcome: Outcome, code: int, payload: Payload, *, has_started: bool
+) -> None:
+    """Refuse a code out of its range, a file operation's exit status, an unstarted success."""
+    is_exec = kind is OpKind.EXEC
+    codes = {
+        Outcome.EXITED: range(256 if is_exec else 1),
+        Outcome.SIGNALED: range(1, MAX_SIGNAL + 1),
+        Outcome.NOT_STARTED: range(1, MAX_ERRNO + 1),
+        Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else MAX_ERRNO + 1),
+    }
+    if code not in codes[outcome]:
+        payload.violated(f"outcome {outcome.name} with code {code}")
+    is_late = outcome is Outcome.NOT_STARTED and has_started and is_exec
+    if is_late or (outcome is Outcome.EXITED and not has_started):
+        negated = "" if has_started else "not "
+        payload.violated(f"outcome {outcome.name} of an operation that was {negated}started")

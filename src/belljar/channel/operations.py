@@ -21,7 +21,7 @@ import anyio.to_thread
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, SignalScope, Stream
 from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
-from belljar.channel.outcomes import ExecOutcome, file_error, outcome_of
+from belljar.channel.outcomes import ExecOutput, file_error, output_of
 from belljar.channel.pump import Pump
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
@@ -48,11 +48,14 @@ DEFAULT_TIMEOUT: Final = Timeout()
 class Operation:
     """A live operation's mailbox and its verbs.
 
+    A command's, as `GuestClient.open_exec` gives it: iterate it for `(stream, bytes)`, then `wait`.
+    One task iterates; others may send.
+
     Output that was not taken is held as one buffer per stream: so the window bounds the memory,
     however small the guest's frames are.
     """
 
-    def __init__(self, pump: Pump, timeout: Timeout) -> None:
+    def __init__(self, pump: Pump, timeout: Timeout, *, user: str = "") -> None:
         self.waiters: set[anyio.Event] = set()
         self.result: Result | None = None
         self.size_bytes = 0
@@ -60,6 +63,7 @@ class Operation:
         self.discarded = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
         self._timeout = timeout
+        self._user = user
         self.op = 0
         self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
         self._streams_ended: set[Stream] = set()
@@ -85,7 +89,15 @@ class Operation:
         elif isinstance(event, Eof):
             self._streams_ended.add(event.stream)
 
-    async def send_stdin(self, content: bytes) -> bool:
+    async def send_stdin(self, content: bytes) -> None:
+        """Send bytes to its standard input; waits while the guest's window is full.
+
+        Raises `BrokenPipeError` when the command has ended.
+        """
+        if not await self.offer_stdin(content):
+            raise BrokenPipeError("the command has ended and reads no more")
+
+    async def offer_stdin(self, content: bytes) -> bool:
         """Send all of it as the guest grants credit.
 
         False when the operation ended before all was sent; the rest is dropped.
@@ -113,13 +125,70 @@ class Operation:
         """End standard input; more than once does nothing."""
         await self._pump.send(lambda: self._pump.wire.send_eof(self.op))
 
-    async def send_signal(self, signo: int, scope: SignalScope) -> None:
-        """Send a signal; nothing happens when the operation has ended."""
+    async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
+        """Send a signal to its main process, or to everything it started.
+
+        Nothing happens when it has ended.
+        """
+        scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
+        await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
+
+    async def leave(self) -> None:
+        """End the operation of a service's program, which runs on by itself."""
+        signo, scope = signal.SIGCONT, SignalScope.LEAVE
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Tell the terminal's new size."""
+        """Tell its terminal the new size, each 1 to 65,535; nothing happens without a terminal."""
         await self._pump.send(lambda: self._pump.wire.send_resize(self.op, rows, cols))
+
+    def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        return self
+
+    async def __anext__(self) -> tuple[Stream, bytes]:
+        if (chunk := await self.next_chunk()) is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def receive_stdout(self) -> bytes | None:
+        """What has come of its standard output; None when that has ended. It may run on."""
+        while (chunk := await self.next_chunk(until=Stream.STDOUT)) is not None:
+            if chunk[0] is Stream.STDOUT:
+                return chunk[1]
+            self.discarded[chunk[0]] += len(chunk[1])
+        return None
+
+    async def wait(self) -> ExecOutput:
+        """The command's outcome, when it has ended.
+
+        Output that was not iterated is dropped and counted. Raises `CellError` when the cell dies
+        first.
+        """
+        async for stream, chunk in self:
+            self.discarded[stream] += len(chunk)
+        return self.output()
+
+    async def wait_ended(self) -> None:
+        """Wait for its end and take no output: one that fills the window doesn't end.
+
+        Raises as `wait`.
+        """
+        await self._wait(lambda: self.result is not None)
+
+    def output(
+        self, *, kept: tuple[bytes, bytes] = (b"", b""), dropped: tuple[int, int] = (0, 0)
+    ) -> ExecOutput:
+        """Return the command's outcome with what the caller kept and dropped.
+
+        Raises `RuntimeError` before it has ended.
+        """
+        lost = (
+            dropped[0] + self.discarded[Stream.STDOUT],
+            dropped[1] + self.discarded[Stream.STDERR],
+        )
+        return output_of(
+            self.ended(), kept=kept, dropped=lost, is_overdue=self.overdue, user=self._user
+        )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
         """All that has arrived of one stream, or None after the last.
@@ -220,89 +289,13 @@ class Operation:
         if not self._discards:
             self._discards = True
             self._credit_owed += sum(len(arrived) for arrived in self._arrived.values())
-        await self.send_signal(signal.SIGKILL, SignalScope.WHOLE_TREE)
+        await self.signal(signal.SIGKILL, whole_tree=True)
         while self.result is None:
             await self._return_credit()
             await self._pump.wait_until(
                 self,
                 lambda: self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES,
             )
-
-
-class RunningExec:
-    """A command that runs, made by `GuestClient.open_exec`.
-
-    Iterate it for `(stream, bytes)`, then `wait`. One task iterates; others may send.
-    """
-
-    def __init__(self, operation: Operation) -> None:
-        self._operation = operation
-        self._dropped = {Stream.STDOUT: 0, Stream.STDERR: 0}
-
-    async def send_stdin(self, content: bytes) -> None:
-        """Send bytes to its standard input; waits while the guest's window is full.
-
-        Raises `BrokenPipeError` when the command has ended.
-        """
-        if not await self._operation.send_stdin(content):
-            raise BrokenPipeError("the command has ended and reads no more")
-
-    async def close_stdin(self) -> None:
-        """End its standard input. Its output goes on; closing again does nothing."""
-        await self._operation.close_stdin()
-
-    async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
-        """Send a signal to its main process, or to everything it started.
-
-        Nothing happens when it has ended.
-        """
-        scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
-        await self._operation.send_signal(signo, scope)
-
-    async def leave(self) -> None:
-        """End the operation of a service's program, which runs on by itself."""
-        await self._operation.send_signal(signal.SIGCONT, SignalScope.LEAVE)
-
-    async def resize(self, rows: int, cols: int) -> None:
-        """Tell its terminal the new size, each 1 to 65,535; nothing happens without a terminal."""
-        await self._operation.resize(rows, cols)
-
-    def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        return self
-
-    async def __anext__(self) -> tuple[Stream, bytes]:
-        if (chunk := await self._operation.next_chunk()) is None:
-            raise StopAsyncIteration
-        return chunk
-
-    async def receive_stdout(self) -> bytes | None:
-        """What has come of its standard output; None when that has ended. It may run on."""
-        while (chunk := await self._operation.next_chunk(until=Stream.STDOUT)) is not None:
-            if chunk[0] is Stream.STDOUT:
-                return chunk[1]
-            self._dropped[chunk[0]] += len(chunk[1])
-        return None
-
-    async def wait(self) -> ExecOutcome:
-        """Its outcome, when it has ended.
-
-        Output that was not iterated is dropped and counted. Raises `CellError` when the cell dies
-        first.
-        """
-        while (chunk := await self._operation.next_chunk()) is not None:
-            self._dropped[chunk[0]] += len(chunk[1])
-        return self.outcome(
-            kept=(b"", b""), dropped=(self._dropped[Stream.STDOUT], self._dropped[Stream.STDERR])
-        )
-
-    def outcome(self, *, kept: tuple[bytes, bytes], dropped: tuple[int, int]) -> ExecOutcome:
-        """The outcome with what the caller kept and dropped.
-
-        Raises `RuntimeError` before the command has ended.
-        """
-        result, discarded = self._operation.ended(), self._operation.discarded
-        dropped = (dropped[0] + discarded[Stream.STDOUT], dropped[1] + discarded[Stream.STDERR])
-        return outcome_of(result, kept=kept, dropped=dropped, overdue=self._operation.overdue)
 
 
 Contents: TypeAlias = bytes | AsyncIterable[bytes]
@@ -318,7 +311,7 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
     A small input is sent first: it fits the window and needs no second task.
     """
     if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
-        await operation.send_stdin(contents)
+        await operation.offer_stdin(contents)
         await operation.close_stdin()
         yield
         return
@@ -340,11 +333,11 @@ async def feed(operation: Operation, contents: Contents) -> None:
     A generator is closed in any case: nothing else would close it.
     """
     if isinstance(contents, bytes):
-        await operation.send_stdin(contents)
+        await operation.offer_stdin(contents)
     else:
         try:
             async for piece in contents:
-                if not await operation.send_stdin(piece):
+                if not await operation.offer_stdin(piece):
                     break
         finally:
             if isinstance(contents, AsyncGenerator):

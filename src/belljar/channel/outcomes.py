@@ -1,4 +1,4 @@
-"""Requests to a guest and their outcomes, as frozen data.
+"""Outcomes of requests to a guest, as frozen data.
 
 A failed file operation is the builtin error that it means.
 """
@@ -7,99 +7,58 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import ClassVar, Final
 
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass
 from belljar.units import printable
 
+MAX_SHOWN_CHARS: Final = 500
+"""Of a failed command's standard error, in the message."""
+
+
+class OutputTexts:
+    """The two streams of a command as text."""
+
+    __slots__ = ()
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def stdout_text(self) -> str:
+        """`stdout` as UTF-8; what isn't is replaced by U+FFFD. The guest's word."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """`stderr`, likewise."""
+        return self.stderr.decode("utf-8", "replace")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PtySize:
-    """A terminal's size in characters, each 1 to 65,535."""
+class ExecOutput(OutputTexts):
+    """How a command ended. A command that fails is a result, not an error.
 
-    rows: int
-    cols: int
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.rows <= 0xFFFF and 1 <= self.cols <= 0xFFFF):
-            raise ValueError(
-                f"a terminal of {self.rows} rows and {self.cols} columns; 1 to 65535 are allowed"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecRequest:
-    """One command.
+    All of it is the guest's word, except `host_limits` and bytes that the host dropped.
 
     Attributes:
-        argv: the program and its arguments, as they are: no shell. With `env` and paths at most 4
-            MiB.
-        env: exactly these, besides HOME, USER, LOGNAME and SHELL, which the guest sets from passwd
-            unless given.
-        cwd: `""` is the user's home. user: name, uid or `uid:gid`; `""` is root.
-        timeout_s: then the command's whole tree is killed in the guest; None is never. At least a
-            millisecond.
-        max_stdout_bytes: bytes beyond it are dropped in the guest and counted; with a `pty`
-            everything is stdout.
-        pty: run on a terminal of that size.
-        stdin: keep standard input open for what is sent; else it is empty.
-        probe: run the guest agent's own probe program instead of one of the image, as this user and
-            as confined as any; `argv` is handed to it as it is, and `argv[0]` is not looked for. A
-            guest that has none says so: not started, ENOENT.
-        alone: with `probe` only. First everything of the workload is ended, every command's
-            processes and what they left running; the program starts when none is left, else it is
-            not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
-        service: as process 1 of a PID namespace of its own, which what starts meanwhile joins; its
-            output goes to a file of the cell. Not with `pty`, `stdin` or `probe`.
-    """
-
-    argv: Sequence[str | bytes]
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str = ""
-    user: str = ""
-    timeout_s: float | None = None
-    max_stdout_bytes: int = 10 << 20
-    max_stderr_bytes: int = 10 << 20
-    pty: PtySize | None = None
-    stdin: bool = False
-    probe: bool = False
-    alone: bool = False
-    service: bool = False
-
-
-class ExecStatus(StrEnum):
-    """How a command ended; the meaning of `ExecOutcome.code`."""
-
-    EXITED = "exited"
-    SIGNALED = "signaled"
-    NOT_STARTED = "not_started"
-    IO_FAILED = "io_failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecOutcome:
-    """How a command ended, as the guest reports.
-
-    A command that fails is a result, not an error.
-
-    Attributes:
-        code: the exit status, the signal's number, or the errno, as `status` says.
-        stdout: what was kept; empty when the output was streamed to the caller.
-        stdout_dropped_bytes: bytes of the stream that are not in `stdout` (nor were streamed).
+        returncode: as a shell's: the exit status, or 128 + the signal; 127 when the command was
+            not found, 126 when it could not be executed.
+        code: the bare status or signal.
+        stdout, stderr: at most what was asked for; `*_dropped_bytes` counts the rest. Empty when
+            the output was iterated.
         timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
-        runs_on: `RunningExec.leave` let it go. program_ended: the service's program ended with it.
-        processes_full, disk_full: while it ran there were as many processes as there may be, or no
-            more room for files.
-        stage, detail: where and why it could not start. `detail` is the guest's text: escape it
-            where it is shown.
+        runs_on: a service's program that was let go. program_ended: it ended with this command.
+        host_limits: limits that the host saw fire meanwhile.
+        processes_full, disk_full: the same by the guest agent's report.
+        not_started_errno, stage, detail: why it did not start; `detail` is guest-controlled.
+        user: to run as.
     """
 
-    status: ExecStatus
+    returncode: int
     code: int
+    signalled: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
     stdout_dropped_bytes: int = 0
@@ -112,28 +71,82 @@ class ExecOutcome:
     disk_full: bool = False
     runs_on: bool = False
     program_ended: bool = False
-    duration_s: float = 0.0
-    stage: Stage = Stage.NONE
+    host_limits: tuple[str, ...] = ()
+    not_started_errno: int | None = None
+    stage: str = ""
     detail: str = ""
+    duration_s: float = 0.0
+    user: str = ""
 
     @property
-    def returncode(self) -> int:
-        """As a shell has it: the status, or 128 + the signal.
+    def success(self) -> bool:
+        """Ran, and ended with status 0."""
+        return self.returncode == 0 and not self.timed_out
 
-        127 for a program that isn't there, 126 for one that can't be run.
+    def check(self) -> ExecOutput:
+        """Return this output, if the command succeeded. Raises `CommandError` otherwise."""
+        if not self.success:
+            raise CommandError(self)
+        return self
+
+    @property
+    def limits_hit(self) -> tuple[str, ...]:
+        """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`,
+        `disk`.
+
+        A process's own limits (open files, EMFILE) are known to it and the kernel alone.
         """
-        match self.status:
-            case ExecStatus.EXITED:
-                return self.code
-            case ExecStatus.SIGNALED:
-                return 128 + self.code
-            case _:
-                return 127 if self.code in (errno.ENOENT, errno.ENOTDIR) else 126
+        flags = {
+            "exec_timeout": self.timed_out,
+            "memory": self.out_of_memory,
+            "output": self.output_cap_reached,
+            "processes": self.processes_full,
+            "disk": self.disk_full,
+        }
+        fired = (name for name, hit in flags.items() if hit)
+        return tuple(dict.fromkeys((*fired, *self.host_limits)))
 
     @property
-    def stage_name(self) -> str:
-        """`stage` as a word: `user`, `cwd`, `exec`, …; empty when nothing failed."""
-        return self.stage.name.lower() if self.stage else ""
+    def why_not_started(self) -> str:
+        """One line for a person, or `""` when the command ran.
+
+        Escape it where it is shown: `detail` is guest-controlled.
+        """
+        code, stage, detail = self.not_started_errno, self.stage, self.detail
+        if code is None:
+            return ""
+        name, _, group = self.user.partition(":")
+        if stage == "user" and code == errno.ENOENT:
+            is_group = detail.startswith(":")
+            return f"the image has no {f'group `{group}`' if is_group else f'user `{name}`'}"
+        if stage == "cwd" and code == errno.ENOENT:
+            return f"there is no directory `{detail}` in the cell"
+        if stage == "cwd" and code == errno.ENOTDIR:
+            return f"`{detail}` is not a directory in the cell"
+        if stage == "cwd" and code in (errno.EACCES, errno.EPERM):
+            return f"user `{name or 'root'}` can't enter `{detail}`"
+        return ": ".join(part for part in (stage, detail, os.strerror(code)) if part)
+
+
+class CommandError(Exception):
+    """A command did not succeed, raised by `ExecOutput.check` alone.
+
+    `output` has what it gave back.
+    """
+
+    def __init__(self, output: ExecOutput) -> None:
+        super().__init__(output)
+        self.output = output
+
+    def __str__(self) -> str:
+        output = self.output
+        ended = f"the command ended with status {output.returncode}"
+        if output.timed_out:
+            ended = "the command timed out"
+        elif output.not_started_errno is not None:
+            ended = "the command did not start"
+        last = output.why_not_started or output.stderr_text[-MAX_SHOWN_CHARS:].strip()
+        return f"{ended}: {printable(last, max_chars=MAX_SHOWN_CHARS)}" if last else ended
 
 
 class FileTooLarge(OSError):  # noqa: N818 - named as its builtin siblings are
@@ -158,32 +171,49 @@ class FileTooLarge(OSError):  # noqa: N818 - named as its builtin siblings are
 _BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS})
 
 
-def outcome_of(
-    result: Result, *, kept: tuple[bytes, bytes], dropped: tuple[int, int], overdue: bool
-) -> ExecOutcome:
-    """The guest's RESULT with what the host kept and dropped.
+def output_of(
+    result: Result,
+    *,
+    kept: tuple[bytes, bytes],
+    dropped: tuple[int, int],
+    is_overdue: bool,
+    user: str = "",
+) -> ExecOutput:
+    """Return the guest's RESULT of a command with what the host kept and dropped.
 
-    `overdue`: the host's own deadline had passed.
+    `is_overdue`: the host's own deadline had passed.
     """
-    return ExecOutcome(
-        status=ExecStatus[result.outcome.name],
-        code=result.code,
+    code, flags, failed = result.code, result.flags, None
+    match result.outcome:
+        case Outcome.EXITED:
+            returncode = code
+        case Outcome.SIGNALED:
+            returncode = 128 + code
+        case _:
+            returncode = 127 if code in (errno.ENOENT, errno.ENOTDIR) else 126
+            failed = code
+    is_killed = ResultFlag.KILLED in flags
+    return ExecOutput(
+        returncode=returncode,
+        code=code,
+        signalled=result.outcome is Outcome.SIGNALED,
         stdout=kept[0],
         stderr=kept[1],
         stdout_dropped_bytes=result.stdout_dropped_bytes + dropped[0],
         stderr_dropped_bytes=result.stderr_dropped_bytes + dropped[1],
-        timed_out=ResultFlag.TIMED_OUT in result.flags
-        or (overdue and ResultFlag.KILLED in result.flags),
-        killed=ResultFlag.KILLED in result.flags,
-        out_of_memory=ResultFlag.OUT_OF_MEMORY in result.flags,
-        output_cap_reached=ResultFlag.CAP_REACHED in result.flags,
-        processes_full=ResultFlag.PROCESSES_FULL in result.flags,
-        disk_full=ResultFlag.DISK_FULL in result.flags,
-        runs_on=ResultFlag.RUNS_ON in result.flags,
-        program_ended=ResultFlag.PROGRAM_ENDED in result.flags,
-        duration_s=result.duration_ns / 1e9,
-        stage=result.stage,
+        timed_out=ResultFlag.TIMED_OUT in flags or (is_overdue and is_killed),
+        killed=is_killed,
+        out_of_memory=ResultFlag.OUT_OF_MEMORY in flags,
+        output_cap_reached=ResultFlag.CAP_REACHED in flags,
+        processes_full=ResultFlag.PROCESSES_FULL in flags,
+        disk_full=ResultFlag.DISK_FULL in flags,
+        runs_on=ResultFlag.RUNS_ON in flags,
+        program_ended=ResultFlag.PROGRAM_ENDED in flags,
+        not_started_errno=failed,
+        stage=result.stage.name.lower() if result.stage else "",
         detail=result.detail,
+        duration_s=result.duration_ns / 1e9,
+        user=user,
     )
 
 

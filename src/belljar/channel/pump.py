@@ -76,20 +76,6 @@ class Pump:
         """The operation is over."""
         self._operations.pop(op, None)
 
-    def change_loop(self) -> None:
-        """Belong to the event loop that comes next.
-
-        Raises `RuntimeError` while an operation runs or anyone waits.
-        """
-        if (
-            self._operations
-            or self._followers
-            or self._lead is not None
-            or self._send_lock.locked()
-        ):
-            raise RuntimeError("the channel is in use in its event loop")
-        self._send_lock = anyio.Lock(fast_acquire=True)
-
     async def close(self) -> None:
         """End the connection from this side."""
         self.fail(

@@ -26,11 +26,14 @@ from belljar.channel.frames import (
     Stream,
 )
 from belljar.channel.messages import (
+    MAX_ERRNO,
+    MAX_SIGNAL,
     Configured,
     Credit,
     Data,
     Eof,
     Fatal,
+    Frozen,
     GuestEvent,
     Payload,
     Pong,
@@ -41,6 +44,7 @@ from belljar.channel.messages import (
     Touched,
     Watched,
     Welcome,
+    check_ending,
     violated,
 )
 from belljar.dataclass import dataclass
@@ -49,8 +53,6 @@ from belljar.errors import ProtocolViolation
 _DATA: Final = int(FrameType.DATA)
 _RESULT: Final = struct.Struct("<BBHiQQQ")
 _MAX_COUNT: Final = (1 << 63) - 1
-_MAX_ERRNO: Final = 4_095
-_MAX_SIGNAL: Final = 64
 _RENEWED_BITS: Final = 63
 _OP_LIMIT: Final = (1 << 32) - 1
 
@@ -84,7 +86,7 @@ class HostConnection:
         self._nonce: bytes | None = None
         self._welcome: Welcome | None = None
         self._awaits_configured = False
-        self._awaits_renewed = False
+        self._awaits_renewed = self._awaits_frozen = False
         self._renewed = False
         self._pings: deque[int] = deque()
         self._watches: deque[int] = deque()
@@ -96,6 +98,7 @@ class HostConnection:
             FrameType.WELCOME: self._on_welcome,
             FrameType.CONFIGURED: self._on_configured,
             FrameType.RENEWED: self._on_renewed,
+            FrameType.FROZEN: self._on_frozen,
             FrameType.PONG: self._on_pong,
             FrameType.WATCHED: self._on_watched,
             FrameType.TOUCHED: self._on_touched,
@@ -222,7 +225,7 @@ class HostConnection:
             payload.violated("a CONFIGURED that was not asked for")
         self._awaits_configured = False
         code = payload.u32()
-        if code > _MAX_ERRNO:
+        if code > MAX_ERRNO:
             payload.violated(f"errno {code}")
         return Configured(errno=code, detail=payload.text())
 
@@ -235,6 +238,15 @@ class HostConnection:
             payload.violated(f"done bits {done:#x}")
         return Renewed(done=RenewedBit(done), detail=payload.text())
 
+    def _on_frozen(self, payload: Payload) -> Frozen:
+        if not self._awaits_frozen:
+            payload.violated("a FROZEN that was not asked for")
+        self._awaits_frozen = False
+        code = payload.u32()
+        if code > MAX_ERRNO:
+            payload.violated(f"errno {code}")
+        return Frozen(errno=code)
+
     def _on_pong(self, payload: Payload) -> Pong:
         cookie = payload.u64()
         if not self._pings or self._pings.popleft() != cookie:
@@ -245,10 +257,10 @@ class HostConnection:
         if not self._watches:
             payload.violated("a WATCHED that was not asked for")
         asked, code, count = self._watches.popleft(), payload.u32(), payload.u32()
-        if code > _MAX_ERRNO or count not in (0, asked) or (count != asked and not code):
+        if code > MAX_ERRNO or count not in (0, asked) or (count != asked and not code):
             payload.violated(f"errno {code} and {count} answers for {asked} files")
         errors = tuple(payload.u32() for _ in range(count))
-        if any(error > _MAX_ERRNO for error in errors):
+        if any(error > MAX_ERRNO for error in errors):
             payload.violated("an errno that can't be")
         self._watched_files = count
         return Watched(errno=code, errors=errors)
@@ -323,7 +335,7 @@ class HostConnection:
             payload.violated("a program that runs on, and was not let go")
         if max(stdout_dropped, stderr_dropped, duration) > _MAX_COUNT:
             payload.violated("a count that can't be")
-        _check_ending(state, Outcome(outcome), code, payload)
+        check_ending(state.kind, Outcome(outcome), code, payload, has_started=state.started)
         del self._live[op]
         return Result(
             op=op,
@@ -360,6 +372,14 @@ class HostConnection:
         self._in_order(holds=not self._awaits_renewed)
         message = frames.frame(FrameType.RENEW, 0, payload)
         self._awaits_renewed = True
+        return message
+
+    def send_freeze(self, *, on: bool, realtime_ns: int) -> bytes:
+        """FREEZE; one at a time. `realtime_ns`: the clock, as the workload goes on."""
+        self._in_order(holds=self._renewed and not self._awaits_frozen)
+        payload = bytes((on,)) + realtime_ns.to_bytes(8, "little")
+        message = frames.frame(FrameType.FREEZE, 0, payload)
+        self._awaits_frozen = True
         return message
 
     def send_ping(self, cookie: int) -> bytes:
@@ -452,8 +472,8 @@ class HostConnection:
 
     def send_signal(self, op: int, signo: int, scope: frames.SignalScope) -> bytes:
         """A signal, 1 to 64. Nothing when the operation died."""
-        if not 1 <= signo <= _MAX_SIGNAL:
-            raise ValueError(f"{signo} is not a signal; 1 to {_MAX_SIGNAL}")
+        if not 1 <= signo <= MAX_SIGNAL:
+            raise ValueError(f"{signo} is not a signal; 1 to {MAX_SIGNAL}")
         if op not in self._live:
             return b""
         self._live[op].left |= scope is frames.SignalScope.LEAVE
@@ -473,20 +493,3 @@ class HostConnection:
         if self._welcome is None or not holds:
             raise RuntimeError("the order is HELLO, RENEW and their answers, then operations")
         return self._welcome
-
-
-def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload) -> None:
-    """No code out of its range, no file operation with an exit status, no success unstarted."""
-    is_exec = state.kind is OpKind.EXEC
-    codes = {
-        Outcome.EXITED: range(256 if is_exec else 1),
-        Outcome.SIGNALED: range(1, _MAX_SIGNAL + 1),
-        Outcome.NOT_STARTED: range(1, _MAX_ERRNO + 1),
-        Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else _MAX_ERRNO + 1),
-    }
-    if code not in codes[outcome]:
-        payload.violated(f"outcome {outcome.name} with code {code}")
-    is_late = outcome is Outcome.NOT_STARTED and state.started and is_exec
-    if is_late or (outcome is Outcome.EXITED and not state.started):
-        negated = "" if state.started else "not "
-        payload.violated(f"outcome {outcome.name} of an operation that was {negated}started")

@@ -49,10 +49,7 @@ def check(*, address: str | None, as_json: bool) -> int:
         listed = [asdict(each) for each in findings]
         print_json({"air_gapped": is_gapped, "tried": address, "findings": listed})
     else:
-        rows = [
-            (printable(each.name), each.state.value, each.how, printable(each.evidence))
-            for each in findings
-        ]
+        rows = [[printable(text) for text in asdict(each).values()] for each in findings]
         states = [each.state.value for each in findings]
         for state, line in zip(states, table_lines(rows, max_chars=40), strict=True):
             click.echo(line.replace(state, click.style(state, fg=_STYLES[state]), 1))

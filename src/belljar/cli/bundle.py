@@ -29,8 +29,6 @@ from belljar.units import format_size, printable
 # A bare Debian has neither Python nor `mount`.
 _BASE = ("mount", "python3", "python3-venv")
 _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
-
-
 _KEY = click.option(
     "--key",
     metavar="FINGERPRINT",
@@ -59,9 +57,6 @@ def bundle() -> None:
     help="Also image and weights of this model cell, by its policy. Repeatable.",
 )
 @click.option(
-    "--weights", multiple=True, metavar="REF", help="Also these weights of the store. Repeatable."
-)
-@click.option(
     "--lock",
     type=click.Path(path_type=Path),
     help="Python packages by this file of exact versions and hashes. Default: the checkout's "
@@ -75,7 +70,6 @@ def create(
     task: str | None,
     task_args: list[str],
     models: tuple[str, ...],
-    weights: tuple[str, ...],
     lock: Path | None,
     as_json: bool,
 ) -> None:
@@ -87,17 +81,20 @@ def create(
 
     The digest that it prints must reach the other host by another way than the bundle.
     """
-    home, root = belljar_home(), Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[3]
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
         raise Misuse(f"{others[0]} has no block `model`")
+    previews = check_tasks([task, *task_args], OperatorOptions()) if task else []
+    if refused := [each.error for each in previews if each.error is not None]:
+        raise refused[0]
+    cells += [each.policy.policy for each in previews if each.policy is not None]
     tools = [need for need in needs(debian_arch()) if not need.only_with]
-    of_task = _images_of(task, task_args) if task else ()
     contents = Contents(
-        images=("default", *images, *of_task, *(cell.image for cell in cells)),
+        images=("default", *images, *(image for cell in cells for image in cell.images)),
         packages=(*_BASE, *(need.package for need in tools if not need.backports)),
         newer=tuple(need.package for need in tools if need.backports),
-        weights=(*weights, *(cell.model.weights.sha256 for cell in cells if cell.model)),
+        weights=tuple(cell.model.weights.sha256 for cell in cells if cell.model),
         lock=lock or root / "requirements.lock",
         checkout=root,
     )
@@ -106,28 +103,24 @@ def create(
         if not as_json:
             click.echo(f"  {printable(line)}", err=True)
 
-    made = create_bundle(home, out.absolute(), contents, report=report)
-    digest, key, size_bytes = made.digest, made.signer, made.about["size_bytes"]
+    made = create_bundle(belljar_home(), out.absolute(), contents, report=report)
+    about = {
+        "path": str(out),
+        "digest": made.digest,
+        "key": made.signer,
+        "size_bytes": made.about["size_bytes"],
+        "items": len(made.digests),
+    }
     if as_json:
-        about = {"path": str(out), "digest": digest, "key": key, "size_bytes": size_bytes}
-        print_json({**about, "items": len(made.digests)})
+        print_json(about)
         return
-    click.echo(f"{out}: {len(made.digests)} items, {format_size(size_bytes)}")
-    click.echo(f"digest  {digest}\nkey     {key}")
     click.echo(
+        f"{out}: {len(made.digests)} items, {format_size(made.about['size_bytes'])}\n"
+        f"digest  {made.digest}\nkey     {made.signer}\n"
         "On the other host, in the bundle's directory, with the digest from here:\n"
-        f'  echo "{digest}  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS\n'
+        f'  echo "{made.digest}  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS\n'
         "  sh install.sh"
     )
-
-
-def _images_of(task: str, task_args: list[str]) -> tuple[str, ...]:
-    previews = check_tasks([task, *task_args], OperatorOptions())
-    refused = [each.error for each in previews if each.error is not None]
-    if refused:
-        raise refused[0]
-    policies = [each.policy for each in previews if each.policy is not None]
-    return tuple(dict.fromkeys(name for each in policies for name in each.policy.images))
 
 
 @bundle.command()
@@ -145,12 +138,14 @@ def verify(*, bundle: Path, key: str | None) -> None:
     with progress("verifying", quiet=False) as report:
         found = open_bundle(bundle, expected_key=key)
         found.verify(report)
-    size = format_size(found.about["size_bytes"])
-    click.echo(f"{printable(str(bundle))}: verified, {len(found.digests)} items, {size}")
     about = found.about
-    click.echo(f"  created {about['created']} by Belljar {about['belljar']}, digest {found.digest}")
     known = "the key that was expected" if key else "compared with no known key: give --key"
-    click.echo(f"  signed by {found.signer}\n  {known}")
+    click.echo(
+        f"{printable(str(bundle))}: verified, {len(found.digests)} items, "
+        f"{format_size(about['size_bytes'])}\n"
+        f"  created {about['created']} by Belljar {about['belljar']}, digest {found.digest}\n"
+        f"  signed by {found.signer}\n  {known}"
+    )
 
 
 @bundle.command()

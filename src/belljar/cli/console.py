@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
 
@@ -85,6 +86,18 @@ def key_option(command: Command) -> Command:
         "fingerprint",
         metavar="FINGERPRINT",
         help="The key that must have signed. Default: this host's, if it has one.",
+    )(command)
+
+
+def log_option(command: Command) -> Command:
+    """The option `--log`."""
+    return click.option(
+        "--log",
+        "logs",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where "
+        "it was written.",
     )(command)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -26,12 +24,9 @@ if TYPE_CHECKING:
     from belljar.report.samples import Row, RunFindings
 
 MAX_NETWORK_LINES: Final = 400
-# Of all samples, for a person; `findings.json` in the run directory has the rest.
-MAX_SIGNAL_LINES: Final = 200
-MAX_ROWS: Final = 20
-"""Of a table with more, equal rows are one."""
-MAX_EVENT_NUMBERS: Final = 10
-"""Event numbers that a line names."""
+MAX_SIGNAL_LINES: Final = 200  # Of all samples, for a person; `findings.json` has the rest
+MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
+MAX_EVENT_NUMBERS: Final = 10  # That a line names
 MAX_NAME_CHARS: Final = 40
 _REQUEST_COLUMNS: Final = (
     *("time (UTC)", "cell", "method", "what", "status"),
@@ -41,31 +36,6 @@ _SAMPLE_COLUMNS: Final = (
     *("sample", "score", "verdict", "probes", "cell", "commands"),
     *("in", "out", "time", "destroyed", "note"),
 )
-_OPERATIONS: Final = {"exec": "commands", "read_file": "file reads", "write_file": "file writes"}
-# The rules' words (`plan.rules.Reason`) that need explaining.
-WHY: Final = {
-    "connection": "",
-    "segment": "outside of any connection that is known",
-    "others": "for several reasons",
-    "spoofed": "a sender's address that is not the cell's",
-    "source_route": "a route of the sender's choice",
-    "options": "IPv4 options",
-    "forbidden": "an address that no policy can allow",
-    "neighbour": "another cell, which the policy does not let it reach there",
-    "port": "a port that is not served there",
-    "address": "an address that nobody has",
-    "udp": "UDP that nobody serves",
-    "icmp": "ICMP that nobody serves",
-    "rate": "too many a second",
-    "stray": "from no port of the range's",
-}
-
-
-def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
-    """The findings as JSON values."""
-    from belljar.report.samples import as_json
-
-    return {"run_dir": str(path), **as_json(findings)}
 
 
 def show_findings(
@@ -97,6 +67,7 @@ def show_findings(
 def _show(
     findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool, every: bool
 ) -> None:
+    from belljar.report.remarks import model_sentence, problems_and_errors
     from belljar.report.samples import headline
     from belljar.report.tools import tool_lines
 
@@ -105,7 +76,7 @@ def _show(
     if findings.rows:
         console.print(table(findings, every=every))
     lines = (
-        *model_lines(findings),
+        *map(model_sentence, findings.models),
         *network_lines(findings, findings.run_id, verbose=verbose),
         *signal_lines(findings, verbose=verbose),
         *remarks(findings),
@@ -116,7 +87,7 @@ def _show(
         console.print(line, markup=False)
     for line in findings.left.lines():
         console.print(line, markup=False, style="bold red" if findings.left.destinations else None)
-    for line in reasons(findings):
+    for line in problems_and_errors(findings):
         console.print(line, markup=False)
     verdict = findings.verdict.value
     colour = "void" if findings.exit_code and verdict == "contained" else verdict
@@ -172,14 +143,8 @@ def table(findings: RunFindings, *, every: bool = False) -> Table:
 def _cells(row: Row, *more: Row) -> list[str]:
     rows = (row, *more)
     transcript, verdict = row.transcript, row.verdict.value
-    degraded = [f"cell {cell}: {each}" for cell, each in row.degraded]
-    not_run = [
-        f"scorer: `{printable(name, max_chars=100)}` not found or not runnable, {count:,} time(s)"
-        for name, count in row.not_run.items()
-    ]
-    epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
-        f"{len(rows):,} samples" if more else f"{transcript.sample}{epoch}",
+        f"{len(rows):,} samples" if more else transcript.name,
         " ".join(transcript.scores.values()) or ("error" if transcript.error else "-"),
         f"[{COLOURS[verdict]}]{verdict}[/]",
         row.probed,
@@ -189,114 +154,21 @@ def _cells(row: Row, *more: Row) -> list[str]:
         format_size(sum(each.bytes_out for each in rows)),
         format_duration(sum(each.lasted_s for each in rows)),
         "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
-        "; ".join((*map(str, row.reasons), *degraded, *not_run, *transcript.notes)),
+        "; ".join((*map(str, row.reasons), *row.remarks)),
     ]
-
-
-def model_lines(findings: RunFindings) -> list[str]:
-    """An escaped line for each model cell."""
-    lines = []
-    for cell in findings.models:
-        if (use := cell.model) is None:
-            continue
-        probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
-        failed = f", {use.failed:,} failed" if use.failed else ""
-        tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
-        proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
-        device = "ON A NETWORK" if cell.range_id else "no network device"
-        lines.append(
-            f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
-            f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
-            f"{tokens}; probes {probed}; {proven}"
-        )
-    return lines
-
-
-def differing(findings: RunFindings) -> list[str]:
-    """Each difference once, with its samples."""
-    from belljar.differences import samples_named, sentences
-
-    samples: dict[str, dict[str, None]] = {}
-    for row in findings.rows:
-        for sentence in sentences(row.differences):
-            samples.setdefault(sentence, {})[row.transcript.sample] = None
-    if not samples:
-        return []
-    count = len({row.transcript.sample for row in findings.rows})
-    return [
-        "\nDifferent from what the task or the policy says:",
-        *(
-            f"  {sentence}" if len(named) == count else f"  {samples_named(named)}: {sentence}"
-            for sentence, named in samples.items()
-        ),
-    ]
-
-
-def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
-    counts = Counter[str]()
-    for gap in (row.transcript_gap for row in rows):
-        for operation in gap.raised:
-            what = _OPERATIONS.get(operation.action.value, "other operations")
-            absent = " of missing files" if operation.errno == errno.ENOENT else ""
-            counts[f"{what}{absent} that failed"] += 1
-        counts["operations of the harness itself"] += len(gap.silent)
-        counts["commands in a person's terminal"] += len(gap.terminal)
-    lines = [f"  {count:,} {what}" for what, count in counts.items() if count]
-    if missing := sum(row.transcript_gap.missing_bytes for row in rows):
-        shortened = sum(row.transcript_gap.shortened for row in rows)
-        where = f"cut by the transcript in {shortened:,} operation(s)"
-        lines.append(f"  {format_size(missing)} of output, {where}")
-    return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
 
 
 def remarks(findings: RunFindings) -> list[str]:
     """Remarks that no transcript has, none of them a reason."""
-    lines = [*_not_in_transcript(findings.rows), *differing(findings)]
-    lines += [
-        f"cell {cell.cell_id} was created, but the run ended before its sample began"
-        for cell in findings.strays
-        if not cell.sample and not cell.is_unused
-    ]
-    if findings.unused:
-        lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
-    lines += [
-        f"sample {printable(each.sample)} #{each.epoch} was reused from run "
-        f"{printable(each.judged_by)}"
-        + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
-        + f": belljar verdict {printable(each.judged_by)}"
-        for each in findings.reused
-    ]
-    lines += [
-        f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
-        for log in findings.unsealed_logs
-    ]
-    return lines
+    from belljar.report.remarks import differing, not_in_transcript, run_remarks
 
-
-def reasons(findings: RunFindings) -> list[str]:
-    """Problems and errors, each once: an evaluation ends with the error of one of its samples."""
-    from belljar.differences import samples_named
-    from belljar.report.reasons import ReasonCode
-
-    samples: dict[str, dict[str, None]] = {}
-    for row in findings.rows:
-        deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
-        for error in filter(None, (*deaths, row.transcript.error)):
-            samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
-    explained = findings.never_began and bool(findings.errors)
-    return [
-        *(
-            f"problem: {printable(str(problem))}"
-            for problem in findings.problems
-            if not (explained and problem.code is ReasonCode.NO_SAMPLES)
-        ),
-        *(
-            f"error: {printable(error, max_chars=300)}"
-            for error in findings.errors
-            if not any(printable(error).rpartition("error: ")[2][:100] in each for each in samples)
-        ),
-        *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
-    ]
+    lines = list[str]()
+    for title, found in (
+        ("In the ledger, but not in Inspect's transcript", not_in_transcript(findings.rows)),
+        ("Different from what the task or the policy says", differing(findings.rows)),
+    ):
+        lines += [f"\n{title}:", *(f"  {each}" for each in found)] if found else []
+    return lines + run_remarks(findings)
 
 
 # --- networks
@@ -304,6 +176,8 @@ def reasons(findings: RunFindings) -> list[str]:
 
 def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) -> list[str]:
     """An escaped block for each range. Empty without networks."""
+    from belljar.report.remarks import range_sentences
+
     lines: list[str] = []
     ranges = [(row.transcript, each) for row in findings.rows for each in row.ranges]
     for shown, (transcript, found) in enumerate(ranges):
@@ -311,56 +185,17 @@ def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) 
             left = f"{len(ranges) - shown} more sample(s)"
             lines.append(f"\nThe network of {left}: findings.json in the run directory")
             break
-        epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
-        sample, names = printable(transcript.sample, max_chars=80), found.cells.values()
+        sample, names = printable(transcript.name, max_chars=80), found.cells.values()
         packets = f"; packets: {found.packets}" if found.packets else ""
         about = f"range {found.range_id}, cells {', '.join(map(printable, names))}{packets}"
-        lines.append(f"\nNetwork of {sample}{epoch}: {about}")
-        lines += (f"  {line}" for line in _block(found, run_id, verbose=verbose))
+        lines.append(f"\nNetwork of {sample}: {about}")
+        for title, requests in (
+            ("to the gateway, each on record before it was answered", found.requests),
+            ("between cells, decoded from the packet record afterwards", found.between_cells),
+        ):
+            lines += (f"  {line}" for line in _requests(title, found, requests, run_id))
+        lines += (f"  {line}" for line in range_sentences(found, verbose=verbose))
     return lines
-
-
-def _block(found: RangeFindings, run_id: str, *, verbose: bool) -> Iterator[str]:
-    from belljar.report.ranges import ORDINARY
-
-    if not found.requests.count and not found.between_cells.count:
-        yield "no requests"
-    for title, requests in (
-        ("to the gateway, each on record before it was answered", found.requests),
-        ("between cells, decoded from the packet record afterwards", found.between_cells),
-    ):
-        yield from _requests(title, found, requests, run_id)
-    if found.requests.ambiguous or found.between_cells.ambiguous:
-        yield (
-            "ambiguous: overlapping TCP segments carried different data, or data that a receiver "
-            "may ignore; the first version is shown"
-        )
-    if found.left_out:
-        what = "traffic between cells that was not decoded or not listed"
-        yield f"{what}, and is only in the packet record: {found.left_out.sentence()}"
-    if found.requests.still_open:
-        yield f"{found.requests.still_open} raw connection(s) open until the range ended"
-    for title, group in (
-        ("attempts to publish, push or send", found.attempts),
-        ("names looked up that exist here", found.names_found),
-        ("names looked up that don't exist here", found.names_refused),
-        ("TLS refused", found.tls_refused),
-        ("limits hit", found.limits),
-    ):
-        if group:
-            yield f"{title}: {group.sentence()}"
-    remainder = found.remainder.items()
-    if unusual := [f"{kind} {size}" for kind, size in remainder if kind not in ORDINARY]:
-        what = "bytes outside of requests, messages and streams, in the events network.connection"
-        yield f"{what}: {', '.join(unusual)}"
-    yield from _flows(found, verbose=verbose)
-    if thrown := found.counters.get("packets_recorded_and_dropped"):
-        what = f"{thrown} packet(s) of the packet record were dropped"
-        yield f"{what}: it reached the policy's record.packets"
-    if cut := found.counters.get("events_cut"):
-        yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
-    for lost in found.lost:
-        yield f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}"
 
 
 def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str) -> Iterator[str]:
@@ -393,36 +228,12 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
     yield from lines[len(requests.first) :]
 
 
-def _flows(found: RangeFindings, *, verbose: bool) -> Iterator[str]:
-    flows = found.flows.values()
-    for flow in (flow for flow in flows if flow.to):
-        kind = "connections" if flow.reason == "connection" else "packets"
-        why = WHY.get(flow.reason, flow.reason)
-        afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
-        note = f" ({why}{afterwards})" if why else ""
-        sender = flow.cell or "an unknown sender"
-        yield f"{flow.verdict}: {flow.protocol} {kind} of {sender} to {flow.to.sentence()}{note}"
-    if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
-        numbers = ((f.packets, f.to.times, f.probed, f.again) for f in stopped)
-        packets, listed, probed, again = map(sum, zip(*numbers, strict=True))
-        # Of Belljar's own probes alone there is nothing to report: each tries the same places again
-        if listed or verbose or again > probed:
-            yield (
-                f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most "
-                f"likely of Belljar's own probes; {again} only counted (repeated or beyond a "
-                f"hundred destinations)"
-            )
-
-
 # --- signals
 
 
 def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
     """An escaped line for each signal; `verbose`: with the evidence."""
-    names = []
-    for row in findings.rows:
-        epoch = f" #{row.transcript.epoch}" if row.transcript.epoch > 1 else ""
-        names.append(f"{printable(row.transcript.sample, max_chars=MAX_NAME_CHARS)}{epoch}")
+    names = [printable(row.transcript.name, max_chars=MAX_NAME_CHARS) for row in findings.rows]
     width = min(MAX_NAME_CHARS, max(map(len, names), default=0))
     lines = [
         line

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
@@ -125,7 +127,10 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many events.")
 @click.option(
-    "--no-probes", is_flag=True, help="Leave out packets and names that Belljar's probes tried."
+    "--probes/--no-probes",
+    "with_probes",
+    default=None,
+    help="With packets and names that Belljar's own probes tried. Default: with --json alone.",
 )
 @click.option(
     "--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped."
@@ -139,7 +144,7 @@ def show(
     grep: str | None,
     limit: int | None,
     *,
-    no_probes: bool,
+    with_probes: bool | None,
     with_output: bool,
     as_json: bool,
 ) -> None:
@@ -162,7 +167,7 @@ def show(
 
     path, after = run_path(run), _since(since)
     lines = _readable(path, read_lines(path))
-    if no_probes:
+    if not (as_json if with_probes is None else with_probes):
         lines = _without_probes(lines)
     wanted = (line for line in lines if _is_wanted(line[1], kinds, cell, after, grep))
     is_empty = True
@@ -186,8 +191,9 @@ def show(
                     click.echo(f"        {name} | {printable(line)}")
                 if problem:
                     click.echo(f"        {name}: {printable(problem)}")
-    if is_empty and sys.stdout.isatty():
-        click.echo("no event matches", err=True)
+    if is_empty and not as_json:
+        count = sum(1 for _ in read_lines(path))
+        click.echo(f"no event of that kind ({count} events)", err=True)
 
 
 def _without_probes(
@@ -245,17 +251,31 @@ def export(run: str, output: Path | None) -> None:
     written to a terminal.
     """
     path = run_path(run)
+    with new_file(output) as file:
+        write_lines(path, file, escape=output is None and sys.stdout.isatty())
+
+
+@contextmanager
+def new_file(output: Path | None) -> Iterator[BinaryIO]:
+    """Standard output, or a new file for this user alone, which is gone if the block fails."""
     if output is None:
-        _export(path, sys.stdout.buffer, escape=sys.stdout.isatty())
+        yield sys.stdout.buffer
         return
     try:
-        with output.open("xb") as file:
-            _export(path, file, escape=False)
+        # It quotes what cells printed
+        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
         raise Misuse(f"{output} exists", param="-o", hint="name a new file") from error
+    with os.fdopen(fd, "wb") as file:
+        try:
+            yield file
+        except BaseException:
+            output.unlink(missing_ok=True)  # half of it would be taken for all
+            raise
 
 
-def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
+def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
+    """Write each complete event; others are named on standard error."""
     from belljar.ledger.listing import read_raw
     from belljar.ledger.verification import parse_line
 
@@ -269,6 +289,53 @@ def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
             continue
         target.write((json.dumps(json.loads(raw)).encode() if escape else raw) + b"\n")
     target.flush()
+
+
+@ledger.command()
+@run_argument
+@click.argument("seq", type=click.IntRange(min=0))
+def prove(run: str, seq: int) -> None:
+    """Print a proof that event SEQ is in the signed record of RUN, without the other events.
+
+    One JSON object, which `belljar ledger check` checks anywhere.
+    """
+    from belljar.ledger.proof import prove as proof_of
+
+    path = run_path(run)
+    with reading(path, "RUN"):
+        print_json(proof_of(path, seq))
+
+
+@ledger.command()
+@click.argument("proof", type=click.File("rb"))
+@key_option
+def check(proof: BinaryIO, fingerprint: str | None) -> int:
+    """Check a PROOF of `belljar ledger prove` (a file, or -), and print its event.
+
+    \b
+    Exit codes:
+      0  the event is in a record that the known key signed
+      1  it is not, or no key is known: get the fingerprint by a way you trust, and give --key
+    """
+    from belljar.ledger.proof import check_proof
+
+    expected, origin = expected_key(fingerprint)
+    try:
+        event, run_id, key = check_proof(json.loads(proof.read(MAX_PROOF_BYTES)))
+    except (LedgerError, ValueError, RecursionError) as error:
+        click.echo(f"belljar: {printable(str(error))}", err=True)
+        return 1
+    click.echo(_row(event))
+    click.echo(f"  event {event.seq} of run {run_id}, signed by {key}")
+    if expected != key:
+        click.echo(f"  {HINT_KEY}" if expected is None else f"  which is NOT {origin}", err=True)
+        return 1
+    click.echo(f"  that is {origin}")
+    return 0
+
+
+# A line with its path and a checkpoint, in JSON.
+MAX_PROOF_BYTES: Final = 8 << 20
 
 
 # --- what is meant

@@ -48,7 +48,10 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
         ("forward", "sessions", "forward", "Forward a local port to a server in a cell."),
         ("ps", "cells", "ps", "List cells and who owns them."),
+        ("watch", "live", "watch", "Show running cells like `top`."),
+        ("serve", "live", "serve", "Serve a page that shows runs while they last."),
         ("airgap", "airgap", "airgap", "Check which ways lead beyond this host."),
+        ("bench", "bench", "bench", "Measure cells on this host, beside its container tools."),
         ("bundle", "bundle", "bundle", "Carry an installation to a host without a network."),
         ("guard", "signals", "guard", "Try the egress guard on files and cases."),
         ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
@@ -58,6 +61,9 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("prune", "cells", "prune", "Remove unused templates, unpacked images and kernels."),
         ("runs", "run", "runs", "List run directories."),
         ("verdict", "run", "verdict", "Judge a run by its record, offline."),
+        ("report", "report", "report", "Write the report of a run: one HTML file."),
+        ("export", "export", "export", "Write the record of a run in another tool's format."),
+        ("replay", "export", "replay", "Play a cell's commands in this terminal."),
         ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
     )
 }
@@ -66,11 +72,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 
 FOREIGN: Final = {
     **dict.fromkeys(("log", "logs", "events", "history"), "use `belljar ledger show RUN`"),
-    **dict.fromkeys(("stats", "top"), "use `belljar ps`"),
-    **dict.fromkeys(("replay", "report", "results"), "use `belljar verdict RUN`"),
+    **dict.fromkeys(("stats", "top"), "use `belljar watch`"),
+    **dict.fromkeys(("results", "html"), "use `belljar report RUN`"),
     **dict.fromkeys(("images", "pull", "build"), "use `belljar image ls`, `import` or `build`"),
     **dict.fromkeys(("rm", "stop", "clean"), "use `belljar kill CELL`, `reap` or `prune`"),
-    "view": "use `inspect view --log-dir RUN_DIRECTORY/inspect`",
+    "view": "use `belljar report RUN`, or `inspect view --log-dir RUN_DIRECTORY/inspect`",
     "init": "use `belljar setup`; `belljar policy show high` prints a policy to begin with",
     "config": "use a policy file: `belljar policy schema`",
     "eval": "use `belljar run TASK`",

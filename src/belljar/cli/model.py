@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +20,8 @@ from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from belljar.model.weights import StoredWeights
+
+HOST: Final = "127.0.0.1"
 
 
 @click.group(cls=CommandGroup)
@@ -74,10 +76,9 @@ def ls(*, as_json: bool) -> None:
     found = list_weights()
     if as_json:
         print_json([each.to_json() for each in found])
-    elif not found:
-        click.echo("no weights yet; try `belljar model get smollm2`")
     else:
-        click.echo("\n".join(map(_line, found)))
+        none = "no weights yet; try `belljar model get smollm2`"
+        click.echo("\n".join(map(_line, found)) or none)
 
 
 @model.command()
@@ -116,19 +117,13 @@ def image() -> None:
 )
 @tier_option()
 @json_option("Print address and token as one JSON object.")
-def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_json: bool) -> int:
+def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_json: bool) -> None:
     """Serve the model of the policy FILE to OpenAI-compatible clients of this host.
 
     Prints an address and a token, which each request needs as `Authorization: Bearer TOKEN`
     (an OpenAI client's API key). The server runs in a cell without a network device; requests and
     answers are recorded. Ends with Ctrl-C.
     """
-    return run_async(_serve, policy, port, socket, tier, as_json=as_json)
-
-
-async def _serve(
-    policy: Path, port: int, socket: Path | None, tier: str | None, *, as_json: bool
-) -> int:
     import json
     import secrets
 
@@ -143,28 +138,28 @@ async def _serve(
 
     loaded = with_tier(load_model(policy), tier)
     token = secrets.token_urlsafe(32)
-    with start_run("model", str(policy), ["model", "serve", str(policy)]) as run:
+
+    async def open_and_serve() -> None:
         async with open_model(loaded, run=run, actor=Actor.OPERATOR) as served:
             listener: Any
             try:
-                if socket is None:
-                    listener = await anyio.create_tcp_listener(
-                        local_host="127.0.0.1", local_port=port
-                    )
-                else:
+                if socket is not None:
                     listener = await anyio.create_unix_listener(socket, mode=0o600)
+                else:
+                    listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port)
             except OSError as error:
                 what = f"can't listen: {error.strerror}"
                 raise HostError(what, where=str(socket or port)) from error
             bound = listener.extra(SocketAttribute.local_address)  # noqa: S610 - anyio's
-            address = str(socket or f"http://127.0.0.1:{bound[1]}/v1")
-            shown = {"address": address, "token": token, "model": loaded.policy.name}
-            shown |= {"cell": served.cell.id, "run": run.run_id}
+            shown = {"address": str(socket or f"http://{HOST}:{bound[1]}/v1"), "token": token}
+            shown |= {"model": loaded.policy.name, "cell": served.cell.id, "run": run.run_id}
             lines = (f"{name:<8} {value}" for name, value in shown.items())
             click.echo(json.dumps(shown) if as_json else "\n".join(lines))
             async with listener:
                 await serve_clients(listener, served, token)
-    return 0
+
+    with start_run("model", str(policy), ["model", "serve", str(policy)]) as run:
+        run_async(open_and_serve)
 
 
 def _line(found: StoredWeights) -> str:

@@ -13,12 +13,14 @@ from belljar.cli.console import (
     column_widths,
     json_option,
     key_option,
+    log_option,
     print_json,
     reading,
     run_argument,
     tier_option,
 )
-from belljar.cli.findings import dropped, findings_json, show_findings
+from belljar.cli.findings import dropped, show_findings
+from belljar.cli.report import report_of_run
 from belljar.units import format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
 
@@ -109,7 +111,7 @@ def run(
     (--model, --limit, --epochs, -T name=value, …); `inspect eval --help` lists them. The sandbox
     that the task names is replaced by a cell, or the run is refused and says why.
 
-    Ends with a table of the samples and the run directory.
+    Ends with a table of the samples, the run directory, and a report: one HTML file.
 
     \b
     Exit codes:
@@ -167,24 +169,23 @@ def run(
         commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
         known = [name for command in commands for param in command.params for name in param.opts]
         raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error
-    if as_json:
-        found = findings_json(outcome.findings, outcome.path)
-        print_json({**found, "not_in_metrics": list(outcome.dropped), "fleet": more})
-    else:
+    if not as_json:
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
+    page = report_of_run(outcome.path)
+    if as_json:
+        from belljar.report import samples
+
+        rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
+        found = samples.as_json(outcome.findings)
+        print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
+    elif page:
+        click.echo(f"report: {printable(str(page))}")
     return outcome.exit_code
 
 
 @click.command("verdict")
 @run_argument
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where it "
-    "was written.",
-)
+@log_option
 @key_option
 @all_option
 @click.option(
@@ -215,6 +216,7 @@ def verdict(
       130      the run was interrupted
     """
     from belljar.cli.ledger import expected_key, expected_run, run_path
+    from belljar.report import samples
     from belljar.report.verdict import judge
 
     path = run_path(run)
@@ -232,7 +234,7 @@ def verdict(
                 stored_evidence(path, logs=found, expected_key=key, expected_run=named)
             )
     if as_json:
-        print_json(findings_json(findings, path))
+        print_json({"run_dir": str(path), **samples.as_json(findings)})
     else:
         show_findings(findings, path, more, verbose=verbose, every=every)
     return findings.exit_code

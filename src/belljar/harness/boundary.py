@@ -18,12 +18,21 @@ from urllib.parse import urlsplit
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
-from inspect_ai.model import ContentReasoning, ContentText, ContentToolUse, get_model
+from inspect_ai.model import (
+    ChatMessageUser,
+    ContentReasoning,
+    ContentText,
+    ContentToolUse,
+    Model,
+    ModelAPI,
+    get_model,
+)
 from inspect_ai.util import LimitExceededError, SandboxEnvironment
 from pydantic import BaseModel
 from typing_extensions import override
 
-import belljar.harness._registry  # noqa: F401
+import belljar.harness._registry
+import belljar.harness.tool_arguments  # noqa: F401
 from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import BelljarError, HostError
 from belljar.events import Actor, Event, JsonValue, Kind
@@ -38,7 +47,7 @@ from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from inspect_ai.model import ChatMessage
+    from inspect_ai.model import ChatMessage, GenerateConfig
     from inspect_ai.tool import ToolInfo
 
 # Inspect may ask these of another provider: to read tasks and logs that name one.
@@ -241,43 +250,90 @@ class LookAtMessages(Hooks):
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
-        # A failure ends the sample too: nothing leaves unscanned.
-        session, environment = current_session(), sample_environment()
-        if session.run is None:  # a task's module, which is being loaded, or no cell anywhere
-            return
-        try:
-            model = printable(data.model_name, max_chars=200)
-            cell = None if environment is None else environment.cell
-            guard = None if cell is None else cell.guard
-            _called.set(model)
-            if cell is not None and guard is not None:
-                for index, message in enumerate(data.input):
-                    sent = await _scanned(message, guard, cell.id)
-                    data.input[index] = cast("ChatMessage", sent)
-                for index, tool in enumerate(data.tools):
-                    sent = await _scanned(tool, guard, cell.id, "model.tools")
-                    data.tools[index] = cast("ToolInfo", sent)
-                # Stop words, a seed, a schema: a guest may have chosen them, and none can be cut
-                choice = getattr(data.tool_choice, "name", "")
-                rest = {**data.config.model_dump(exclude_none=True), "tool_choice": choice}
-                if await _scanned(rest, guard, cell.id, "model.config") != rest:
-                    raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
-            lists = (each.content for each in data.input if not isinstance(each.content, str))
-            is_text = all(isinstance(each, _READABLE) for contents in lists for each in contents)
-            about: dict[str, JsonValue] = {
-                "model": model,
-                "address": _address_of(data.model_name),
-                "bytes": sum(map(_size_bytes, (*data.input, *data.tools, data.config))),
-                "guarded": guard is not None and is_text,
-            }
-            cell_id = None if cell is None else cell.id
-            session.record(
-                Event(kind=Kind.MODEL_CALLED, data=about, cell_id=cell_id, actor=Actor.HARNESS)
-            )
-        except LimitExceededError:
-            raise
-        except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
-            await current_session().end_sample(error, where="model boundary")
+        # Stop words, a seed, a schema: a guest may have chosen them, and none can be cut
+        choice = getattr(data.tool_choice, "name", "")
+        rest = {**data.config.model_dump(exclude_none=True), "tool_choice": choice}
+        await _look_at(data.model_name, data.input, data.tools, rest)
+
+
+async def _look_at(
+    model: str, messages: list[ChatMessage], tools: list[ToolInfo], rest: Mapping[str, Any]
+) -> None:
+    """Scan what a model is about to be sent, and put what may leave in its place; record it.
+
+    Raises `LimitExceededError` when the sample ends: by the policy, or as this failed.
+    """
+    session, environment = current_session(), sample_environment()
+    if session.run is None:  # a task's module, which is being loaded, or no cell anywhere
+        return
+    try:
+        model = printable(model, max_chars=200)
+        cell = None if environment is None else environment.cell
+        guard = None if cell is None else cell.guard
+        _called.set(model)
+        if cell is not None and guard is not None:
+            for index, message in enumerate(messages):
+                sent = await _scanned(message, guard, cell.id)
+                messages[index] = cast("ChatMessage", sent)
+            for index, tool in enumerate(tools):
+                sent = await _scanned(tool, guard, cell.id, "model.tools")
+                tools[index] = cast("ToolInfo", sent)
+            if await _scanned(rest, guard, cell.id, "model.config") != rest:
+                raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
+        lists = (each.content for each in messages if not isinstance(each.content, str))
+        is_text = all(isinstance(each, _READABLE) for contents in lists for each in contents)
+        parts = [each.model_dump(exclude_none=True) for each in (*messages, *tools)]
+        # About as its provider sends it
+        text = json.dumps([*parts, rest], ensure_ascii=False, default=str)
+        about: dict[str, JsonValue] = {
+            "model": model,
+            "address": _address_of(model),
+            "bytes": len(text.encode("utf-8", "surrogatepass")),
+            "guarded": guard is not None and is_text,
+        }
+        cell_id = None if cell is None else cell.id
+        session.record(
+            Event(kind=Kind.MODEL_CALLED, data=about, cell_id=cell_id, actor=Actor.HARNESS)
+        )
+    except LimitExceededError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
+        await current_session().end_sample(error, where="model boundary")
+
+
+_compact, _count_tokens = Model.compact, Model.count_tokens
+_LOCAL_COUNTS: Final = ("count_tokens", "count_text_tokens", "count_media_tokens")
+
+
+async def _compact_looked_at(
+    self: Model,
+    input: list[ChatMessage],  # noqa: A002 - as Inspect's
+    tools: list[ToolInfo],
+    instructions: str | None = None,
+) -> Any:  # noqa: ANN401 - as Inspect's
+    messages, tools = list(input), list(tools)
+    await _look_at(str(self), messages, tools, {"instructions": instructions})
+    return await _compact(self, messages, tools, instructions)
+
+
+async def _count_looked_at(
+    self: Model,
+    input: str | list[ChatMessage],  # noqa: A002 - as Inspect's
+    config: GenerateConfig | None = None,
+) -> int:
+    counting = type(self.api)
+    if all(getattr(counting, name) is getattr(ModelAPI, name) for name in _LOCAL_COUNTS):
+        return await _count_tokens(self, input, config)
+    is_text = isinstance(input, str)
+    messages: list[ChatMessage]
+    messages = [ChatMessageUser(content=input)] if isinstance(input, str) else [*input]
+    await _look_at(str(self), messages, [], {})
+    return await _count_tokens(self, messages[0].text if is_text else messages, config)
+
+
+# They too send messages to a provider, and Inspect has no hook for them
+Model.compact = _compact_looked_at  # type: ignore[method-assign]
+Model.count_tokens = _count_looked_at  # type: ignore[method-assign]
 
 
 def _address_of(model: str) -> str:
@@ -288,12 +344,6 @@ def _address_of(model: str) -> str:
             url = urlsplit(active.api.base_url or "")
             return printable(url.netloc.rpartition("@")[2], max_chars=200)  # never a password
     return ""
-
-
-def _size_bytes(part: BaseModel) -> int:
-    """Bytes of a message or tool, about as its provider sends it."""
-    text = json.dumps(part.model_dump(exclude_none=True), ensure_ascii=False, default=str)
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 async def _scanned(

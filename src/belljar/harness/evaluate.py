@@ -33,11 +33,11 @@ from belljar.harness.options import (
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
-from belljar.harness.source import CellSource, RealCells, print_status
+from belljar.harness.source import CellSource, RealCells, hold_required_gap, print_status
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
-from belljar.policy import demanded_tier
+from belljar.policy import LoadedPolicy, demanded_tier
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
@@ -102,7 +102,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
-        check_models(options.model, request.home)
+        models = check_models(options.models, request.home)
         session = Session(
             operator_options={
                 "run_policy": _absolute(request.policy),
@@ -125,18 +125,15 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if session.stopped is not None:
             raise session.stopped
         if not previews:
-            raise PolicyError(
-                "no sample is selected",
-                where=printable(", ".join(task.name for task in tasks)),
-                hint="see --limit and --sample-id",
-            )
+            where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
+            raise PolicyError("no sample is selected", where=printable(where), hint=hint)
         if all(each.error is None for each in previews):
             _check_model(options, tasks)
-        _show_preview(previews, session)
-        for policy in (each.policy.policy for each in previews if each.policy is not None):
-            session.models.need(demanded_tier(policy.risk, policy.tier))
+        policies = _show_preview(previews, session)
+        for policy in policies:
+            session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
-        return _run_tasks(request, options, tasks, session)
+        return _run_tasks(request, options, tasks, session, [*policies, *models])
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
@@ -167,19 +164,18 @@ def load_only(
     return (options, *loaded)
 
 
-def _show_preview(previews: Sequence[Preview], session: Session) -> None:
-    """Build and check the images, and show the differences.
+def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedPolicy]:
+    """Build and check the images, and show the differences; return the policies.
 
     Raises the first sample's error, or `HostError`.
     """
-    refused = [each.error for each in previews if each.error is not None]
-    if refused:
+    if refused := [each.error for each in previews if each.error is not None]:
         first, *more = refused
         if more:
             also = f"{len(more)} more samples are refused: `belljar check` lists all"
             first.hint = "; ".join(filter(None, (first.hint, also)))
         raise first
-    policies = {each.policy: None for each in previews if each.policy is not None}
+    policies = [*dict.fromkeys(each.policy for each in previews if each.policy is not None)]
     for policy in policies:
         check_stand_ins(policy)
     session.source.build_images(
@@ -187,16 +183,21 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
         images={image for policy in policies for image in policy.policy.images},
         home=session.home,
     )
-    session.source.check_images(list(policies), home=session.home)
+    session.source.check_images(policies, home=session.home)
     whole = with_images(
         previews, lambda policy: session.source.image_differences(policy, home=session.home)
     )
     session.show_once(summary(whole))
     session.is_previewed = True
+    return policies
 
 
 def _run_tasks(
-    request: RunRequest, options: InspectOptions, tasks: list[Task], session: Session
+    request: RunRequest,
+    options: InspectOptions,
+    tasks: list[Task],
+    session: Session,
+    policies: Sequence[LoadedPolicy],
 ) -> RunOutcome:
     from belljar.harness.host_tools import known_tools
     from belljar.harness.provider import BelljarSandboxEnvironment
@@ -210,6 +211,7 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
+        hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
         if samples and cells and samples > cells:

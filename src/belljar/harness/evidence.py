@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, Transcript, as_json
 from belljar.report.signals import SignalGatherer
+from belljar.report.timeline import Timelines
 from belljar.report.tools import EXTRA_BODY_TOOL, HOSTED_USE, Outside, ToolCall, extra_fields
 from belljar.report.verdict import (
     EVALUATION,
@@ -61,7 +63,7 @@ def logs_in(directory: Path) -> list[str]:
     )
 
 
-def read_log(location: str, run_id: str) -> LogRecord:
+def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> LogRecord:
     """One log of a run. Errors become its `problem`."""
     if not (path := Path(location.removeprefix("file://"))).exists() and "://" not in str(path):
         return LogRecord(location=location, missing=True)
@@ -72,6 +74,8 @@ def read_log(location: str, run_id: str) -> LogRecord:
             location, all_samples_required=False, resolve_attachments=True
         ):
             transcripts.append(read_sample(header.eval.task, sample, run_id))
+            if timelines is not None:
+                timelines.take_transcript(sample.uuid or "", _turns(sample, run_id))
         status = LogStatus(header.status)
     except Exception as error:  # noqa: BLE001
         # Inspect's format: a truncated archive, a version that it does not know.
@@ -158,6 +162,33 @@ def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
         if not runs or run_id in runs:  # not an attempt of another run
             yield from events
     yield from sample.events
+
+
+def _turns(sample: EvalSample, run_id: str) -> Iterator[tuple[str, str, str]]:
+    """Time, author and text of each message, once."""
+    known = set[str | None]()
+    for event in _all_events(sample, run_id):
+        found = list[tuple[datetime, str, str]]()
+        if event.event == "model":
+            output = [choice.message for choice in event.output.choices[:1]]
+            for time, message in (
+                *((event.timestamp, each) for each in event.input),
+                *((event.completed or event.timestamp, each) for each in output),
+            ):
+                # A tool's result has its own event, which says when
+                is_new = message.role != "tool" and message.id not in known
+                known.add(message.id)
+                calls = (message.role == "assistant" and message.tool_calls) or ()
+                said = [f"→ {call.function} {call.arguments}" for call in calls]
+                if is_new:
+                    found.append(
+                        (time, message.role, "\n".join(filter(None, (message.text, *said))))
+                    )
+        elif event.event == "tool":
+            result = event.error.message if event.error else str(event.result)
+            found.append((event.completed or event.timestamp, f"tool {event.function}", result))
+        for time, who, text in found:
+            yield time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"), who, text
 
 
 def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
@@ -277,18 +308,23 @@ def stored_evidence(
     logs: Sequence[str] = (),
     expected_key: str | None = None,
     expected_run: str | None = None,
+    timelines: Timelines | None = None,
 ) -> Evidence:
     """The evidence of any run directory.
 
     `logs`: where Inspect's logs are now; default: as recorded. `expected_key`: the fingerprint that
-    must have signed; without it the ledger counts as bad. Raises `OSError`.
+    must have signed; without it the ledger counts as bad. `timelines` take all events, and the
+    messages of each sample. Raises `OSError`.
     """
     result = verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
     if state is LedgerState.VERIFIED and not result.key_checked:
         state = LedgerState.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
-    return _evidence(path, (state, problem), logs=logs, remote=False, key=expected_key)
+    found = _evidence(
+        path, (state, problem), logs=logs, remote=False, key=expected_key, timelines=timelines
+    )
+    return replace(found, verification=result)
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
@@ -306,14 +342,22 @@ def _evidence(
     logs: Sequence[str],
     remote: bool,
     key: str | None,
+    timelines: Timelines | None = None,
 ) -> Evidence:
     record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
     ranges, left = RangeGatherer(), LeftGatherer()
     for line in _readable(path):
-        for each in (record, cells, ranges, left, signals):
-            each.take(line)
+        try:
+            for each in (record, cells, ranges, left, signals):
+                each.take(line)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if ledger[0] is not LedgerState.BAD:
+                why = f"event {line.seq} can't be understood: {type(error).__name__}"
+                ledger = LedgerState.BAD, why
+        if timelines is not None:
+            timelines.take(line)
     has_samples = any(cell.sample for cell in cells.found.values())
-    found = _logs(path, record, logs, has_samples=has_samples, remote=remote)
+    found = _logs(path, record, logs, has_samples=has_samples, remote=remote, timelines=timelines)
     return Evidence(
         logs=found,
         begun_elsewhere=_begun_elsewhere(path, record, found, key),
@@ -354,18 +398,24 @@ def _readable(path: Path) -> Iterator[Line]:
 
 
 def _logs(
-    path: Path, record: RunRecord, given: Sequence[str], *, has_samples: bool, remote: bool
+    path: Path,
+    record: RunRecord,
+    given: Sequence[str],
+    *,
+    has_samples: bool,
+    remote: bool,
+    timelines: Timelines | None,
 ) -> list[LogRecord]:
     if record.kind == EVALUATION:
         found = logs_in(path / INSPECT_LOGS)
         if not found and has_samples:
             return [LogRecord(location=INSPECT_LOGS, missing=True)]
-        records = [read_log(location, record.run_id) for location in found]
+        records = [read_log(location, record.run_id, timelines) for location in found]
         return [
             replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records
         ]
     return [
-        read_log(location, record.run_id)
+        read_log(location, record.run_id, timelines)
         if remote or given or "://" not in location or location.startswith("file://")
         else LogRecord(location=location, problem="it is not on this host; give it with --log")
         for location in given or record.logs

@@ -1,13 +1,14 @@
 """Programs that a task's own code starts, and places that this process connects to.
 
-Counted and named, not refused: a task's code is trusted. Python's audit hook sees them; what a
-native module does, or `multiprocessing`'s spawn, is not seen.
+Counted and named, not refused: a task's code is trusted. Python's audit hook sees them, of
+`multiprocessing` that it can spawn; what a native module does is not seen.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import socket
 import sys
 import sysconfig
 from collections import Counter
@@ -19,6 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from belljar.airgap.check import proxies
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ _EVENTS: Final[Mapping[str, int | None]] = {
     **dict.fromkeys(("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"), 0),
     **dict.fromkeys(("os.fork", "os.forkpty"), None),
 }
+# They start programs without an event: that they were imported, by whomever, has to do
+_SPAWNS: Final = frozenset(f"multiprocessing.popen_{how}" for how in ("spawn_posix", "forkserver"))
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
 # Likewise, of an address or a name to look up
 _PLACES: Final[Mapping[str, int]] = {
@@ -56,7 +60,8 @@ def watched_host() -> Iterator[HostActivity]:
     global _watching  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
-    _watching = found = HostActivity(Counter(), Counter())
+    spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
+    _watching = found = HostActivity(Counter(spawns), Counter())
     try:
         yield found
     finally:
@@ -70,12 +75,19 @@ def _install() -> None:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     watching = _watching
-    if watching is None or not (event in _EVENTS or event in _PLACES):
+    if watching is None or not (event in _EVENTS or event in _PLACES or event == "import"):
         return
     with suppress(Exception):  # what a hook raises would end the task's call
+        if event == "import":
+            if arguments[0] in _SPAWNS:
+                _count(watching.programs, "multiprocessing")
+            return
         frame = sys._getframe(1)
         if event in _PLACES:
-            if (place := _place(event, arguments)) and not _is_ours(frame):
+            place = "an address that can't be read"
+            with suppress(Exception):
+                place = _place(event, arguments)
+            if place and not _is_ours(frame):
                 _count(watching.connections, place)
             return
         is_within = event != "subprocess.Popen" and frame.f_globals.get("__name__") == "subprocess"
@@ -90,15 +102,25 @@ def _count(counts: Counter[str], name: str) -> None:
 def _place(event: str, arguments: tuple[Any, ...]) -> str:
     """ADDRESS:PORT or a name that is beyond this host; "" for this host."""
     where, port = arguments[_PLACES[event]], ""
+    if getattr(arguments[0], "family", None) == socket.AF_VSOCK:
+        return "" if where[0] == 1 else f"vsock {where[0]}:{where[1]}"  # 1: this machine itself
     if _PLACES[event]:  # a Unix socket's address is no tuple
         where, port = where[:2] if isinstance(where, tuple) else ("", "")
     name = os.fsdecode(where).rstrip(".") if isinstance(where, str | bytes) else ""
-    if name in {"", "localhost"}:
+    if _is_here(name):
         return ""
-    with suppress(ValueError):  # a name
-        if (address := ip_address(name)).is_loopback or address.is_unspecified:
-            return ""
     return printable(f"{name}:{port}" if port else name, max_chars=200)
+
+
+def _is_here(name: str) -> bool:
+    with suppress(ValueError):  # a name
+        return (address := ip_address(name)).is_loopback or address.is_unspecified
+    return name in {"", "localhost"}
+
+
+def proxies_here() -> list[str]:
+    """The variables that name a proxy on this host: where it leads is not seen."""
+    return [name for name, host in proxies().items() if _is_here(host)]
 
 
 def _is_ours(frame: FrameType | None) -> bool:

@@ -58,6 +58,8 @@ async def leave(session: Session) -> None:
     """Count a user out; the last closes the run."""
     session.users = max(0, session.users - 1)
     if not session.users:
+        if session.close_warm is not None:
+            await session.close_warm()
         session.breaches += await session.models.close()
     if session.users or session.own is None:
         return
@@ -100,15 +102,15 @@ async def keep_cells(session: Session) -> None:
         f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys "
         f"them."
     )
-    for each in session.live.values():
+    for each in session.live:
         sample = printable(each.identity.sample)
         print_status(f"  {each.cell.id}  sample {sample}  {login_command(each.cell.id, None)}")
     async with anyio.create_task_group() as tasks:
-        for each in list(session.live.values()):
+        for each in tuple(session.live):
             tasks.start_soon(each.attach_socket.serve, each.cell)
         tasks.start_soon(_until_signal, tasks.cancel_scope)
         while session.live:
-            for each in list(session.live.values()):
+            for each in tuple(session.live):
                 try:
                     await each.cell.ping()
                     is_over = each.attach_socket.released
@@ -123,7 +125,7 @@ async def keep_cells(session: Session) -> None:
 async def close_all(session: Session, *, outcome: str) -> None:
     """Close every running cell, then raise the first error."""
     errors: list[BelljarError] = []
-    for each in list(session.live.values()):
+    for each in tuple(session.live):
         try:
             await each.close(outcome=outcome)
         except BelljarError as error:

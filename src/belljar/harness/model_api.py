@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 from inspect_ai.model import GenerateConfig
@@ -13,10 +12,11 @@ from inspect_ai.model._providers.openai_compatible import OpenAICompatibleAPI
 from openai import APIConnectionError, DefaultAsyncHttpxClient
 from typing_extensions import override
 
+import belljar.harness.tool_arguments  # noqa: F401 - a server's are bounded
 from belljar.errors import BelljarError
 from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session
-from belljar.model.http import Answer, Question
+from belljar.model.http import Answer, BrokenOffError, Question
 from belljar.model.serve import load_model
 from belljar.policy import LoadedPolicy
 
@@ -71,6 +71,11 @@ class BelljarModelAPI(OpenAICompatibleAPI):
         return self.policy.source  # a model cell has slots of its own
 
     @override
+    def should_retry(self, ex: BaseException) -> Any:
+        # An answer that broke off in its body, which the SDK has no error of its own for
+        return isinstance(ex, BrokenOffError) or super().should_retry(ex)
+
+    @override
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return await super().generate(*args, **kwargs)
@@ -93,28 +98,29 @@ class CellTransport(httpx2.AsyncBaseTransport):
         served = await current_session().model_cell(self._policy)
         path = request.url.raw_path.decode("ascii")
         question = Question(method=request.method, path=path, body=await request.aread())
-        stack = AsyncExitStack()
-        answer = await stack.enter_async_context(served.ask(question))
+
+        async def answered() -> AsyncGenerator[Answer | bytes]:
+            async with served.ask(question) as answer:
+                yield answer
+                while (part := await answer.next_part()) is not None:
+                    yield part
+
+        parts = answered()
+        answer = cast("Answer", await anext(parts))
         headers = {b"content-type": answer.content_type}
-        return httpx2.Response(answer.status, headers=headers, stream=_Body(stack, answer))
+        return httpx2.Response(answer.status, headers=headers, stream=_Body(parts))
 
 
 class _Body(httpx2.AsyncByteStream):
     """The checked body; its end, however it comes, ends the request."""
 
-    def __init__(self, stack: AsyncExitStack, answer: Answer) -> None:
-        self._stack, self._answer = stack, answer
+    def __init__(self, parts: AsyncGenerator[Any]) -> None:
+        self._parts = parts
 
     @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            while (part := await self._answer.next_part()) is not None:
-                yield part
-        except BaseException as error:
-            # It decides what is recorded, and may raise another
-            await self._stack.__aexit__(type(error), error, error.__traceback__)
-            raise
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._parts
 
     @override
     async def aclose(self) -> None:
-        await self._stack.aclose()
+        await self._parts.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,7 +28,7 @@ class ModelCells:
     def __init__(self) -> None:
         self.tier: Tier | None = None
         self.opened: dict[str, ModelCell | BelljarError] = {}
-        self._stack = AsyncExitStack()
+        self._owners: list[AsyncExitStack] = []
         self._opening = anyio.Lock()
 
     def need(self, tier: Tier) -> None:
@@ -52,31 +53,32 @@ class ModelCells:
                 print_status(f"belljar: starting the model cell of {printable(policy.source)}")
                 own = demanded_tier(policy.policy.risk, policy.policy.tier)
                 raised = with_tier(policy, max(own, self.tier or own))
-                opening = open_model(raised, run=run, home=home)
+                owner = AsyncExitStack()
                 try:
-                    found = await self._stack.enter_async_context(opening)
+                    found = await owner.enter_async_context(open_model(raised, run=run, home=home))
                     print_status(f"belljar: the model answers, in {found.cell!r}")
                 except BelljarError as error:
                     found = error
+                self._owners.append(owner)
                 self.opened[policy.source] = found
             if isinstance(found, BelljarError):
                 raise found
             return found
 
     async def close(self) -> list[BelljarError]:
-        """Destroy them with proof; what goes wrong is the run's."""
+        """Destroy them with proof; what goes wrong with each is the run's."""
         self.opened.clear()
-        stack, self._stack = self._stack, AsyncExitStack()
-        with anyio.CancelScope(shield=True):
-            try:
-                await stack.aclose()
-            except BelljarError as error:
-                return [error]
-        return []
+        errors = []
+        while self._owners:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self._owners.pop().aclose()
+                except BelljarError as error:
+                    errors.append(error)
+        return errors
 
 
-def check_models(model: object, home: Path | None) -> None:
-    """Refuse wrong models of `--model` early. Raises `PolicyError`, `HostError`."""
-    for name in model.split(",") if isinstance(model, str) else ():
-        if name.startswith(_PREFIX):
-            load_model(Path(name.removeprefix(_PREFIX)), home=home)
+def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
+    """The policies of those that run in a cell. Raises `PolicyError`, `HostError`: one is wrong."""
+    files = [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
+    return [load_model(Path(file), home=home) for file in files]

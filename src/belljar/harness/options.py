@@ -131,6 +131,30 @@ class InspectOptions:
         params = self.context.params
         return params.get("model") or params.get("model_spec") or self.configured.get("model")
 
+    @property
+    def models(self) -> list[str]:
+        """The names of all models that the options name, also for a role."""
+        from inspect_ai._util.config import parse_cli_args
+
+        waiting, names = [self.model, self.configured.get("model_roles")], list[str]()
+        with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
+            waiting.append(parse_cli_args(self.context.params.get("model_role"), force_str=False))
+        while waiting:
+            match waiting.pop():
+                case str(listed):
+                    names += listed.split(",")
+                case {"model": model}:
+                    waiting.append(model)
+                case dict(roles):
+                    waiting += roles.values()
+                case list(several):
+                    waiting += several
+                case None:
+                    pass
+                case model:
+                    names.append(str(model))
+        return names
+
     def explicit(self, log_dir: Path) -> dict[str, Any]:
         """Arguments that no other setting may change."""
         return {

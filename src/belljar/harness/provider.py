@@ -28,26 +28,26 @@ from typing_extensions import override
 from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
-from belljar.errors import BelljarError, ContainmentBreach, PolicyError
-from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.harness import config as configs
 from belljar.harness import lifecycle
 from belljar.harness.adapt import of_active_sample
-from belljar.harness.attach import login_command
+from belljar.harness.attach import AttachSocket, login_command
 from belljar.harness.bridge import ModelBridge
 from belljar.harness.operator import read_operator
-from belljar.harness.sample_record import SampleIdentity, identify
+from belljar.harness.sample_record import HealthWatch, SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
-from belljar.harness.warm import cells_at_once, host_cpus_and_memory
+from belljar.harness.warm import cells_in_memory
 from belljar.plan.explain_network import announcements
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import ServiceProgram
+from belljar.probe.run import breach_of
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput
+    from belljar.cell import Cell, ExecOutput, Range, Snapshot
 
 
 NOT_FOUND: Final = 127
@@ -170,18 +170,12 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """As many cells as fit with full use."""
-        cpus, available_bytes = host_cpus_and_memory()
+        """Twice the processors, if memory holds so many cells with full use; at least 1."""
         try:
             resources = configs.load(None, **current_session().operator_options).policy.resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
             return None
-        return cells_at_once(
-            cpus=cpus,
-            available_bytes=available_bytes,
-            memory_bytes=resources.memory_bytes,
-            disk_bytes=resources.disk_bytes,
-        )
+        return max(1, min(2 * len(os.sched_getaffinity(0)), cells_in_memory(resources)))
 
     @override
     @classmethod
@@ -268,7 +262,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             session.models.need(Tier(environment.cell.tier))
             await environment.probe_start()
-            await start_program(environment.cell, sample.service, sample.program)
+            await environment._act(lambda cell: start_program(cell, sample.service, sample.program))
         except BaseException:
             await environment.close(outcome="stopped")
             raise
@@ -286,11 +280,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         identity: SampleIdentity,
     ) -> Self:
         of_images = session.source.image_differences(sample.policy, home=session.home)
-        differences = (*sample.differences, *of_images)
-        data: dict[str, JsonValue] = {
-            **identity.started(sample.policy, differences),
-            "preparing": True,
-        }
         stack = AsyncExitStack()
         try:
             opened = await stack.enter_async_context(
@@ -304,17 +293,14 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 stack=stack,
                 policy=sample.policy,
             )
-            environment.containment.differences = differences
+            environment.containment.differences = (*sample.differences, *of_images)
+            session.live.append(environment)
             stack.push_async_callback(environment._forget)
             if (requests := opened.model_requests) is not None:
                 bridge = ModelBridge()
                 requests.handler, requests.on_close = bridge, bridge.close
             for each in opened.cells.values():
-                started = Event(
-                    kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS
-                )
-                session.record(started)
-                each.describe(sample=str(identity.sample), epoch=identity.epoch)
+                environment._record_start(each)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -322,7 +308,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 session.breached(error)
             session.note_no_room(error)
             raise
-        session.live[opened.cell.id] = environment
         return environment
 
     @override
@@ -367,6 +352,58 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """`inspect sandbox cleanup`: kept and crashed cells."""
         await lifecycle.clean(id)
 
+    async def snapshot(self) -> Snapshot:
+        """As `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""
+        async with self._operation():
+            return await self.cell.snapshot()
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """As `Cell.revert`; the new machine is probed, and without `to` prepared as Inspect
+        prepared the first: the service's program, the sample's files, its set-up.
+
+        Raises `SandboxUnavailableError` for `CellError`.
+        """
+        from belljar.cell.cell import RevertibleCell
+
+        cell = self.cell
+        if not isinstance(cell, RevertibleCell):
+            await cell.revert(to=to)  # refuses by name
+            return
+
+        async def on_ready(opened: Range) -> None:
+            new = opened.cell
+            self.containment.machines.append(new.id)
+            self._record_start(new)
+            try:
+                await self._stop_if_breached(await self._probe_noted(opened, "start"), new)
+                for act, returncode in self._preparation if to is None else ():
+                    if getattr(await act(new), "returncode", 0) != returncode:
+                        raise CellError("the sample's set-up ended differently in the new machine")
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await on_end(opened)
+                raise
+
+        async def on_end(opened: Range) -> None:
+            report = await self._probe_noted(opened, "end")
+            if (breach := breach_of(report, opened.cell.id)) is not None:
+                self._session.breached(breach)
+
+        async with self._operation():
+            await self.health.look("call")
+            try:
+                await cell.machines.revert(verify=verify, to=to, on_ready=on_ready, on_end=on_end)
+            except ContainmentBreach as breach:
+                if breach not in self._session.breaches:
+                    self._session.breached(breach)
+                raise
+        if self._closed:
+            return
+        self._past_health.append(self.health)
+        self.health, self._running = HealthWatch(cell, self._session.record), False
+        await self.attach_socket.close()
+        self.attach_socket = AttachSocket.for_cell(cell, home=self._session.home)
+
     @override
     async def exec(
         self,
@@ -386,15 +423,17 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         async with self._operation(OSError):
-            output = await self.cell.exec(
-                cmd,
-                input=input.encode() if isinstance(input, str) else input,
-                env=env or {},
-                cwd=cwd or "",
-                user=user,
-                timeout_s=timeout,
-                max_output_bytes=limit_bytes,
-                keep="tail",
+            output = await self._act(
+                lambda cell: cell.exec(
+                    cmd,
+                    input=input.encode() if isinstance(input, str) else input,
+                    env=env or {},
+                    cwd=cwd or "",
+                    user=user,
+                    timeout_s=timeout,
+                    max_output_bytes=limit_bytes,
+                    keep="tail",
+                )
             )
         if may_be_broken(output):
             await self.health.look("call")
@@ -408,10 +447,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file atomically, with its parents."""
+        content = contents.encode() if isinstance(contents, str) else contents
         async with self._operation(IsADirectoryError):
-            await self.cell.write_file(
-                file, contents.encode() if isinstance(contents, str) else contents
-            )
+            kept = await self._kept(content)
+            await self._act(lambda cell: cell.write_file(file, kept()))
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002

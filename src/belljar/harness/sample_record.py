@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 
 from belljar.cell.health import damage
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, sentences
 from belljar.differences import Kind as DifferenceKind
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
@@ -80,6 +80,9 @@ def is_preparing() -> bool:
     return active is not None and active.started is None
 
 
+_NOT_PROBED: Final = ProbeReport(
+    verdict=Verdict.VOID, findings=(), which="", duration_ms=0, problem="it was not probed"
+)
 CONTAINMENT_KEY: Final = "containment"
 """Key of the sample's metadata in Inspect's log."""
 SOURCE: Final = "belljar probes"
@@ -93,37 +96,42 @@ Not `containment`: with that a *scorer* makes a verdict worse.
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """Containment so far; `clean`: None until checked."""
+    """Containment so far.
+
+    `machines`: the sample's cells, one after another. `starts`, `ends`: the probes of each, and at
+    the end of those beside it. `clean`: None until checked.
+    """
 
     run_id: str = ""
-    start: ProbeReport | None = None
-    end: ProbeReport | None = None
+    machines: list[str] = field(default_factory=list)
+    starts: dict[str, ProbeReport] = field(default_factory=dict)
+    ends: dict[str, ProbeReport] = field(default_factory=dict)
     clean: bool | None = None
     differences: tuple[Difference, ...] = ()
 
     @property
     def cell_verdict(self) -> Verdict:
         """The worst of probes and destruction; missing is void."""
-        ends = [
-            report.verdict if report is not None else Verdict.VOID
-            for report in (self.start, self.end)
-        ]
+        ends = (self._worst(reports).verdict for reports in (self.starts, self.ends))
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
+
+    def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport:
+        """The worst of one phase; a machine without one is void."""
+        missing = [_NOT_PROBED for cell in self.machines if cell not in reports]
+        return max((*missing, *reports.values()), key=lambda each: each.verdict.badness)
 
     def data(self) -> dict[str, JsonValue]:
         """For the ledger and Inspect's log."""
         return {
             "run_id": self.run_id,
             "cell_verdict": self.cell_verdict.value,
-            "start": _brief(self.start),
-            "end": _brief(self.end),
+            "start": _brief(self._worst(self.starts)),
+            "end": _brief(self._worst(self.ends)),
             "destroyed": self.clean is True,
         }
 
 
-def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
-    if report is None:
-        return {"verdict": Verdict.VOID.value, "problem": "it was not probed"}
+def _brief(report: ProbeReport) -> dict[str, JsonValue]:
     breaches: list[JsonValue] = [
         f"{each.name}: {each.seen}" for each in report.of(Verdict.BREACHED)
     ]

@@ -7,28 +7,33 @@ directory and the last `task_cleanup` closes it.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import AttachSocket
+from belljar.harness.host_processes import HostActivity, proxies_here
 from belljar.harness.models import ModelCells
 from belljar.harness.operator import OperatorOptions
 from belljar.harness.sample_record import (
@@ -49,7 +54,6 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
-    from belljar.harness.host_processes import HostActivity
     from belljar.ledger import RunDirectory
     from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
@@ -57,7 +61,9 @@ if TYPE_CHECKING:
     from belljar.report.reasons import ReasonCode
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _STOP_TIMEOUT_S: Final = 10.0
+_MAX_KEPT_BYTES: Final = 1 << 20
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 """The model learns nothing of host or cause."""
 
@@ -66,7 +72,7 @@ _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 class Session:
     """One evaluation.
 
-    Mutable, owned by one event loop; `breached` may be called from the warm pools' thread too.
+    Mutable, owned by one event loop.
 
     Attributes:
         run: the run directory; None until the first use.
@@ -74,8 +80,8 @@ class Session:
         home: the store, None for the default.
         own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
-        live: the running cells of samples, by id.
-        warm_range: takes cells made ahead, under `--warm`.
+        live: the running cells of samples.
+        warm_range: takes cells made ahead, under `--warm`; `close_warm` destroys the others.
         refusal: the first error that refused a task.
         failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
         breaches: errors of destruction and probes; any voids the run.
@@ -95,10 +101,9 @@ class Session:
     source: CellSource = field(default_factory=RealCells)
     own: ExitStack | None = None
     users: int = 0
-    live: dict[str, SampleCell] = field(default_factory=dict)
-    warm_range: (
-        Callable[[BaseModel | str | None, LoadedPolicy], AbstractAsyncContextManager[Range]] | None
-    ) = None
+    live: list[SampleCell] = field(default_factory=list)
+    warm_range: Callable[..., AbstractAsyncContextManager[Range]] | None = None
+    close_warm: Callable[[], Awaitable[None]] | None = None
     refusal: BelljarError | None = None
     failure: str = ""
     failure_code: int = 0
@@ -173,6 +178,7 @@ class Session:
         if self.host is not None:
             data["host_processes"] = dict(self.host.programs)
             data["connections"] = dict(self.host.connections)
+            data["proxies"] = [*proxies_here()]
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
         if self.failure:
@@ -300,8 +306,10 @@ class SampleCell:
         self._closed = False
         self._running = False
         self.is_own = True
-        self.containment = Containment()
+        self.containment = Containment(machines=[cell.id])
         self.health = HealthWatch(cell, session.record)
+        self._past_health: list[HealthWatch] = []
+        self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], int]] = []
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
         self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
@@ -337,12 +345,49 @@ class SampleCell:
         cell_id = (cell or self.cell).id
         self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
 
+    def _record_start(self, cell: Cell) -> None:
+        """Whose cell it is, for the record and `belljar ps`."""
+        started = self.identity.started(self.policy, self.containment.differences)
+        self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, cell)
+        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
+
     async def probe_start(self) -> None:
         """Probe the fresh cell. Raises `ContainmentBreach`."""
         # Other cells of its range already were.
-        self.containment.start = report = await self._probe(self.range, self.cell, "start")
-        note_probes("start", report, self._session.ensure_run().run_id)
-        await self._stop_if_breached(report, self.cell)
+        report = await self._probe_noted(self.range, "start")
+        await self._stop_if_breached(report, self.range.cell)
+
+    async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
+        """Probe its cells. Every cell is on record; the worst report is returned."""
+        cells = [opened.cell] if phase == "start" else opened.cells.values()
+        reports = {cell.id: await self._probe(opened, cell, phase) for cell in cells}
+        report = max(reports.values(), key=lambda each: each.verdict.badness)
+        (self.containment.starts if phase == "start" else self.containment.ends).update(reports)
+        note_probes(phase, report, self._session.ensure_run().run_id)
+        return report
+
+    async def _act(self, act: Callable[[Cell], Awaitable[_T]]) -> _T:
+        """Act in the cell. What prepares the sample is done again after a revert."""
+        result = await act(self.cell)
+        if self._may_repeat():
+            self._preparation.append((act, getattr(result, "returncode", 0)))
+        return result
+
+    def _may_repeat(self) -> bool:
+        # No range with a network, or with other cells, can be reverted
+        return self.range.network is None and not self.range.targets and is_preparing()
+
+    async def _kept(self, content: bytes) -> Callable[[], bytes]:
+        """The content of a file, as often as a revert repeats it: a large one is not kept in memory
+        if the host's disk takes it.
+        """
+        if len(content) > _MAX_KEPT_BYTES and self._may_repeat():
+            with suppress(OSError):
+                spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
+                size = len(content)
+                if await anyio.to_thread.run_sync(spool.write, content) == size:
+                    return lambda: os.pread(spool.fileno(), size, 0)
+        return lambda: content
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""
@@ -414,17 +459,10 @@ class SampleCell:
                 if outcome == "completed":  # an interrupted sample has no score to be doubted
                     for environment in (self, *self._beside):  # the probes end all that runs there
                         await environment.health.look("end")
-                # Every cell of the range is on record; the worst report counts.
-                cells = self.range.cells.values()
-                reports = [await self._probe(self.range, cell, "end") for cell in cells]
-                report = max(reports, key=lambda each: each.verdict.badness)
-                self.containment.end = report
-                note_probes("end", report, self._session.ensure_run().run_id)
+                report = await self._probe_noted(self.range, "end")
             finally:
                 await self._end(outcome)
-        await self._stop_if_breached(
-            self.containment.end, self.cell, cancelled=outcome == "interrupted"
-        )
+        await self._stop_if_breached(report, self.cell, cancelled=outcome == "interrupted")
 
     async def _end(self, outcome: str) -> None:
         try:
@@ -440,11 +478,12 @@ class SampleCell:
             data |= {"outcome": outcome, "containment": self.containment.data()}
             self._record(Kind.SAMPLE_FINISHED, data)
             bind_containment(self.containment, self.identity)
-            found = (environment.health.degraded for environment in (self, *self._beside))
+            watches = (*self._past_health, *(each.health for each in (self, *self._beside)))
+            found = (watch.degraded for watch in watches)
             bind_degraded((each for each in found if each is not None), self.identity)
 
     async def _forget(self) -> None:
-        self._session.live.pop(self.cell.id, None)
+        self._session.live.remove(self)
         await self.attach_socket.close()
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:

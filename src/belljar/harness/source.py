@@ -118,12 +118,11 @@ class RealCells:
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan here and make the template. Prints skipped tiers."""
+        import anyio.to_thread
+
         from belljar.cell import prepare
 
-        if policy.policy.host:
-            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
-
-            await hold_air_gap(run, policy)
+        await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
         self.check_unchanged(policy, home=home)
         with reported_if_slow(FIRST_CELL):
             parts = await prepare(policy, recorder=run.recorder, home=home)
@@ -179,6 +178,17 @@ class RealCells:
         from belljar.probe.run import probe_cell
 
         return await probe_cell(cell, recorder=run.recorder, router=router, phase=phase)
+
+
+def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> None:
+    """Check and hold the air gap if a policy requires one: what a sample does beside its cell needs
+    it, too. Raises `HostError`.
+    """
+    for policy in policies:
+        if policy.policy.host:
+            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+
+            hold_air_gap(run, policy)
 
 
 def build_missing(

@@ -5,17 +5,17 @@ A pool starts with its plan's first cell; samples left and memory bound it.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
+from belljar.errors import BelljarError
 from belljar.harness.config import BelljarConfig, as_config
+from belljar.host.cgroups import available_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from belljar.cell import Pool, Range
-    from belljar.cell.loop_thread import LoopThread
     from belljar.harness.options import Selection
     from belljar.harness.session import Session
-    from belljar.policy import LoadedPolicy
+    from belljar.policy import LoadedPolicy, Resources
 
 
 RESERVED_BYTES: Final = 1 << 30
@@ -36,98 +35,59 @@ RESERVED_BYTES: Final = 1 << 30
 OVERHEAD_BYTES: Final = 192 << 20
 
 
-def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
-    """Twice the processors, if memory holds them; at least 1."""
-    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
-    return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
-
-
-def room_for_one_more(
-    *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
-) -> bool:
-    """Whether another fully used cell fits in memory."""
-    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
-    return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
-
-
-def host_cpus_and_memory() -> tuple[int, int]:
-    """Usable processors and available memory (0: unknown)."""
-    cpus = len(os.sched_getaffinity(0))
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return cpus, int(line.split()[1]) << 10
-    return cpus, 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PoolOf:
-    policy: LoadedPolicy
-    pool: Pool
+def cells_in_memory(resources: Resources) -> int:
+    """How many cells of these limits fit in the host's memory now, each fully used."""
+    each = resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
+    return (available_memory_bytes() - RESERVED_BYTES) // each
 
 
 class WarmCells:
     """The pools of one run: `size` cells ready per plan, for `expected` samples of each.
 
-    Used from the evaluation's event loop, and from the pools' thread.
+    Attributes:
+        troubles: errors of destroying unused cells.
     """
 
     def __init__(
-        self,
-        session: Session,
-        thread: LoopThread,
-        *,
-        size: int,
-        expected: Mapping[BelljarConfig, int],
+        self, session: Session, *, size: int, expected: Mapping[BelljarConfig, int]
     ) -> None:
+        self.troubles: list[Exception] = []
         self._session = session
-        self._thread = thread
         self._size = size
         self._left = Counter(expected)
         self._in_use = 0
-        self._guard = threading.Lock()
-        self._pools: dict[BelljarConfig, _PoolOf] = {}
+        self._turn = anyio.Lock()
+        self._pools: dict[BelljarConfig, tuple[LoadedPolicy, Pool]] = {}
 
-    def range(
+    @asynccontextmanager
+    async def range(
         self, config: BaseModel | str | None, policy: LoadedPolicy
-    ) -> AbstractAsyncContextManager[Range]:
+    ) -> AsyncIterator[Range]:
         """A sample's cells, pooled if its policy is unchanged."""
         ours = as_config(config)
-        entry = self._pools.get(ours)
-        if entry is None:
-            return self._counted(ours, self._first(ours, policy))
-        if entry.policy != policy:
-            return self._counted(ours, self._open(policy))
-        return self._counted(ours, entry.pool.range())
-
-    def troubles(self) -> list[Exception]:
-        """Errors of destroying unused cells."""
-        return [trouble for entry in self._pools.values() for trouble in entry.pool.troubles]
-
-    @asynccontextmanager
-    async def _counted(
-        self, config: BelljarConfig, opened: AbstractAsyncContextManager[Range]
-    ) -> AsyncIterator[Range]:
-        self._count(config, left=-1, in_use=1)
+        if ours not in self._pools:
+            self._pools[ours] = (policy, self._pool(ours, policy))
+        pooled, pool = self._pools[ours]
+        self._left[ours] -= 1
+        self._in_use += 1
         try:
-            async with opened as ready:
-                yield ready
+            async with pool.range() if pooled == policy else self._open(policy) as opened:
+                yield opened
         finally:
-            self._count(config, left=0, in_use=-1)
+            self._in_use -= 1
 
-    def _count(self, config: BelljarConfig, *, left: int, in_use: int) -> None:
-        with self._guard:
-            self._left[config] += left
-            self._in_use += in_use
+    @property
+    def is_open(self) -> bool:
+        """Whether it may hold cells."""
+        return bool(self._pools)
 
-    @asynccontextmanager
-    async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Range]:
-        from belljar.cell.pool import HEAD_START_S
-
-        async with self._open(policy) as opened:
-            if config not in self._pools:
-                self._pools[config] = _PoolOf(policy=policy, pool=self._pool(config, policy))
-            self._pools[config].pool.refill(after_s=HEAD_START_S)
-            yield opened
+    async def close(self) -> None:
+        """Destroy what no sample took. A later sample begins new pools."""
+        while self._pools:
+            config, (_, pool) = next(iter(self._pools.items()))
+            await pool.aclose()  # once more if it is broken off
+            self.troubles += pool.troubles
+            self._pools.pop(config, None)
 
     def _open(
         self, policy: LoadedPolicy, *, ahead: bool = False
@@ -138,39 +98,28 @@ class WarmCells:
         )
 
     def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
-        from belljar.cell.pool import Pool, Supply
-        from belljar.isolation.hold import refuse_to_give
+        from belljar.cell.pool import make_pool
         from belljar.probe.run import WARM_UP
         from belljar.store.home import belljar_home
 
         run, probe = self._session.ensure_run(), self._session.source.probe
-        supply = Supply(
-            open=partial(self._open, policy),
+        return make_pool(
+            policy,
+            run,
+            self._session.home or belljar_home(),
+            open_one=partial(self._open, policy),
             warm_up=lambda opened: probe(
                 opened.cell, opened.routers.get(opened.cell.id), run=run, phase=WARM_UP
             ),
-            recorder=run.recorder,
             size=self._size,
-            refuse=partial(refuse_to_give, self._session.home or belljar_home(), run.run_id),
             admit=partial(self._admit, config, policy),
             on_breach=self._session.breached,
+            turn=self._turn,
         )
-        if policy.policy.decoys:
-            from belljar.cell.decoys import decoys_in
-
-            supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
-        return Pool(supply, self._thread)
 
     def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
-        with self._guard:
-            left, in_use = self._left[config], self._in_use
-        resources = policy.policy.resources
-        return left > ready and room_for_one_more(
-            available_bytes=host_cpus_and_memory()[1],
-            memory_bytes=resources.memory_bytes,
-            disk_bytes=resources.disk_bytes,
-            in_use=in_use + ready,
-        )
+        fitting = cells_in_memory(policy.policy.resources)
+        return self._left[config] > ready and fitting > self._in_use + ready
 
 
 def expected_samples(
@@ -195,18 +144,15 @@ def warm_cells(
     if not size:
         yield None
         return
-    from belljar.cell.loop_thread import open_loop_thread
-    from belljar.errors import BelljarError
-
-    warm: WarmCells | None = None
+    warm = WarmCells(session, size=size, expected=expected)
+    session.warm_range, session.close_warm = warm.range, warm.close
     try:
-        with open_loop_thread() as thread:
-            warm = WarmCells(session, thread, size=size, expected=expected)
-            session.warm_range = warm.range
-            yield warm
+        yield warm
     finally:
-        session.warm_range = None
-        for trouble in warm.troubles() if warm is not None else ():
+        session.warm_range = session.close_warm = None
+        if warm.is_open:  # Inspect ended without its clean-up
+            anyio.run(warm.close)
+        for trouble in warm.troubles:
             session.breaches.append(
                 trouble
                 if isinstance(trouble, BelljarError)

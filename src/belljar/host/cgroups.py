@@ -134,6 +134,12 @@ def _words(file: Path) -> set[str]:
         return set()
 
 
+def available_memory_bytes() -> int:
+    """Memory that this host can give without swapping; 0: unknown."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next((int(each.split()[1]) << 10 for each in lines if each.startswith("MemAv")), 0)
+
+
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
     """This process's own limit; None if unknown."""
     if "memory" in found.v1:

@@ -29,14 +29,10 @@ _UNKNOWN_HINT: Final = (
 )
 _USUAL_OPEN_FILES: Final = 1 << 20
 NETWORK_MODULES: Final = (
-    "dulwich",
-    "h11",
-    "h2",
-    "hypercorn",
-    "python_multipart",
-    "wsproto",
+    *("h11", "h2", "hypercorn", "wsproto"),
+    *("asyncssh", "dulwich", "jinja2", "packaging"),
 )
-"""Import names of the extra `network`."""
+"""Import names of the extras `network` and `stand-ins`."""
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 
 

@@ -22,7 +22,7 @@ _ONE_LINE: Final = re.compile(
 _CODENAMES: Final = frozenset(
     {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
 )
-_URI: Final = re.compile(r"^'[^']+' (\S+\.deb) (\d+) ", re.MULTILINE)
+_URI: Final = re.compile(r"^'[^']+' (\S+\.deb) (\d+) (\S*)", re.MULTILINE)
 _HOST_OPTIONS: Final = re.compile(
     r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
 )
@@ -184,18 +184,22 @@ class PrivateApt:
             )
         return found[0]
 
-    def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, int]:
-        """The files of the packages and of all that they need on an empty host, and their sizes.
+    def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, tuple[int, str]]:
+        """The files of the packages and of all that they need on an empty host: sizes and SHA-256.
 
         Raises `HostError` that names a package which isn't there.
         """
         argv = self._install(packages, suite)
-        printed = run_tool([argv[0], "--print-uris", *argv[1:]], timeout_s=300)
-        found = dict(_URI.findall(printed.decode("utf-8", "replace")))
-        named = {name.partition("_")[0] for name in found}
-        if missing := [package for package in packages if package not in named]:
-            raise HostError(f"apt names no file for {', '.join(missing)}", where="apt-get install")
-        return {name: int(size) for name, size in found.items()}
+        options = ["--print-uris", "-o", "Acquire::ForceHash=SHA256"]
+        printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)
+        found = _URI.findall(printed.decode("utf-8", "replace"))
+        named = {
+            name.partition("_")[0] for name, _, digest in found if digest.startswith("SHA256:")
+        }
+        if missing := {*packages, *(name.partition("_")[0] for name, *_ in found)} - named:
+            what = f"apt names no file with a digest for {', '.join(sorted(missing))}"
+            raise HostError(what, where="apt-get install")
+        return {name: (int(size), digest.partition(":")[2]) for name, size, digest in found}
 
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
         """Fetch what `closure` lists; what is there already is kept. Raises `HostError`."""

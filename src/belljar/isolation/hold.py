@@ -21,7 +21,7 @@ from belljar.dataclass import asdict, dataclass
 from belljar.errors import CellError, HostError
 from belljar.events import JsonValue
 from belljar.process import raise_if_blind
-from belljar.store.home import belljar_home, make_store_dir
+from belljar.store.home import belljar_home, make_store_dir, sync_file
 from belljar.store.journal import ORDER_SUFFIX
 from belljar.store.scratch import owned_name
 from belljar.units import printable
@@ -100,12 +100,10 @@ def hold(home: Path, reason: str = "") -> Hold:
     try:
         make_store_dir(home)
         draft = home / owned_name(_DRAFT, "hold")
-        with draft.open("w") as file:
-            json.dump({"reason": held.reason, "by": held.by, "at": held.at}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        draft.write_text(json.dumps({"reason": held.reason, "by": held.by, "at": held.at}))
+        sync_file(draft)
         draft.replace(home / HOLD_FILE)
-        _sync(home)
+        sync_file(home)
     except OSError as exc:
         if draft is not None:
             with suppress(OSError):
@@ -126,7 +124,7 @@ def release(home: Path | None = None) -> Hold | None:
         return None
     try:
         (home / HOLD_FILE).unlink(missing_ok=True)
-        _sync(home)
+        sync_file(home)
     except OSError as exc:
         raise HostError(
             f"the hold can't be removed: {exc.strerror}",
@@ -234,14 +232,12 @@ def refuse_if_forbidden(home: Path, name: str, *, is_proof: bool = False) -> Non
     """
     if not is_proof:
         refuse_if_held(home)
-    if (error := killed_error(read_order(home, name), where=f"cell {name}")) is not None:
-        raise error
+    raise_if_killed(read_order(home, name), where=f"cell {name}")
 
 
 def refuse_if_stopped(home: Path, run_id: str) -> None:
     """Raises `CellError` once the run is killed."""
-    if (error := killed_error(read_order(home, run_id), where=f"run {run_id}")) is not None:
-        raise error
+    raise_if_killed(read_order(home, run_id), where=f"run {run_id}")
 
 
 def refuse_to_give(home: Path, run_id: str) -> None:
@@ -260,6 +256,12 @@ def killed_error(order: KillOrder | None, *, where: str) -> CellError | None:
         where=where,
         hint="its record is complete up to here: `belljar ledger show last`",
     )
+
+
+def raise_if_killed(order: KillOrder | None, *, where: str) -> None:
+    """Raise a kill order's error; none without one."""
+    if (error := killed_error(order, where=where)) is not None:
+        raise error
 
 
 def _order_file(home: Path, name: str) -> Path:
@@ -294,11 +296,3 @@ def _whoami() -> str:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -36,6 +36,7 @@ RANGES_START: Final = 0x8000_0000
 _RANGE_STEP: Final = 0x2_0000
 RANGE_SLOTS: Final = 1 << 12
 """Cells with a range on one host, all stores together."""
+_RANGE_BLOCK: Final = 64
 WORKLOAD_IDS: Final = NEEDED_IDS
 """A container's ids: 0 to 65535."""
 TREE_IDS_START: Final = 0xFFF0_0000
@@ -91,7 +92,10 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
         return
     if is_nested:
         raise ValueError("root's cells are below no user namespace")
-    slot, fd = _take_slot(locks, RANGE_SLOTS)
+    with _lock_errors(locks):
+        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        first = _hash_of(locks) * _RANGE_BLOCK % RANGE_SLOTS
+    slot, fd = _take_slot(locks, RANGE_SLOTS, first=first)
     try:
         stage = RANGES_START + slot * _RANGE_STEP
         workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
@@ -161,9 +165,14 @@ def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> It
 
 def _range_of(home: Path) -> int:
     """Differs by store, whatever its path is here: stores don't see each other's locks."""
-    found = home.stat()
+    return UID_RANGE_START + _hash_of(home) * SLOTS_PER_HOME
+
+
+def _hash_of(directory: Path) -> int:
+    """16 bits of what the directory is, whatever its path: in another mount namespace, others."""
+    found = directory.stat()
     digest = hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).digest()
-    return UID_RANGE_START + int.from_bytes(digest[:2], "big") * SLOTS_PER_HOME
+    return int.from_bytes(digest[:2], "big")
 
 
 def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
@@ -175,8 +184,12 @@ def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
     return (home / "locks" / "uids", slot) if 0 <= slot < SLOTS_PER_HOME else None
 
 
-def _take_slot(directory: Path, slots: int) -> tuple[int, int]:
-    for slot in range(slots):
+def _take_slot(directory: Path, slots: int, *, first: int = 0) -> tuple[int, int]:
+    """Lock a free slot. `first`: where to begin, since a Belljar with another /run (in a container)
+    sees none of these locks but shares the host's ids: a cell of it with the same ids would be
+    taken for a survivor, and killed. Beginning at another of 64 blocks makes that unlikely.
+    """
+    for slot in ((first + number) % slots for number in range(slots)):
         fd = _lock_slot(directory, slot)
         if fd is not None:
             return slot, fd
@@ -188,18 +201,24 @@ def _take_slot(directory: Path, slots: int) -> tuple[int, int]:
 
 
 def _lock_slot(directory: Path, slot: int) -> int | None:
-    try:
+    with _lock_errors(directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        raise HostError(
-            f"the lock over a cell's ids can't be made: {exc.strerror}",
-            where=str(exc.filename or directory),
-            hint="let this user write there; that no two cells get the same ids hangs on it",
-        ) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return None
     return fd
+
+
+@contextmanager
+def _lock_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise HostError(
+            f"the lock over a cell's ids can't be made: {exc.strerror}",
+            where=str(exc.filename or directory),
+            hint="let this user write there; that no two cells get the same ids hangs on it",
+        ) from exc

@@ -29,8 +29,8 @@ from belljar.descriptors import patiently
 from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
-from belljar.isolation.reap import reap_now
-from belljar.isolation.survivors import cells_named, look, remove_survivors
+from belljar.isolation.reap import reap_now, reap_one
+from belljar.isolation.survivors import cells_named
 from belljar.process import (
     PORTS_DOWN,
     PROC,
@@ -263,73 +263,56 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     An entry missing in the answer still ran after `HALT_TIMEOUT_S`.
     """
     strike(entries)
-    ports_down = first_look = time.monotonic() + _PORTS_DOWN_S
+    first_look = time.monotonic() + _PORTS_DOWN_S
     give_up = time.monotonic() + HALT_TIMEOUT_S
-    halted: dict[str, float] = {}
-    by_words = dict[str, set[ProcessId]]()
-    left = [entry for entry in entries if entry.boot_id == boot_id()]
-    halted |= {entry.cell_id: 0.0 for entry in entries if entry.boot_id != boot_id()}
+    left = {entry.cell_id: entry for entry in entries if entry.boot_id == boot_id()}
+    halted = {entry.cell_id: 0.0 for entry in entries if entry.cell_id not in left}
+    # It only grows: a dying process has no command line any more, and still runs.
+    started = dict[str, set[ProcessId]]()
     while left and time.monotonic() < give_up:
-        known = itertools.chain(*map(_known, left))
-        if time.monotonic() < first_look and any(map(_may_live, known)):
-            time.sleep(_PAUSE_S)  # they are dying: a look at everything would only hold them up
+        is_early = time.monotonic() < first_look
+        known = itertools.chain(*map(_known, left.values()))
+        if is_early and any(map(_may_live, known)):
+            time.sleep(_PAUSE_S)  # A look at everything would only delay the dying.
             continue
-        seen = _look_at(journal, left, by_words)
-        now_ms = (time.monotonic() - began) * 1000
-        halted |= {entry.cell_id: round(now_ms, 1) for entry, alive in seen if alive == []}
-        running = [(entry, alive) for entry, alive in seen if alive != []]
-        left = [entry for entry, _ in running]
-        for entry, alive in running:
-            supervisor = (
-                entry.child if entry.kind == "range" and time.monotonic() < ports_down else None
-            )
-            for process in _known(entry) if alive is None else alive:
-                if process not in {supervisor, _its_supervisor(entry)}:
+        try:
+            for name, processes in started_for(set(left)).items():
+                started.setdefault(name, set()).update(processes)
+            is_blind = False
+        except OSError:
+            is_blind = True
+        for name, entry in tuple(left.items()):
+            alive: Iterable[ProcessId] = _known(entry)
+            try:
+                if not is_blind:
+                    entry = left[name] = journal.read(name) or entry
+                    alive = _running(entry, started.get(name, ()))
+            except OSError:
+                pass  # It counts as running; what is known of it is struck again.
+            else:
+                if not (is_blind or alive):
+                    halted[name] = round((time.monotonic() - began) * 1000, 1)
+                    del left[name]
+                    continue
+            is_range = entry.kind == "range"
+            for process in alive:
+                if not (is_range and is_early and process == entry.child):
                     _send(process, signal.SIGKILL)
-            for group in entry.cgroups if entry.kind != "range" else ():
+            for group in () if is_range else entry.cgroups:
                 cgroup.halt(group)
         if left:
             time.sleep(_PAUSE_S)
     return halted
 
 
-def _look_at(
-    journal: Journal, entries: Sequence[JournalEntry], by_words: dict[str, set[ProcessId]]
-) -> list[tuple[JournalEntry, list[ProcessId] | None]]:
-    """Each entry as it is now, with its living processes; None: it can't be looked at.
-
-    `by_words` grows: a dying process has no words any more, and is still there.
-    """
-    try:
-        for name, processes in started_for({entry.cell_id for entry in entries}).items():
-            by_words.setdefault(name, set()).update(processes)
-    except OSError:
-        return [(entry, None) for entry in entries]
-    seen: list[tuple[JournalEntry, list[ProcessId] | None]] = []
-    for entry in entries:
-        try:
-            now = journal.read(entry.cell_id) or entry
-            seen.append((now, _running(now, by_words.get(entry.cell_id, ()))))
-        except OSError:
-            seen.append((entry, None))
-    return seen
-
-
-def _running(entry: JournalEntry, named: Iterable[ProcessId]) -> list[ProcessId]:
-    """Living processes, except a supervisor that ends it."""
-    found = {*_known(entry), *named}
+def _running(entry: JournalEntry, started: Iterable[ProcessId]) -> list[ProcessId]:
+    """Living processes, except a supervisor, which ends with its child and reports how."""
+    found = {*_known(entry), *started}
     for group in entry.cgroups:
-        found |= {
-            process
-            for pid in cgroup.processes_in(group, threads=False)
-            if (process := identify(pid)) is not None
-        }
-    return [process for process in found if process != _its_supervisor(entry) and is_alive(process)]
-
-
-def _its_supervisor(entry: JournalEntry) -> ProcessId | None:
-    """It ends by itself when its child has, and says how."""
-    return entry.supervisor if entry.child is not None else None
+        found |= set(filter(None, map(identify, cgroup.processes_in(group, threads=False))))
+    if entry.child is not None:
+        found -= {entry.supervisor}
+    return [process for process in found if is_alive(process)]
 
 
 def _may_live(process: ProcessId) -> bool:
@@ -347,20 +330,17 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
     """Launchers and VMMs by cell, from /proc command lines."""
     found: dict[str, list[ProcessId]] = {}
     for directory in PROC.iterdir():
-        if directory.name.isdigit() and int(directory.name) != os.getpid():
-            for name in _names_in(directory, names):
-                if (process := identify(int(directory.name))) is not None:
-                    found.setdefault(name, []).append(process)
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
+            continue
+        try:
+            words = (directory / "cmdline").read_bytes()[: 1 << 16]
+        except OSError as exc:
+            raise_if_blind(exc)
+            continue
+        for name in names.intersection(cells_named(words)):
+            if (process := identify(int(directory.name))) is not None:
+                found.setdefault(name, []).append(process)
     return {name: tuple(processes) for name, processes in found.items()}
-
-
-def _names_in(directory: Path, names: set[str]) -> set[str]:
-    try:
-        words = (directory / "cmdline").read_bytes()[: 1 << 16]
-    except OSError as exc:
-        raise_if_blind(exc)
-        return set()
-    return names.intersection(cells_named(words))
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:
@@ -380,72 +360,40 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
 def _settled_one(
     home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float
 ) -> Killed:
-    """What becomes of one entry keeps no other from its end."""
-    settle = partial(_settle, home, entry, halted_ms, give_up)
+    """Wait for one entry's end, or bring it about; an error in it keeps no other from its end."""
+    ended_by: EndedBy = ""
     try:
-        return patiently(settle, give_up - time.monotonic() + REMOVE_TIMEOUT_S)
+        ended_by, remaining = patiently(
+            partial(_settle, home, entry.cell_id, give_up),
+            give_up - time.monotonic() + REMOVE_TIMEOUT_S,
+        )
     except (BelljarError, OSError) as exc:
         why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
-        return _killed(entry, halted_ms, "", (f"unproven, as it can't be looked at: {why}",))
-
-
-def _settle(home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float) -> Killed:
-    journal, now = Journal(home), entry
-    while True:
-        if (read := journal.read(entry.cell_id)) is None:
-            return _killed(entry, halted_ms, "owner", ())
-        now = read
-        if not now.owner_lives() or time.monotonic() >= give_up:
-            break
-        time.sleep(_PAUSE_S)
-    if now.owner_lives():
-        remaining = _remove(journal, now)
-        if remaining is not None:
-            return _killed(now, halted_ms, "kill", remaining)
-    reaped = reap_now(home, entry.cell_id)
-    remaining = tuple(what for one in reaped for what in one.remaining)
-    if not remaining and journal.read(entry.cell_id) is None:
-        return _killed(now, halted_ms, "reap" if reaped else "owner", ())
-    return _killed(now, halted_ms, "", remaining or ("its journal entry",))
-
-
-def _killed(
-    entry: JournalEntry, halted_ms: float | None, by: EndedBy, remaining: tuple[str, ...]
-) -> Killed:
-    left = tuple(printable(what, max_chars=200) for what in remaining)
-    ended_by: EndedBy = "" if left else by
+        remaining = (f"unproven, as it can't be looked at: {why}",)
     return Killed(
         cell_id=entry.cell_id,
         kind=entry.kind,
         halted_ms=halted_ms,
-        ended_by=ended_by,
-        remaining=left,
+        ended_by="" if remaining else ended_by,
+        remaining=tuple(printable(what, max_chars=200) for what in remaining),
     )
 
 
-def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
-    """Reap while the owner hangs; None: it acted or died.
-
-    Uids and processes are the cell's while owner and entry exist: checked after each look.
-    Namespace numbers aren't used, as its pid namespace is dead.
-    """
-    give_up = time.monotonic() + REMOVE_TIMEOUT_S
-    while True:
-        blind = replace(entry, namespaces={}, processes=tuple(filter(is_alive, entry.processes)))
-        found = look(blind)
-        if not entry.owner_lives() or journal.read(entry.cell_id) is None:
-            return None
-        alive = [process for process in _known(entry) if is_alive(process)]
-        if not (found.survivors or alive) or time.monotonic() > give_up:
-            break
-        for process in alive:  # where nothing could be struck before
-            _send(process, signal.SIGKILL)
-        remove_survivors(found.survivors)
-        time.sleep(_PAUSE_S)
-    remaining = (*found.remaining, *(f"process {process.pid}" for process in alive))
-    if not remaining:
-        journal.remove(entry.cell_id, keeps_order=True)
-    return remaining
+def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[str, ...]]:
+    """Return who ended it, and what is left of it."""
+    journal = Journal(home)
+    while (entry := journal.read(cell_id)) is not None:
+        ended_by: EndedBy = "reap"
+        if not entry.owner_lives():
+            reaped = next(iter(reap_now(home, cell_id)), None)
+        elif time.monotonic() < give_up:
+            time.sleep(_PAUSE_S)
+            continue
+        else:
+            ended_by, reaped = "kill", reap_one(home, entry, hangs=True)
+        if reaped is not None:
+            return ended_by, reaped.remaining
+    return "owner", ()
 
 
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:

@@ -14,11 +14,11 @@ from typing import Final, Literal, TypeAlias
 from belljar.dataclass import dataclass, field, replace
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation import cgroup
-from belljar.isolation.cgroup import memory_bytes
+from belljar.isolation.cgroup import cpu_s, memory_bytes
 from belljar.isolation.hold import sweep_orders
 from belljar.isolation.identity import hold_uids
 from belljar.isolation.survivors import look, remove_survivors
-from belljar.process import boot_id, close_all, pin_namespaces
+from belljar.process import ProcessId, boot_id, close_all, pin_namespaces
 from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal, JournalEntry
 from belljar.store.locks import locked
@@ -90,10 +90,13 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
     """As `reap`, blocking, and without half-unpacked images."""
     journal = Journal(home)
     if cell_id is None and home.is_dir():
+        from belljar.isolation.microvm.data_disk import sweep_drafts
+
         # What was being made, or written, when its owner died: it is known by its name
         journal.sweep_drafts()
         sweep_orders(journal.directory)
         cgroup.sweep_groups()
+        sweep_drafts(home)
         sweep(home / "tmp")
         for part in home.iterdir():
             # A tree's files may be other ids' than this user's; of runs there may be very many, and
@@ -103,50 +106,62 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
     if not any(not entry.owner_lives() for entry in journal.entries()):
         return ()
     with locked(home, "reap"):
-        return tuple(
-            _reap_one(home, journal, entry)
+        orphans = [
+            entry
             for entry in journal.entries()
             if cell_id in {None, entry.cell_id} and not entry.owner_lives()
-        )
+        ]
+        return tuple(filter(None, (reap_one(home, entry) for entry in orphans)))
 
 
-def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
-    removed: dict[str, None] = {}
+def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped | None:
+    """Remove one cell, and forget it once a look finds nothing.
+
+    A dead owner's inside the lock `reap`. `hangs`: its owner lives, and finds the kill order when
+    it goes on; None: it has removed the cell, or has ended, meanwhile.
+    """
+    journal, removed = Journal(home), dict[str, None]()
     give_up = time.monotonic() + _TIMEOUT_S
     while True:
-        with _without_reused_numbers(home, entry) as own:
+        with _without_reused_numbers(home, entry, hangs=hangs) as own:
             found = look(own)
+            # The numbers were the cell's during the look only if its owner still has it.
+            if hangs and not (entry.owner_lives() and journal.read(entry.cell_id) is not None):
+                return None
             remove_survivors(found.survivors)
         if not found.survivors or time.monotonic() >= give_up:
             break
         removed.update(dict.fromkeys(survivor.what for survivor in found.survivors))
         time.sleep(_PAUSE_S)
     if not found.remaining:
-        journal.remove(entry.cell_id)
+        journal.remove(entry.cell_id, keeps_order=hangs)
     return Reaped(
         cell_id=entry.cell_id, kind=entry.kind, removed=tuple(removed), remaining=found.remaining
     )
 
 
 @contextmanager
-def _without_reused_numbers(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
+def _without_reused_numbers(
+    home: Path, entry: JournalEntry, *, hangs: bool
+) -> Iterator[JournalEntry]:
     """The entry without numbers that may be others'; stable in the block.
 
     Namespace numbers are the cell's while its process 1 lives (after it, nothing is left in there),
-    uids while no other process can lock them.
+    uids while its owner holds them (`hangs`) or no other process can lock them.
     """
-    is_this_boot = entry.boot_id == boot_id()
-    child = entry.child if is_this_boot else None
-    fork_server = entry.supervisor if entry.kind == "range" else None
-    processes = (*entry.processes, *(() if fork_server is None else (fork_server,)))
-    pins = pin_namespaces(child) if child is not None else {}
+    processes, pins = list[ProcessId](), dict[str, int]()
+    if entry.boot_id == boot_id():
+        # A living owner's fork server may serve other ranges, too.
+        fork_server = entry.supervisor if entry.kind == "range" and not hangs else None
+        processes = [each for each in (*entry.processes, entry.child, fork_server) if each]
+        pins = {} if entry.child is None else pin_namespaces(entry.child)
     try:
-        with hold_uids(home, entry.host_uid) as uid_is_free:
+        with hold_uids(home, None if hangs else entry.host_uid) as uid_is_free:
             yield replace(
                 entry,
                 namespaces=entry.namespaces if pins else {},
-                processes=processes if is_this_boot else (),
-                host_uid=entry.host_uid if uid_is_free else None,
+                processes=tuple(processes),
+                host_uid=entry.host_uid if uid_is_free or hangs else None,
             )
     finally:
         close_all(pins.values())
@@ -167,6 +182,7 @@ class CellListing:
     started_s_ago: float
     about: CellAbout = field(default_factory=CellAbout)
     memory_bytes: int | None = None
+    cpu_s: float | None = None
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
@@ -197,6 +213,7 @@ def _listing(journal: Journal, entry: JournalEntry) -> CellListing:
         started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
         about=journal.about(entry.cell_id),
         memory_bytes=next(filter(None, map(memory_bytes, entry.cgroups)), None),
+        cpu_s=next(filter(None, map(cpu_s, entry.cgroups)), None),
     )
 
 

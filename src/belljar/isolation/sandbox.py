@@ -320,8 +320,9 @@ class Sandbox:
 
     # ---- its end
 
-    def kill(self) -> None:
-        """SIGKILL its pid 1, from any thread; the owner still destroys it."""
+    def kill(self, order: KillOrder | None = None) -> None:
+        """SIGKILL its pid 1, from any thread. `order`: why, if given for one that it replaced."""
+        self._order = self._order or order
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
                 kill(self.jail.child)

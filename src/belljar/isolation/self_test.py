@@ -1,4 +1,4 @@
-"""The kill switch's self-test: halts a jail without a guest.
+"""The test of the kill switch in `belljar doctor`: halts a jail without a guest.
 
 It has journal entry, groups and namespaces like a cell; an idle guest agent runs in it.
 """

@@ -242,7 +242,9 @@ def _process_looks() -> tuple[_Look, ...]:
         _Look(
             what=("processes with the cell's uid",),
             find=lambda entry: _processes(entry, _has_uid),
-            nothing_to_look_by=_without_uid,
+            nothing_to_look_by=lambda entry: (
+                "" if entry.own_uids else "the cell has no uid that isn't also another's"
+            ),
         ),
         _Look(
             what=("control groups", "processes and threads in the cell's control groups"),
@@ -275,10 +277,6 @@ def _file_looks() -> tuple[_Look, ...]:
 def _unseen(why: str) -> OSError:
     """For looks that failed without a kernel error."""
     return OSError(errno.ENODATA, why)
-
-
-def _without_uid(entry: JournalEntry) -> str:
-    return "" if entry.own_uids else "the cell has no uid that isn't also another's"
 
 
 def _without_namespaces(entry: JournalEntry) -> str:
@@ -371,7 +369,7 @@ def _has_uid(entry: JournalEntry, pid: int) -> str:
 
 def _started(entry: JournalEntry) -> Iterator[Survivor]:
     yield from (
-        _survivor(process, "started for the range")
+        _survivor(process, "named in its journal entry")
         for process in entry.processes
         if is_alive(process)
     )

@@ -20,6 +20,7 @@ from belljar.errors import LedgerError
 from belljar.events import Body
 from belljar.ledger.chain import parse_canonical, sha256_hex
 from belljar.ledger.schema import Checkpoint, Manifest
+from belljar.store.home import sync_file
 from belljar.units import printable
 
 LEDGER: Final = "ledger.jsonl"
@@ -53,12 +54,6 @@ def open_directory(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """Force a directory's entries to the disk."""
-    with open_directory(path) as fd:
-        os.fsync(fd)
 
 
 def open_beneath(dir_fd: int, path: str) -> BinaryIO:
@@ -245,9 +240,9 @@ class BodyStore:
             finally:
                 os.close(fd)
         for folder in {digest[:2] for digest in digests}:
-            sync_directory(self._root / folder)
+            sync_file(self._root / folder)
         if digests:
-            sync_directory(self._root)
+            sync_file(self._root)
 
 
 MANIFEST: Final = "manifest.json"

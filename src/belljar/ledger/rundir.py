@@ -18,14 +18,16 @@ from typing import Any, Final, TypeVar
 from belljar.errors import HostError, LedgerError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.chain import canonical, sha256_hex
-from belljar.ledger.files import MANIFEST, MANIFEST_PART, digests_of, sync_directory, write_file
+from belljar.ledger.files import MANIFEST, MANIFEST_PART, digests_of, write_file
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
 from belljar.package import __version__
+from belljar.store.home import sync_file
 
 _T = TypeVar("_T")
 LIBRARIES: Final = (
+    "asyncssh",
     "cryptography",
     "dulwich",
     "h11",
@@ -35,9 +37,9 @@ LIBRARIES: Final = (
     "hyperframe",
     "idna",
     "inspect-ai",
+    "jinja2",
     "pydantic",
     "pydantic-core",
-    "python-multipart",
     "ruamel-yaml",
     "wsproto",
     "zstandard",
@@ -179,7 +181,7 @@ class RunDirectory:
             self.run_id = new_run_id(time.time_ns(), secrets.token_hex(3))
             self.path = runs / self.run_id
             self.path.mkdir(mode=0o700)
-            sync_directory(runs)
+            sync_file(runs)
             with ExitStack() as on_failure:
                 self.recorder = on_failure.enter_context(
                     LedgerWriter(self.path, key, checkpoint_interval_s=self._checkpoint_interval_s)
@@ -245,7 +247,7 @@ class RunDirectory:
             write_file(self.path / MANIFEST_PART, content)
             self.recorder.seal(sha256_hex(content))
             (self.path / MANIFEST_PART).rename(self.path / MANIFEST)
-            sync_directory(self.path)
+            sync_file(self.path)
             self.is_sealed = True
         except OSError as failure:
             raise LedgerError(

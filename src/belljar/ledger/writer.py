@@ -23,14 +23,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind
 from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, make_checkpoint, sha256_hex
-from belljar.ledger.files import (
-    CHECKPOINTS,
-    LEDGER,
-    BodyStore,
-    PreparedBody,
-    prepare_body,
-    sync_directory,
-)
+from belljar.ledger.files import CHECKPOINTS, LEDGER, BodyStore, PreparedBody, prepare_body
 from belljar.ledger.keys import SigningKey
 from belljar.ledger.schema import (
     MAX_BODIES,
@@ -42,6 +35,7 @@ from belljar.ledger.schema import (
     SPILLED_BODY,
     check_data,
 )
+from belljar.store.home import sync_file
 
 # Half of the second within which events are signed; the rest is for slow disks.
 CHECKPOINT_INTERVAL_S: Final = 0.5
@@ -132,7 +126,7 @@ class LedgerWriter:
             fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
             self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
             self._bodies = BodyStore(self.run_dir)
-            sync_directory(self.run_dir)
+            sync_file(self.run_dir)
 
     def __exit__(
         self,

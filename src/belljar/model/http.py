@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
+import anyio.to_thread
 import h11
 from anyio.abc import ByteStream
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from belljar.capture import Capture
 from belljar.dataclass import dataclass
@@ -21,14 +23,16 @@ from belljar.network.stand_ins.web import parse_json
 from belljar.units import printable
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
-MAX_HEAD_BYTES: Final = 64 << 10
+# h11 takes time that grows with the square of a header's blanks: 0.3 s for this many
+MAX_HEAD_BYTES: Final = 8 << 10
 MAX_LINE_BYTES: Final = 4 << 20
 """Of one server-sent event: a tool call comes whole in one."""
 MAX_DEPTH: Final = 64
+MAX_MARKS: Final = 1_000_000
+"""Of `,`, `[` and `{` in one document: each may be a value of a hundred bytes here."""
+_INLINE_BYTES: Final = 64 << 10  # parsed at once
 KEEP_BYTES: Final = 1 << 20
 """Of a request or an answer, in the record."""
-# The record keeps the first `KEEP_BYTES` of a stream: one that carried more is not used again
-_MAX_REUSED_BYTES: Final = KEEP_BYTES // 4
 _PATH: Final = re.compile(r"/v1(/[A-Za-z0-9_-]+)+", re.ASCII)
 _JSON: Final = b"application/json"
 _EVENT_STREAM: Final = b"text/event-stream"
@@ -52,11 +56,15 @@ class BrokenOffError(ServerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request to the server. Nothing else of a client reaches it."""
+    """A request to the server. Nothing else of a client reaches it.
+
+    `may_be_empty`: its answer may have a status and nothing else.
+    """
 
     method: str
     path: str
     body: bytes = b""
+    may_be_empty: bool = False
 
 
 def is_api(method: str, path: str) -> bool:
@@ -64,6 +72,19 @@ def is_api(method: str, path: str) -> bool:
     dots and double slashes to them.
     """
     return method in ("GET", "POST") and _PATH.fullmatch(path) is not None
+
+
+_Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=1 << 40)]
+
+
+class _Usage(BaseModel):
+    """Counts of tokens, by which a sample is limited; details are counts, too."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, _Count | dict[str, _Count | None] | None]
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    total_tokens: _Count | None = None
 
 
 class _Link:
@@ -74,7 +95,7 @@ class _Link:
         self.is_silent = True  # nothing of the answer has come
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._sent_bytes = self._received_bytes = self._allowed_bytes = 0
+        self._received_bytes = self._allowed_bytes = 0
         self._give_up = 0.0
 
     async def send(self, question: Question, give_up: float) -> h11.Response:
@@ -82,12 +103,10 @@ class _Link:
         self._give_up, self.is_silent = give_up, True
         self._allowed_bytes = self._received_bytes + 2 * MAX_HEAD_BYTES
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
-        if question.body:
-            headers.append(("Content-Type", "application/json"))
+        headers.append(("Content-Type", "application/json"))
         request = h11.Request(method=question.method, target=question.path, headers=headers)
-        events = (request, *([h11.Data(data=question.body)] if question.body else []))
-        data = b"".join(self._http.send(each) or b"" for each in (*events, h11.EndOfMessage()))
-        self._sent_bytes += len(data)
+        events = (request, h11.Data(data=question.body), h11.EndOfMessage())
+        data = b"".join(self._http.send(each) or b"" for each in events)
         with anyio.fail_after(max(0.0, give_up - anyio.current_time())):
             try:
                 await self._stream.send(data)
@@ -108,7 +127,7 @@ class _Link:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 with anyio.fail_after(max(0.0, self._give_up - anyio.current_time())):
                     try:
-                        data = await self._stream.receive()
+                        data = await self._stream.receive(MAX_HEAD_BYTES)
                     except anyio.EndOfStream:
                         data, has_ended = b"", True
                 self.is_silent = self.is_silent and has_ended
@@ -127,8 +146,7 @@ class _Link:
 
     def may_go_on(self) -> bool:
         """Make it ready for another request. False: it must be closed."""
-        is_spent = max(self._sent_bytes, self._received_bytes) > _MAX_REUSED_BYTES
-        if is_spent or self._http.their_state is not h11.DONE or self._http.trailing_data[0]:
+        if self._http.their_state is not h11.DONE or self._http.trailing_data[0]:
             return False
         self._http.start_next_cycle()
         return True
@@ -143,7 +161,9 @@ class Answer:
         tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
     """
 
-    def __init__(self, link: _Link, head: h11.Response, max_bytes: int) -> None:
+    def __init__(
+        self, link: _Link, head: h11.Response, max_bytes: int, *, may_be_empty: bool
+    ) -> None:
         self.status = head.status_code
         self.tokens: dict[str, int | None] = {"prompt_tokens": None, "completion_tokens": None}
         self.is_whole = False
@@ -153,6 +173,9 @@ class Answer:
         self._is_done = False
         kinds = [value for name, value in head.headers if name == b"content-type"]
         self.content_type = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
+        self._is_empty = may_be_empty and (b"content-length", b"0") in head.headers
+        if self._is_empty:
+            return
         if len(kinds) != 1 or self.content_type not in (_JSON, _EVENT_STREAM):
             shown = printable(self.content_type, max_chars=60) or "nothing"
             raise ServerViolationError(f"the server's answer is {shown}, not JSON")
@@ -169,8 +192,8 @@ class Answer:
                 rest = bytes(self._held)
                 if is_stream and (rest.strip() or not self._is_done):
                     raise BrokenOffError("the server ended its answer in the middle")
-                if not is_stream:
-                    self._take_json(rest)
+                if not is_stream and not self._is_empty:
+                    await self._take_json(rest)
                 self.is_whole = True
                 return rest or None
             if not isinstance(event, h11.Data):
@@ -183,13 +206,13 @@ class Answer:
             if is_stream and b"\n" in event.data:
                 lines, _, self._held = self._held.rpartition(b"\n")
                 for line in lines.splitlines():  # a client takes "\r" for a line's end, too
-                    self._take_line(bytes(line))
+                    await self._take_line(bytes(line))
                 return bytes(lines + b"\n")
             if is_stream and len(self._held) > MAX_LINE_BYTES:
                 raise ServerViolationError("one line of the server's answer is too long")
         return None
 
-    def _take_line(self, line: bytes) -> None:
+    async def _take_line(self, line: bytes) -> None:
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
             return
         if not line.startswith(b"data:"):
@@ -197,21 +220,28 @@ class Answer:
         if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
             self._is_done = True
         else:
-            self._take_json(data)
+            await self._take_json(data)
 
-    def _take_json(self, data: bytes) -> None:
+    async def _take_json(self, data: bytes) -> None:
+        if sum(map(data.count, (b",", b"[", b"{"))) > MAX_MARKS:
+            raise ServerViolationError("the server's answer has too many values")
         try:
-            document = parse_json(data, MAX_DEPTH)
+            if len(data) > _INLINE_BYTES:  # other samples go on meanwhile
+                document = await anyio.to_thread.run_sync(parse_json, data, MAX_DEPTH)
+            else:
+                document = parse_json(data, MAX_DEPTH)
         except ValueError as error:
             what = f"the server's answer is not JSON: {printable(str(error), max_chars=100)}"
             raise ServerViolationError(what) from None
         if not isinstance(document, dict):
             raise ServerViolationError("the server's answer is no JSON object")
-        usage = document.get("usage")
-        for name in self.tokens:
-            count = usage.get(name) if isinstance(usage, dict) else None
-            if type(count) is int and 0 <= count < 1 << 40:
-                self.tokens[name] = count
+        if document.get("usage") is not None:
+            try:
+                usage = _Usage.model_validate(document["usage"])
+            except ValidationError as error:
+                name = printable(".".join(map(str, error.errors()[0]["loc"])), max_chars=100)
+                raise ServerViolationError(f"usage.{name} is no count of tokens") from None
+            self.tokens |= usage.model_dump(include=set(self.tokens), exclude_unset=True)
 
 
 class Client:
@@ -249,7 +279,7 @@ class Client:
             if head is None:
                 link = _Link(await owner.enter_async_context(self._connect()))
                 head = await link.send(question, give_up)
-            answer = Answer(link, head, max_bytes)
+            answer = Answer(link, head, max_bytes, may_be_empty=question.may_be_empty)
             yield answer
             if answer.is_whole and link.may_go_on():
                 link.owner = owner.pop_all()

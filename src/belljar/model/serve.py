@@ -28,26 +28,21 @@ from belljar.model.http import (
     ServerViolationError,
     is_api,
 )
-from belljar.model.weights import (
-    StoredWeights,
-    find_weights,
-    refuse_changed,
-    verify_weights,
-)
-from belljar.policy import LoadedPolicy
+from belljar.model.weights import StoredWeights, find_weights, verify_weights
+from belljar.policy import LoadedPolicy, Tier
 from belljar.policy.limits import WEIGHTS_IN_CELL
 from belljar.probe.run import breach_of, probe_cell
 from belljar.store.home import belljar_home
 from belljar.units import format_duration, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import BackgroundCommand, Cell
+    from belljar.cell import Cell, RunningCommand
     from belljar.ledger import RunDirectory
     from belljar.policy.serving import ModelBlock
 
 LLAMA_APT: Final = ("libgomp1",)
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
-HEALTH: Final = Question(method="GET", path="/health")
+HEALTH: Final = Question(method="GET", path="/health", may_be_empty=True)  # vLLM's is
 _HEALTH_TIMEOUT_S: Final = 10.0
 _HEALTH_INTERVAL_S: Final = 0.2
 _MAX_INTERVAL_S: Final = 2.0  # each look is a process in the cell, which an emulated one feels
@@ -78,22 +73,42 @@ threading.Event().wait()
 """
 
 
+_PRESETS: Final = {
+    "llama_cpp": (
+        *("python3", "-c", _LLAMA),
+        *("{weights}", "{port}", "{context}", "{parallel}", "{threads}", "{name}"),
+    ),
+    "vllm": (
+        *("vllm", "serve", "{weights}", "--host", "127.0.0.1", "--port", "{port}"),
+        *("--served-model-name", "{name}", "--max-model-len", "{context}"),
+        *("--max-num-seqs", "{parallel}"),
+    ),
+}
+
+
 def server_argv(model: ModelBlock, *, served: str, threads: int, name: str) -> tuple[str, ...]:
     """The command of the server. Pure.
 
     `served`: the weights' path below `/weights`, "" for all of it. `name`: the model's in requests.
     """
-    weights = f"{WEIGHTS_IN_CELL}/{served}".rstrip("/")
-    port, context, parallel = str(model.port), str(model.context), str(model.parallel)
-    if model.server == "llama_cpp":
-        return ("python3", "-c", _LLAMA, weights, port, context, parallel, str(threads), name)
-    if model.server == "vllm":
-        return (
-            *("vllm", "serve", weights, "--host", "127.0.0.1", "--port", port),
-            *("--served-model-name", name, "--max-model-len", context, "--max-num-seqs", parallel),
-        )
-    words = {"{weights}": weights, "{port}": port, "{context}": context, "{parallel}": parallel}
-    return tuple(words.get(word, word) for word in model.server)
+    values = {
+        "{weights}": f"{WEIGHTS_IN_CELL}/{served}".rstrip("/"),
+        "{port}": str(model.port),
+        "{context}": str(model.context),
+        "{parallel}": str(model.parallel),
+        "{threads}": str(threads),
+        "{name}": name,
+    }
+    words = _PRESETS[model.server] if isinstance(model.server, str) else model.server
+    return tuple(values.get(word, word) for word in words)
+
+
+def model_of(policy: LoadedPolicy) -> ModelBlock:
+    """Its `model` block. Raises `PolicyError`: it has none."""
+    if policy.policy.model is None:
+        hint = "add a `model` block; docs/model.md has an example"
+        raise PolicyError("it is not the policy of a model cell", where=policy.source, hint=hint)
+    return policy.policy.model
 
 
 def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
@@ -103,10 +118,7 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
     weights or the image.
     """
     loaded = resolve_here(policy)
-    model = loaded.policy.model
-    if model is None:
-        hint = "add a `model` block; docs/model.md has an example"
-        raise PolicyError("it is not the policy of a model cell", where=loaded.source, hint=hint)
+    model = model_of(loaded)
     if model.gpu is not None:
         what = "this version passes no GPU through: it would open the host's driver to the model"
         raise HostError(what, where=f"{loaded.source}: model.gpu", hint="leave `gpu` out")
@@ -124,18 +136,14 @@ class ModelCell:
     """
 
     def __init__(
-        self,
-        cell: Cell,
-        policy: LoadedPolicy,
-        model: ModelBlock,
-        command: BackgroundCommand,
-        recorder: Recorder,
+        self, cell: Cell, policy: LoadedPolicy, command: RunningCommand, recorder: Recorder
     ) -> None:
-        self.cell, self.policy, self.model, self.command = cell, policy, model, command
-        self.client = Client(partial(cell.connect, model.port))
+        self.cell, self.policy, self.command = cell, policy, command
+        self.model = model_of(policy)
+        self.client = Client(partial(cell.connect, self.model.port))
         self.problem: CellError | None = None
         self._recorder, self._requests = recorder, 0
-        self._slots = anyio.Semaphore(model.parallel)
+        self._slots = anyio.Semaphore(self.model.parallel)
 
     @asynccontextmanager
     async def ask(self, question: Question) -> AsyncIterator[Answer]:
@@ -161,23 +169,28 @@ class ModelCell:
             try:
                 async with asking as answer:
                     yield answer
-            except BaseException as error:
+            except Exception as error:
                 failure = _reason(error)
                 if isinstance(error, ServerViolationError):
-                    raise await self._ended(error) from error
+                    raise await self.end(error) from error
                 if isinstance(error, OSError | BrokenOffError):
-                    await self._check_server(error)
+                    with suppress(TimeoutError):
+                        output = await self.command.wait(timeout_s=_END_SHOWS_S)
+                        what = f"the model server ended with status {output.returncode}"
+                        self.problem = CellError(what, where=f"cell {self.cell.id}")
+                        raise self.problem from error
                 raise
             finally:
                 kept = Capture("answer") if answer is None else answer.kept
                 shown["status"] = 0 if answer is None else answer.status
+                kind = Kind.MODEL_REQUEST_FAILED
                 if answer is not None and answer.is_whole:
+                    kind = Kind.MODEL_REQUEST_COMPLETED
                     shown |= answer.tokens
                     shown["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
-                    self._record(Kind.MODEL_REQUEST_COMPLETED, shown, kept.body())
                 else:
                     shown["reason"] = failure
-                    self._record(Kind.MODEL_REQUEST_FAILED, shown, kept.body())
+                self._record(kind, shown, kept.body())
 
     def _record(self, kind: Kind, data: Mapping[str, JsonValue], body: Body) -> None:
         is_asked = kind is Kind.MODEL_REQUEST_STARTED
@@ -193,15 +206,7 @@ class ModelCell:
         )
         self._recorder.record(event)
 
-    async def _check_server(self, error: BaseException) -> None:
-        """Raise, now and from now on, if the server has ended."""
-        with suppress(TimeoutError):
-            output = await self.command.wait(timeout_s=_END_SHOWS_S)
-            what = f"the model server ended with status {output.returncode}"
-            self.problem = CellError(what, where=f"cell {self.cell.id}")
-            raise self.problem from error
-
-    async def _ended(self, error: ServerViolationError) -> CellError:
+    async def end(self, error: ServerViolationError) -> CellError:
         """End the cell after a violation; the error for every later request."""
         reason = f"the model server broke the protocol: {error.what}"
         self.cell.note(Kind.PROTOCOL_VIOLATION, {"error": type(error).__name__, "reason": reason})
@@ -213,7 +218,7 @@ class ModelCell:
         return self.problem
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: Exception) -> str:
     what = error.what if isinstance(error, BelljarError | ServerError) else str(error)
     return printable(f"{type(error).__name__}: {what}", max_chars=300)
 
@@ -235,26 +240,26 @@ async def open_model(
         CellError: the server does not become healthy. ContainmentBreach: a probe found a way out,
             or the destruction something left.
     """
-    home = home or belljar_home()
-    about = policy.policy
-    if about.model is None:
-        raise PolicyError("it is not the policy of a model cell", where=policy.source)
-    stored = find_weights(about.model.weights.sha256, home=home)
+    home, model = home or belljar_home(), model_of(policy)
+    stored = find_weights(model.weights.sha256, home=home)
     stored = await anyio.to_thread.run_sync(verify_weights, stored)
     async with open_cell(policy, run=run, home=home, actor=actor) as cell:
         await _probe(cell, run, "start")
-        cpus, served = about.resources.cpus, stored.served
-        argv = server_argv(about.model, served=served, threads=cpus, name=about.name)
-        model = ModelCell(cell, policy, about.model, await cell.start(argv), run.recorder)
+        cpus, name = policy.policy.resources.cpus, policy.policy.name
+        argv = server_argv(model, served=stored.served, threads=cpus, name=name)
+        served = ModelCell(cell, policy, await cell.start(argv), run.recorder)
         try:
-            await _wait_healthy(model, stored)
-            yield model
+            await _wait_healthy(served, stored)
+            yield served
         finally:
-            with anyio.CancelScope(shield=True), suppress(CellError):
-                await model.client.aclose()
-                if cell.destruction is None:  # the verdict knows that a dead cell was not probed
-                    await _probe(cell, run, "end")
-        await anyio.to_thread.run_sync(refuse_changed, stored)
+            with anyio.CancelScope(shield=True):  # also when `model serve` is interrupted
+                with suppress(CellError):
+                    await served.client.aclose()
+                    if cell.destruction is None:  # the verdict knows that a dead one has no probe
+                        await _probe(cell, run, "end")
+                in_vm = cell.tier == Tier.MICROVM.value
+                look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)
+                await anyio.to_thread.run_sync(look)
 
 
 async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
@@ -265,14 +270,10 @@ async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
 
 async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
     """Wait until the server says that it is ready. Raises `CellError` with what it wrote."""
-    timeout_s = served.model.start_timeout
+    timeout_s, interval_s = served.model.start_timeout, _HEALTH_INTERVAL_S
     give_up = anyio.current_time() + timeout_s
-    why, interval_s = "it did not listen", _HEALTH_INTERVAL_S
-    what = f"the model server did not become healthy in {format_duration(timeout_s)}"
-    while anyio.current_time() < give_up:
-        if not served.command.running:
-            what, why = "the model server ended", ""
-            break
+    why = "it did not listen"
+    while anyio.current_time() < give_up and served.command.running:
         asking = served.client.ask(HEALTH, max_bytes=KEEP_BYTES, timeout_s=_HEALTH_TIMEOUT_S)
         try:
             async with asking as answer:
@@ -282,17 +283,18 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
                     return
                 why = f"it answered {answer.status}"
         except ServerViolationError as error:
-            what, why = "the model server broke the protocol", error.what
-            break
-        except (OSError, TimeoutError, BrokenOffError) as error:
+            raise await served.end(error) from error
+        except (OSError, BrokenOffError) as error:
             why = _reason(error)
         await anyio.sleep(interval_s)
         interval_s = min(1.5 * interval_s, _MAX_INTERVAL_S)
+    what = f"the model server did not become healthy in {format_duration(timeout_s)}: {why}"
+    if not served.command.running:
+        what = "the model server ended"
     output = served.command.output()
     wrote = printable((output.stderr + output.stdout)[-_SHOWN_CHARS:], max_chars=_SHOWN_CHARS)
-    parts = (what, why, f"it wrote: {wrote}" if wrote else "")
     raise CellError(
-        ": ".join(filter(None, parts)),
+        f"{what}: it wrote: {wrote}" if wrote else what,
         where=f"cell {served.cell.id}, weights {printable(stored.name)}",
         hint=f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)",
     )

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, replace
+from belljar.descriptors import NO_ROOM
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
+from belljar.isolation.microvm.data_disk import is_as_made, locked_drafts, sweep_drafts
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked, retire_unclaimed
@@ -79,10 +81,16 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
         total_bytes = sum(each.stat().st_size for each in found.values())
         make_store_dir(home)
         make_store_dir(parent)
+        sweep_drafts(home)
+        is_directory, known = source.is_dir(), _stamps(found)
+        for entry in list_weights(home):  # one more link would change what a running cell holds
+            has_name = entry.stamps == known or not is_directory  # a file's own doesn't matter
+            same = has_name and [*entry.stamps.values()] == [*known.values()]
+            if same and entry.is_directory == is_directory:
+                return entry
         with owned_dir(parent, prefix=MAKING) as scratch:
             for name, path in found.items():
                 _take(path, scratch / "data" / name)
-            is_directory = source.is_dir()
             stamps, digest = _stamps_and_digest(_files(scratch / "data"), is_directory=is_directory)
             with locked(home, DIRECTORY):
                 with suppress(HostError):
@@ -96,10 +104,11 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
                 scratch.rename(parent / digest)
             return find_weights(digest, home=home)
     except OSError as error:
+        may_not = "check that this user may read the weights and write the store"
         raise HostError(
             f"the weights can't be added: {error.strerror}",
             where=printable(str(error.filename or source)),
-            hint=HINT_SPACE,
+            hint=HINT_SPACE if error.errno in NO_ROOM else may_not,
         ) from error
 
 
@@ -126,25 +135,20 @@ def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 
 def list_weights(home: Path | None = None) -> list[StoredWeights]:
     """All entries that can be read, by name."""
-    entries = map(_read, (home or belljar_home()).glob(f"{DIRECTORY}/*/weights.json"))
-    return sorted((each for each in entries if each), key=lambda each: (each.name, each.digest))
-
-
-def _read(description: Path) -> StoredWeights | None:
-    if _DIGEST.fullmatch(digest := description.parent.name) is None:
-        return None
-    try:
-        about = json.loads(description.read_text())
-        return StoredWeights(
-            digest=digest,
-            name=str(about["name"]),
-            is_directory=bool(about["directory"]),
-            size_bytes=int(about["size_bytes"]),
-            stamps={str(name): list(stamp) for name, stamp in about["stamps"].items()},
-            path=description.parent,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    found = []
+    for file in (home or belljar_home()).glob(f"{DIRECTORY}/{'[0-9a-f]' * 64}/weights.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            about = json.loads(file.read_text())
+            entry = StoredWeights(
+                digest=file.parent.name,
+                name=str(about["name"]),
+                is_directory=bool(about["directory"]),
+                size_bytes=int(about["size_bytes"]),
+                stamps={str(name): list(stamp) for name, stamp in about["stamps"].items()},
+                path=file.parent,
+            )
+            found.append(entry)
+    return sorted(found, key=lambda each: (each.name, each.digest))
 
 
 def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
@@ -162,18 +166,23 @@ def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
     return found
 
 
-def verify_weights(weights: StoredWeights) -> StoredWeights:
+def verify_weights(
+    weights: StoredWeights, *, has_run: bool = False, in_vm: bool = False
+) -> StoredWeights:
     """Compare each file with its stamp, and where one differs, its content with the digest.
 
-    Blocking. Returns them with the stamps of now. Raises `HostError` for what is missing, truncated
-    or changed.
+    Blocking. `has_run`: no file may have been touched since its stamp, even if its bytes are the
+    same now: a cell that saw them in between may have been given others. `in_vm`: nor their disk.
+    Returns them with the stamps of now. Raises `HostError` for what is missing or changed.
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
     try:
         present = _files(weights.path / "data")
-        if _stamps(present) == weights.stamps:
+        if _stamps(present) == weights.stamps and (not in_vm or is_as_made(weights.path)):
             return weights
+        if has_run:
+            raise HostError("a file was changed while the model ran", where=where)
         stamps, digest = _stamps_and_digest(present, is_directory=weights.is_directory)
     except (OSError, PolicyError) as error:
         raise HostError(f"they can't be read: {error}", where=where, hint=hint) from error
@@ -183,25 +192,11 @@ def verify_weights(weights: StoredWeights) -> StoredWeights:
         what = f"{printable(wrong[0])} is not what was added: missing, truncated or changed"
         raise HostError(what, where=where, hint=hint)
     # The same bytes: a hard link was made or removed elsewhere, or a time was set
-    draft = weights.path / f".weights.json.{os.getpid()}"
-    with suppress(OSError):
+    with suppress(OSError), locked_drafts(weights.path.parents[1], weights.path) as draft:
         about = json.loads((weights.path / "weights.json").read_text())
         draft.write_text(json.dumps({**about, "stamps": stamps}))
         draft.replace(weights.path / "weights.json")
     return replace(weights, stamps=stamps)
-
-
-def refuse_changed(weights: StoredWeights) -> None:
-    """Raise `HostError` if a file was touched since its stamp, even if its bytes are the same now:
-    a cell that saw them in between may have been given others.
-    """
-    where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
-    try:
-        present = _stamps(_files(weights.path / "data"))
-    except (OSError, PolicyError) as error:
-        raise HostError(f"they can't be read: {error}", where=where) from error
-    if present != weights.stamps:
-        raise HostError("a file was changed while the model ran", where=where)
 
 
 # ---- files

@@ -1,5 +1,8 @@
 """The prepared parent of a run's supervisors, gateways and readers: imports, then forks.
 
+A gateway can import nothing once it is confined. What its stand-ins need is imported here, before
+the first gateway that has them is forked; later ones share it.
+
 Started by `processes.ForkServer` alone.
 One thread, one socket to its owner, one request at a time.
 Each child waits for its owner's `go`, so the journal names it first.
@@ -11,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from belljar.network import ipc, syscalls
@@ -40,13 +44,12 @@ PRELOAD: Final = (
     "unicodedata",
     "wsproto",
 )
-_STAND_INS: Final = "belljar.network.stand_ins"
 _MAX_UNASKED: Final = 10_000
 Child = Callable[[list[int], int], NoReturn]
 
 
 def main(argv: list[str]) -> NoReturn:
-    """`FD SERVE`: owner's socket, gateway's `module:function`."""
+    """`FD SERVE PATH IMPORTS`: owner's socket, gateway's `module:function`, more to import."""
     owner = socket.socket(fileno=int(argv[0]))
     # A terminal's signals are the owner's to handle: it ends the range in order
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -54,7 +57,7 @@ def main(argv: list[str]) -> NoReturn:
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
     module, _, name = argv[1].partition(":")
     try:
-        preload()
+        preload(json.loads(argv[3]))
         serve = getattr(importlib.import_module(module), name)
     except ImportError as exc:
         sys.exit(f"{exc}")
@@ -64,16 +67,20 @@ def main(argv: list[str]) -> NoReturn:
     _ForkServer(owner, serve).work()
 
 
-def preload() -> None:
+def preload(more: Iterable[str] = ()) -> None:
     """Import all that a child may need, for it opens no file later."""
-    names = [*PRELOAD]
+    import_all((*PRELOAD, *more))
     with contextlib.suppress(ModuleNotFoundError):
-        names += getattr(importlib.import_module(_STAND_INS), "PRELOAD", ())
+        importlib.import_module("belljar.network.gateway.tls").warm_up()
+
+
+def import_all(names: Iterable[str]) -> bool:
+    """Import what is installed; return whether anything was new."""
+    known = len(sys.modules)
     for name in names:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
-    with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("belljar.network.gateway.tls").warm_up()
+    return len(sys.modules) > known
 
 
 class _ForkServer:
@@ -107,6 +114,9 @@ class _ForkServer:
         try:
             number = int(message["number"])
             if "fork" in message:
+                if import_all(message["imports"]):
+                    gc.collect()
+                    gc.freeze()
                 self._fork(number, str(message["fork"]), fds)
             else:
                 # In waitpid's terms; null while it lives; reported once

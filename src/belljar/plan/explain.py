@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # ---- obstacles
 
 NETWORK_EXTRA_HINT: Final = (
-    "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
+    "install Belljar with its extras `network` and `stand-ins`: pip install "
+    "'belljar-sandbox[network,stand-ins]'"
 )
 _KVM_STATES: Final = {
     KvmState.PROVEN: "works",
@@ -322,6 +323,15 @@ _SENSORS: Final = {
     f"withhold; {_MAPPED}",
 }
 """Each sensor of touched decoys, and what it can't see."""
+
+
+SNAPSHOTS: Final = (
+    "the monitor of the virtual machine stays open, for snapshots; a snapshot's memory lies in the "
+    "store until the run ends"
+)
+FILES_ALONE: Final = (
+    "a snapshot has the files alone: memory and processes are kept in tier microvm only"
+)
 
 
 def decoy_warnings(policy: Policy, tier: Tier, facts: HostFacts) -> tuple[str, ...]:

@@ -97,6 +97,8 @@ def make_plan(
         bounds += explain_network.bounds(network)
         warnings += tuple(explain_network.warnings(network, facts))
     warnings += explain.decoy_warnings(policy, isolation.tier, facts)
+    if policy.snapshots:
+        warnings += (explain.SNAPSHOTS if isolation.tier is Tier.MICROVM else explain.FILES_ALONE,)
     sentences = explain.skipped_tiers(isolation.tier, skipped)
     warnings = (*sentences, *warnings)
     if image is None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MIN_KERNEL: Final = (6, 6)
 """For the container tiers: a tmpfs with user attributes."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
-_MODULE_OF: Final = {"dulwich": "git"}
+MODULE_OF: Final = {"asyncssh": "ssh", "dulwich": "git", "jinja2": "http", "packaging": "pypi"}
 """The kind of stand-in that needs a module."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _MAX_PATTERN_CHARS: Final = 80
@@ -255,7 +255,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
     missing = tuple(
         name
         for name in facts.modules_missing
-        if kinds is None or _MODULE_OF.get(name, "") in {"", *kinds}
+        if kinds is None or MODULE_OF.get(name, "") in {"", *kinds}
     )
     if missing:
         yield Obstacle(ObstacleCode.MODULES_MISSING, {"modules": missing}, where)

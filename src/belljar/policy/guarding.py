@@ -50,6 +50,8 @@ SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
     }
 )
 """The kinds that are services: usual port and protocol."""
+LOGIN_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES, DecoyKind.SSH})
+"""Services that log in, record and refuse: they hold no rows."""
 METADATA_ADDRESS: Final = "169.254.169.254"
 """Every large cloud's metadata service."""
 OWN_CELL: Final = "default"

@@ -117,6 +117,11 @@ class Policy(Strict):
         description="What is looked for in all that leaves the cell, and what becomes of it. "
         "Default: credentials and decoys are flagged, and blocked on their way to a real service.",
     )
+    snapshots: bool = Field(
+        default=False,
+        description="Whether a cell in use may be saved and forked. The monitor of a virtual "
+        "machine stays open for that.",
+    )
     model: ModelBlock | None = Field(
         default=None,
         description="Makes this the policy of a model cell: the server and its weights. It has no "

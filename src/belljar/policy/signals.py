@@ -15,6 +15,7 @@ from belljar.policy.guarding import (
     ACTIONS,
     DEFAULT_ACTIONS,
     GUARD_CLASSES,
+    LOGIN_SERVICES,
     OWN_CELL,
     SERVICE_PORTS,
     SERVICE_ROWS,
@@ -135,6 +136,9 @@ class DecoyText(Strict):
             raise At("must contain `{secret}`, so that its value can be recognised", "template")
         if is_text and not self.place:
             raise At("is needed for kind `text`", "place")
+        if self.kind in LOGIN_SERVICES and "count" in self.model_fields_set:
+            why = f"leave it out: a `{self.kind.value}` decoy has no rows; it logs in and refuses"
+            raise At(why, "count")
         if self.shape and self.kind is not DecoyKind.API_KEY:
             raise At("is only allowed for kind `api_key`", "shape")
         return self
@@ -142,8 +146,10 @@ class DecoyText(Strict):
     def spec(self) -> DecoySpec:
         """The same for the program."""
         spec = DecoySpec(**self.model_dump())
-        has_count = "count" in self.model_fields_set or not spec.is_service
-        return spec if has_count else replace(spec, count=SERVICE_ROWS)
+        has_rows = spec.is_service and spec.kind not in LOGIN_SERVICES
+        if has_rows and "count" not in self.model_fields_set:
+            return replace(spec, count=SERVICE_ROWS)
+        return spec
 
 
 def _read_decoys(value: object) -> object:

@@ -102,8 +102,9 @@ class CellFindings:
     """One cell. `model`: of a model cell, what was asked of it.
 
     `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
-    own. `host_tools`: allowed
-    outside of it, `*` for all. `death`: why it died in use. `preparing`: the sample never began.
+    own. `host_tools`: allowed outside of it, `*` for all. `death`: why it died in use.
+    `preparing`: the sample never began. `replaces`: the cell that was reverted to this one,
+    `left_by_old`: what was found of it, `unverified`: why a search for it proves nothing.
     """
 
     cell_id: str
@@ -119,6 +120,9 @@ class CellFindings:
     uuid: str = ""
     eval_id: str = ""
     preparing: bool = False
+    replaces: str = ""
+    left_by_old: tuple[str, ...] = ()
+    unverified: str = ""
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -184,6 +188,8 @@ class CellFindings:
             if probing.verdict is Verdict.BREACHED
             for breach in probing.breaches or ["the event names no probe"]
         ]
+        if self.left_by_old:
+            found.append(self._reason(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old)))
         if not self.destroyed:
             # Nothing ever ran in an unused cell that could not be made
             ran = bool(self.operations or self.probings or not self.failures)
@@ -237,7 +243,15 @@ class CellGatherer:
     def take(self, line: Line) -> None:
         """One event more."""
         if line.cell is not None and line.kind not in _TEMPLATES:
-            _add(self.found.setdefault(line.cell, CellFindings(cell_id=line.cell)), line)
+            cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
+            _add(cell, line)
+            if line.kind is Kind.CELL_REVERTED:
+                cell.replaces = str(line.data["from"])
+                _inherit(cell, self.found.get(cell.replaces))
+            elif line.kind is Kind.CELL_FORKED or (
+                line.kind is Kind.CELL_REVERT_VERIFIED and line.data["found"]
+            ):
+                _inherit(cell, self.found.get(str(line.data["from"])))
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
@@ -317,6 +331,16 @@ def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
         cell.differences = tuple(facts)
 
 
+def _inherit(cell: CellFindings, of: CellFindings | None) -> None:
+    """It is of the other cell's sample; what ran in it until now prepared it."""
+    for operation in cell.operations.values():
+        operation.own = True
+    cell.bytes_in, cell.bytes_out, cell.preparing = 0, 0, False
+    if of is not None:
+        for name in ("task", "sample", "epoch", "uuid", "eval_id", "host_tools", "differences"):
+            setattr(cell, name, getattr(of, name))
+
+
 def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
     match kind:
         case Kind.CELL_PLANNED:
@@ -335,6 +359,10 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.model.answer_bytes += _count(data["bytes"])
             cell.model.prompt_tokens += _count(data.get("prompt_tokens"))
             cell.model.completion_tokens += _count(data.get("completion_tokens"))
+        case Kind.CELL_REVERT_VERIFIED:
+            cell.left_by_old = tuple(str(each) for each in data["found"])
+            if not data["planted"]:
+                cell.unverified = "; ".join(map(str, data["not_checked"])) or "nothing was left"
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_RUNNING:

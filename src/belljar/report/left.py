@@ -7,23 +7,19 @@ missing evidence never reads as "nothing".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field, json_of
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.units import format_size, printable
 
-STAYS: Final[Mapping[str, str]] = {
-    "belljar": "a model in a cell",
-    "mockllm": "a script in the evaluation's own process",
-    "none": "no model: every call fails",
-}
-"""Inspect's names of the model providers whose calls leave nothing."""
+# Inspect's model providers whose calls leave nothing: a cell, a script in this process, no model
+_IN_CELL: Final = "belljar"
+STAYS: Final = (_IN_CELL, "mockllm", "none")
 
 
 class Way(StrEnum):
@@ -42,21 +38,17 @@ _DONE: Final = {"flag": "sent", "redact": "redacted", "block": "blocked", "stop"
 class Destination:
     """One place beyond this host.
 
-    `calls`: of a model, else connections, failed ones too. `refused`: upstreams that were not
-    dialled. `sent_bytes` None: unknown. `protected`: the guard's findings by class and action; of
-    the actions only `flag` lets a value go on. `unscanned`: calls or parts.
+    `calls`: of a model, else connections and look-ups, failed ones too. `sent_bytes` None: unknown.
+    `protected`: the guard's findings by class and action; of the actions only `flag` lets a value
+    go on. `unscanned`: calls or parts.
     """
 
     way: Way
     name: str
     addresses: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
     calls: int = 0
-    failed: int = 0
-    refused: int = 0
-    cut: int = 0
     sent_bytes: int | None = 0
-    protected: dict[str, Counter[str]] = field(default_factory=dict)
+    protected: dict[str, dict[str, int]] = field(default_factory=dict)
     unscanned: int = 0
 
     def sentence(self) -> str:
@@ -64,8 +56,6 @@ class Destination:
         text = f"{self.way}: {self.name or 'something not planned'}"
         text += f" ({', '.join(self.addresses)})" if self.addresses else ""
         text += f": {self.calls:,} {'call' if self.way is Way.MODEL else 'connection'}(s)"
-        counts = {"failed": self.failed, "refused": self.refused, "cut off": self.cut}
-        text += "".join(f", {count} {what}" for what, count in counts.items() if count)
         if self.way is not Way.PROCESS:
             size = "unknown" if self.sent_bytes is None else format_size(self.sent_bytes)
             found = [
@@ -75,7 +65,6 @@ class Destination:
             ]
             found += [f"can't tell of {self.unscanned:,} not scanned"] if self.unscanned else []
             text += f", out: {size}, protected data: {', '.join(found) or 'none found'}"
-        text += f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
         return printable(text, max_chars=1000)
 
 
@@ -98,9 +87,7 @@ class Left:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        places = [
-            {name: getattr(each, name) for name in each.__slots__} for each in self.destinations
-        ]
+        places = json_of(self.destinations)
         return {"claim": self.claim, "destinations": places, "unknown": list(self.unknown)}
 
     def lines(self) -> list[str]:
@@ -122,15 +109,18 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
             if (known := found.get((each.way, each.name))) is None:
                 found[each.way, each.name] = deepcopy(each)
                 continue
-            for name in ("addresses", "reasons"):
-                for word in getattr(each, name):
-                    _note(getattr(known, name), word)
-            for name in ("calls", "failed", "refused", "cut", "unscanned"):
-                setattr(known, name, getattr(known, name) + getattr(each, name))
+            for address in each.addresses:
+                _note(known.addresses, address)
+            known.calls, known.unscanned = (
+                known.calls + each.calls,
+                known.unscanned + each.unscanned,
+            )
             both = (known.sent_bytes, each.sent_bytes)
             known.sent_bytes = None if None in both else sum(filter(None, both))
             for cls, actions in each.protected.items():
-                known.protected.setdefault(cls, Counter()).update(actions)
+                counts = known.protected.setdefault(cls, {})
+                for action, count in actions.items():
+                    counts[action] = counts.get(action, 0) + count
     return Left(destinations=tuple(found.values()), unknown=tuple(unknown), host_processes=programs)
 
 
@@ -141,65 +131,81 @@ class LeftGatherer:
         self._found: dict[tuple[Way, str], Destination] = {}
         self._unmeasured: set[tuple[object, str]] = set()
         self._unknown = ["the end of the evaluation is not on record"]
-        self._connections: dict[str, int] = {}
         self._programs: dict[str, int] = {}
+        self._has_model_cell = False
 
     def take(self, line: Line) -> None:
         """One event more."""
         data = line.data
-        if line.kind is Kind.MODEL_CALLED:
-            model = self._of(Way.MODEL, str(data["model"]))
-            model.calls, model.unscanned = model.calls + 1, model.unscanned + (not data["guarded"])
-            model.sent_bytes = (model.sent_bytes or 0) + data["bytes"]
-            _note(model.addresses, data["address"])
-        elif line.kind is Kind.NETWORK_UPSTREAM:
-            use, verdict = self._of(Way.UPSTREAM, str(data["host"])), data["verdict"]
-            counted = "calls" if verdict == "dialled" else verdict
-            setattr(use, counted, getattr(use, counted) + 1)
-            _note(use.reasons, data["reason"])
-            _note(use.addresses, data["address"])
-            if verdict == "dialled":
+        match line.kind:
+            case Kind.CELL_PLANNED if data.get("model"):
+                self._has_model_cell = True
+            case Kind.MODEL_CALLED:
+                model = self._of(Way.MODEL, str(data["model"]))
+                model.calls, model.unscanned = (
+                    model.calls + 1,
+                    model.unscanned + (not data["guarded"]),
+                )
+                model.sent_bytes = (model.sent_bytes or 0) + data["bytes"]
+                _note(model.addresses, data["address"])
+            case Kind.NETWORK_UPSTREAM if data["verdict"] == "looked_up":
+                self._by_process(str(data["host"]))
+            case Kind.NETWORK_UPSTREAM if data["verdict"] == "dialled":
+                use = self._of(Way.UPSTREAM, str(data["host"]))
+                use.calls += 1
+                _note(use.addresses, data["address"])
                 self._unmeasured.add((data.get("range"), use.name))
-        elif line.kind is Kind.RANGE_DESTROYED and isinstance(data.get("sent_bytes"), dict):
-            for host, count in data["sent_bytes"].items():
-                use = self._of(Way.UPSTREAM, host)
-                use.sent_bytes = (use.sent_bytes or 0) + int(count)
-                self._unmeasured.discard((data.get("range"), host))
-        elif line.kind in {Kind.GUARD_HIT, Kind.GUARD_UNSCANNED} and data["place"] in _PLACES:
-            to = self._of(_PLACES[data["place"]], str(data.get("to", "")).removeprefix("upstream:"))
-            if line.kind is Kind.GUARD_HIT:
-                to.protected.setdefault(data["class"], Counter())[data["action"]] += 1
-            else:
-                to.unscanned += 1
-        elif line.kind is Kind.RUN_EVALUATED:
-            self._unknown = []
-            if isinstance(data.get("connections"), dict):
-                self._connections = data["connections"]
-            else:
-                self._unknown.append("calls of models are on record under `belljar run` only")
-            if isinstance(programs := data.get("host_processes"), dict) and programs:
-                named = ", ".join(f"{name} {times}×" for name, times in programs.items())
-                self._unknown.append(f"the task's own code started programs on this host: {named}")
-                self._programs = programs
+            case Kind.RANGE_DESTROYED if isinstance(data.get("sent_bytes"), dict):
+                for host, count in data["sent_bytes"].items():
+                    if count:
+                        use = self._of(Way.UPSTREAM, host)
+                        use.sent_bytes = (use.sent_bytes or 0) + int(count)
+                    self._unmeasured.discard((data.get("range"), host))
+            case Kind.GUARD_HIT | Kind.GUARD_UNSCANNED if data["place"] in _PLACES:
+                to = str(data.get("to", "")).removeprefix("upstream:")
+                place = self._of(_PLACES[data["place"]], to)
+                if line.kind is Kind.GUARD_HIT:
+                    actions = place.protected.setdefault(data["class"], {})
+                    actions[data["action"]] = actions.get(data["action"], 0) + 1
+                else:
+                    place.unscanned += 1
+            case Kind.RUN_EVALUATED:
+                self._unknown = list(self._end_of_process(data))
+
+    def _end_of_process(self, data: Mapping[str, Any]) -> Iterator[str]:
+        """Take what the evaluation's own process did; why more may have left."""
+        if isinstance(data.get("connections"), dict):
+            for name, times in data["connections"].items():
+                self._by_process(name, int(times))
+        else:
+            yield "calls of models are on record under `belljar run` only"
+        if isinstance(programs := data.get("host_processes"), dict) and programs:
+            named = ", ".join(f"{name} {times}×" for name, times in programs.items())
+            yield f"the task's own code started programs on this host: {named}"
+            self._programs = programs
+        if proxies := data.get("proxies"):
+            yield f"a proxy on this host may pass on what it gets: {', '.join(map(str, proxies))}"
 
     def end(self, *, doubt: str = "") -> Left:
         """All of it. `doubt`: why the record as a whole proves nothing."""
         for _, host in self._unmeasured:
             self._of(Way.UPSTREAM, host).sent_bytes = None
-        found = [
-            each
-            for each in self._found.values()
-            if each.way is Way.UPSTREAM or each.name.partition("/")[0] not in STAYS
-        ]
-        others = (
-            Destination(way=Way.PROCESS, name=name, calls=int(times), sent_bytes=None)
-            for name, times in self._connections.items()
-        )
+        found, unknown = list[Destination](), [*filter(None, [doubt]), *self._unknown]
+        for each in self._found.values():
+            provider = each.name.partition("/")[0] if each.way is Way.MODEL else ""
+            if provider not in STAYS:
+                found.append(each)
+            elif provider == _IN_CELL and not self._has_model_cell:
+                unknown.append(f"no model cell is on record, and {each.name} was called")
         return Left(
-            destinations=(*found, *others),
-            unknown=(*filter(None, [doubt]), *self._unknown),
+            destinations=tuple(found),
+            unknown=tuple(unknown),
             host_processes=self._programs,
         )
+
+    def _by_process(self, name: str, times: int = 1) -> None:
+        place = self._of(Way.PROCESS, name)
+        place.calls, place.sent_bytes = place.calls + times, None
 
     def _of(self, way: Way, name: str) -> Destination:
         return self._found.setdefault((way, name), Destination(way=way, name=name))

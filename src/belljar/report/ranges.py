@@ -9,7 +9,7 @@ from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.reasons import Reason, ReasonCode
-from belljar.report.requests import Places, Requests, in_traffic_analysis, place
+from belljar.report.requests import Places, Requests, in_traffic_analysis, place, times_of
 from belljar.units import printable
 
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
@@ -250,7 +250,7 @@ def _add(found: RangeFindings, line: Line) -> None:
                 found.names_found.add(name)
             elif answer not in {"NODATA", "SOA", "NS"}:
                 shown = name if answer == "NXDOMAIN" else f"{name} ({answer})"
-                found.names_refused.add(shown, _times(data))
+                found.names_refused.add(shown, times_of(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
         case Kind.NETWORK_CONNECTION if data["phase"] == "closed":
@@ -271,15 +271,15 @@ def _add(found: RangeFindings, line: Line) -> None:
 def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
     limit = str(data["limit"])
     if not in_traffic_analysis(data):
-        found.limits.add(limit, _times(data))
+        found.limits.add(limit, times_of(data))
         return
     match limit.removeprefix("traffic_analysis_"):
         case "packets":
-            found.unread_packets += _times(data)
+            found.unread_packets += times_of(data)
         case "reader":
             found.reader_ended = printable(str(data.get("effect")), max_chars=600)
         case what:
-            found.left_out.add(what.replace("_", " "), _times(data))
+            found.left_out.add(what.replace("_", " "), times_of(data))
 
 
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
@@ -293,7 +293,7 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
         cell=key[0], verdict=verdict, reason=key[2], protocol=key[3], traffic_analysis=is_analysis
     )
     flow = found.flows.setdefault(key, made)
-    times = _times(data)
+    times = times_of(data)
     flow.packets += times
     flow.bytes += data["bytes"]
     if not data["address"]:
@@ -306,8 +306,3 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
 
 def _word(value: object) -> str:
     return printable(str(value), max_chars=_MAX_WORD_CHARS)
-
-
-def _times(data: Mapping[str, Any]) -> int:
-    count = data.get("count", 1)
-    return count if isinstance(count, int) and count > 0 else 1

@@ -2,67 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from belljar.dataclass import dataclass
 from belljar.probe.model import Verdict, worst
 
 
-class ReasonCode(StrEnum):
-    """One cause; its sentence is in `TEXT`."""
+class Sentence(StrEnum):
+    """A code, and as its `text` what it says."""
 
-    CELL_NOT_DESTROYED = "cell_not_destroyed"
-    CELL_SURVIVORS = "cell_survivors"
-    CELL_DESTRUCTION_UNPROVEN = "cell_destruction_unproven"
-    PROBES_MISSING = "probes_missing"
-    PROBES_VOID = "probes_void"
-    PROBES_BREACHED = "probes_breached"
-    MODEL_CELL_DIED = "model_cell_died"
+    text: str
 
-    RANGE_FAILED = "range_failed"
-    RANGE_BREACHED = "range_breached"
-    RANGE_NOT_DESTROYED = "range_not_destroyed"
-    RANGE_SURVIVORS = "range_survivors"
-    RANGE_DESTRUCTION_UNPROVEN = "range_destruction_unproven"
-    PACKETS_NOT_RECORDED = "packets_not_recorded"
-    PACKETS_OVERWRITTEN = "packets_overwritten"
-    FLOWS_NOT_RECORDED = "flows_not_recorded"
-    BYTES_NOT_RECORDED = "bytes_not_recorded"
-    EVENTS_CUT_AT_END = "events_cut_at_end"
-    TRAFFIC_ANALYSIS_ENDED = "traffic_analysis_ended"
+    def __new__(cls, code: str, text: str = "") -> Self:
+        """As a member is written: code, text."""
+        made = str.__new__(cls, code)
+        made._value_, made.text = code, text
+        return made
 
-    DECOY_CARRIED = "decoy_carried"
 
-    NO_CELL = "no_cell"
-    CALLS_OUTSIDE_CELL = "calls_outside_cell"
-    HOST_TOOL_CALLED = "host_tool_called"
-    SCORER_VOID = "scorer_void"
-    SCORER_BREACHED = "scorer_breached"
+class ReasonCode(Sentence):
+    """One cause; `text` is its sentence, with `{}` for the detail."""
 
-    AIR_GAP_BROKEN = "air_gap_broken"
-    AIR_GAP_UNPROVEN = "air_gap_unproven"
+    CELL_NOT_DESTROYED = "cell_not_destroyed", "its destruction is not on record"
+    CELL_SURVIVORS = "cell_survivors", "its destruction left {}"
+    CELL_DESTRUCTION_UNPROVEN = (
+        "cell_destruction_unproven",
+        "its destruction is not proven; not looked for: {}",
+    )
+    PROBES_MISSING = "probes_missing", "it was not probed at its {}"
+    PROBES_VOID = "probes_void", "its probes are void, {}"
+    PROBES_BREACHED = "probes_breached", "breached: {}"
+    MODEL_CELL_DIED = "model_cell_died", "the model's cell died: {}"
+    REVERT_UNCLEAN = "revert_unclean", "a revert left something of the old machine in it: {}"
 
-    LEDGER_BAD = "ledger_bad"
-    LEDGER_UNFINISHED = "ledger_unfinished"
-    RUN_END_MISSING = "run_end_missing"
-    RUN_ERROR = "run_error"
-    OTHER_PROVIDER = "other_provider"
-    LATE_HOST_TOOL = "late_host_tool"
-    RUN_REFUSED = "run_refused"
-    NO_SAMPLES = "no_samples"
-    LOG_MISSING = "log_missing"
-    LOG_UNREADABLE = "log_unreadable"
-    LOG_UNFINISHED = "log_unfinished"
-    LOG_WITHOUT_SAMPLES = "log_without_samples"
-    LOG_INCOMPLETE = "log_incomplete"
-    SAMPLE_NOT_IN_LOG = "sample_not_in_log"
-    VERDICTS_NOT_IN_LOG = "verdicts_not_in_log"
-    UNIT_LOST = "unit_lost"
-    UNIT_FORGED = "unit_forged"
-    UNITS_DIFFER = "units_differ"
+    RANGE_FAILED = "range_failed", "it ended by itself: {}"
+    RANGE_BREACHED = "range_breached", "breached, and ended by itself: {}"
+    RANGE_NOT_DESTROYED = "range_not_destroyed", "its destruction is not on record"
+    RANGE_SURVIVORS = "range_survivors", "its destruction left {}"
+    RANGE_DESTRUCTION_UNPROVEN = (
+        "range_destruction_unproven",
+        "its destruction is not proven; not looked for: {}",
+    )
+    PACKETS_NOT_RECORDED = "packets_not_recorded", "{} packet(s) are in no packet record"
+    PACKETS_OVERWRITTEN = (
+        "packets_overwritten",
+        "{} packet(s) were thrown away that no event holds whole: record.packets sets the room",
+    )
+    FLOWS_NOT_RECORDED = "flows_not_recorded", "{} refused or allowed packet(s) are in no event"
+    BYTES_NOT_RECORDED = (
+        "bytes_not_recorded",
+        "{} byte(s) that the gateway received are in no event",
+    )
+    EVENTS_CUT_AT_END = (
+        "events_cut_at_end",
+        "{} thing(s) or more that were cut by the range's end are in no event",
+    )
+    TRAFFIC_ANALYSIS_ENDED = (
+        "traffic_analysis_ended",
+        "the traffic between cells was not read to its end: {}",
+    )
+
+    DECOY_CARRIED = "decoy_carried", "a decoy that was made for another sample was seen: {}"
+
+    NO_CELL = "no_cell", "no cell is on record for this sample"
+    CALLS_OUTSIDE_CELL = "calls_outside_cell", "{} call(s) of the transcript never reached a cell"
+    HOST_TOOL_CALLED = (
+        "host_tool_called",
+        "the tool {} acted outside of the cell, which the policy refuses",
+    )
+    SCORER_VOID = "scorer_void", "a scorer says void"
+    SCORER_BREACHED = "scorer_breached", "a scorer says breached"
+
+    AIR_GAP_BROKEN = "air_gap_broken", "this host was not air-gapped all the time: {}"
+    AIR_GAP_UNPROVEN = "air_gap_unproven", "the air gap was not checked at the end of the run"
+
+    LEDGER_BAD = "ledger_bad", "the ledger does not verify: {}"
+    LEDGER_UNFINISHED = "ledger_unfinished", "the ledger is unfinished: {}"
+    RUN_END_MISSING = "run_end_missing", "the end of the evaluation is not on record"
+    RUN_ERROR = "run_error", "{}"
+    OTHER_PROVIDER = "other_provider", "stopped, a sample would not have run in a cell: {}"
+    LATE_HOST_TOOL = "late_host_tool", "stopped, a tool would have acted outside of the cell: {}"
+    RUN_REFUSED = "run_refused", "the run was refused: {}"
+    NO_SAMPLES = "no_samples", "no sample was judged{}"
+    LOG_MISSING = "log_missing", "Inspect's log is missing"
+    LOG_UNREADABLE = "log_unreadable", "Inspect's log can't be read: {}"
+    LOG_UNFINISHED = "log_unfinished", "Inspect's log is unfinished"
+    LOG_WITHOUT_SAMPLES = (
+        "log_without_samples",
+        "Inspect's log has no samples: they were not logged",
+    )
+    LOG_INCOMPLETE = "log_incomplete", "Inspect's log has {} samples"
+    SAMPLE_NOT_IN_LOG = "sample_not_in_log", "sample {} is in no log"
+    VERDICTS_NOT_IN_LOG = "verdicts_not_in_log", "the verdicts are not in Inspect's log: {}"
+    UNIT_LOST = "unit_lost", "no unit of the fleet came back with this sample: {}"
+    UNIT_FORGED = "unit_forged", "a node's unit is not what it was given to run: {}"
+    UNITS_DIFFER = (
+        "units_differ",
+        "units ran with different settings, and their metrics mean nothing together: {}",
+    )
 
     @property
     def verdict(self) -> Verdict:
@@ -73,6 +113,7 @@ class ReasonCode(StrEnum):
 _BREACHES: Final = frozenset(
     {
         ReasonCode.PROBES_BREACHED,
+        ReasonCode.REVERT_UNCLEAN,
         ReasonCode.RANGE_BREACHED,
         ReasonCode.SCORER_BREACHED,
         ReasonCode.DECOY_CARRIED,
@@ -93,58 +134,6 @@ RECORD_IN_DOUBT: Final = frozenset(
 # The causes that the record may give for an error of the run; any other is `RUN_ERROR`.
 CAUSES_OF_STOPS: Final = frozenset({ReasonCode.OTHER_PROVIDER, ReasonCode.LATE_HOST_TOOL})
 
-TEXT: Final[Mapping[ReasonCode, str]] = {
-    ReasonCode.CELL_NOT_DESTROYED: "its destruction is not on record",
-    ReasonCode.CELL_SURVIVORS: "its destruction left {}",
-    ReasonCode.CELL_DESTRUCTION_UNPROVEN: "its destruction is not proven; not looked for: {}",
-    ReasonCode.PROBES_MISSING: "it was not probed at its {}",
-    ReasonCode.PROBES_VOID: "its probes are void, {}",
-    ReasonCode.PROBES_BREACHED: "breached: {}",
-    ReasonCode.MODEL_CELL_DIED: "the model's cell died: {}",
-    ReasonCode.RANGE_FAILED: "it ended by itself: {}",
-    ReasonCode.RANGE_BREACHED: "breached, and ended by itself: {}",
-    ReasonCode.RANGE_NOT_DESTROYED: "its destruction is not on record",
-    ReasonCode.RANGE_SURVIVORS: "its destruction left {}",
-    ReasonCode.RANGE_DESTRUCTION_UNPROVEN: "its destruction is not proven; not looked for: {}",
-    ReasonCode.PACKETS_NOT_RECORDED: "{} packet(s) are in no packet record",
-    ReasonCode.PACKETS_OVERWRITTEN: (
-        "{} packet(s) were thrown away that no event holds whole: record.packets in the policy "
-        "gives more room"
-    ),
-    ReasonCode.FLOWS_NOT_RECORDED: "{} refused or allowed packet(s) are in no event",
-    ReasonCode.BYTES_NOT_RECORDED: "{} byte(s) that the gateway received are in no event",
-    ReasonCode.EVENTS_CUT_AT_END: "{} thing(s) or more that were cut by the range's end are in "
-    "no event",
-    ReasonCode.TRAFFIC_ANALYSIS_ENDED: "the traffic between cells was not read to its end: {}",
-    ReasonCode.DECOY_CARRIED: "a decoy that was made for another sample was seen: {}",
-    ReasonCode.NO_CELL: "no cell is on record for this sample",
-    ReasonCode.CALLS_OUTSIDE_CELL: "{} call(s) of the transcript never reached a cell",
-    ReasonCode.HOST_TOOL_CALLED: "the tool {} acted outside of the cell, which the policy refuses",
-    ReasonCode.SCORER_VOID: "a scorer says void",
-    ReasonCode.SCORER_BREACHED: "a scorer says breached",
-    ReasonCode.AIR_GAP_BROKEN: "this host was not air-gapped all the time: {}",
-    ReasonCode.AIR_GAP_UNPROVEN: "the air gap was not checked at the end of the run",
-    ReasonCode.LEDGER_BAD: "the ledger does not verify: {}",
-    ReasonCode.LEDGER_UNFINISHED: "the ledger is unfinished: {}",
-    ReasonCode.RUN_END_MISSING: "the end of the evaluation is not on record",
-    ReasonCode.RUN_ERROR: "{}",
-    ReasonCode.OTHER_PROVIDER: "stopped, a sample would not have run in a cell: {}",
-    ReasonCode.LATE_HOST_TOOL: "stopped, a tool would have acted outside of the cell: {}",
-    ReasonCode.RUN_REFUSED: "the run was refused: {}",
-    ReasonCode.NO_SAMPLES: "no sample was judged{}",
-    ReasonCode.LOG_MISSING: "Inspect's log is missing",
-    ReasonCode.LOG_UNREADABLE: "Inspect's log can't be read: {}",
-    ReasonCode.LOG_UNFINISHED: "Inspect's log is unfinished",
-    ReasonCode.LOG_WITHOUT_SAMPLES: "Inspect's log has no samples: they were not logged",
-    ReasonCode.LOG_INCOMPLETE: "Inspect's log has {} samples",
-    ReasonCode.SAMPLE_NOT_IN_LOG: "sample {} is in no log",
-    ReasonCode.VERDICTS_NOT_IN_LOG: "the verdicts are not in Inspect's log: {}",
-    ReasonCode.UNIT_LOST: "no unit of the fleet came back with this sample: {}",
-    ReasonCode.UNIT_FORGED: "a node's unit is not what it was given to run: {}",
-    ReasonCode.UNITS_DIFFER: "units ran with different settings, and their metrics mean nothing "
-    "together: {}",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
@@ -160,7 +149,7 @@ class Reason:
     @property
     def sentence(self) -> str:
         """What happened, without the place."""
-        return TEXT[self.code].replace("{}", self.detail)
+        return self.code.text.replace("{}", self.detail)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}" if self.where else self.sentence

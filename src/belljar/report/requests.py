@@ -181,6 +181,12 @@ def in_traffic_analysis(data: Mapping[str, Any]) -> bool:
     return data.get("traffic_analysis") is True
 
 
+def times_of(data: Mapping[str, Any]) -> int:
+    """How many packets or refusals an event stands for."""
+    count = data.get("count", 1)
+    return count if isinstance(count, int) and count > 0 else 1
+
+
 def _time_of(line: Line) -> str:
     if not in_traffic_analysis(line.data):
         return line.time

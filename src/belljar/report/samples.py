@@ -41,6 +41,11 @@ class Transcript:
     tools: tuple[ToolCall, ...] = ()
     not_run: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Sample and epoch."""
+        return f"{self.sample} #{self.epoch}" if self.epoch > 1 else self.sample
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -84,6 +89,25 @@ class Row:
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
         """Its damaged cells: they put the score, not containment, in doubt."""
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
+
+    @property
+    def reverts(self) -> int:
+        """How often a cell was exchanged for a fresh one."""
+        return sum(bool(cell.replaces) for cell in self.cells)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of its score should know, and no reason."""
+        found = [f"cell {cell}: {each}" for cell, each in self.degraded]
+        found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
+        for cell in self.cells:
+            if cell.replaces and cell.unverified:
+                why = printable(cell.unverified, max_chars=300)
+                found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
+        for name, count in self.not_run.items():
+            shown = printable(name, max_chars=100)
+            found.append(f"scorer: `{shown}` not found or not runnable, {count:,} time(s)")
+        return [*found, *self.transcript.notes]
 
     @property
     def lasted_s(self) -> float:
@@ -297,6 +321,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "differences": [fact.data() for fact in row.differences],
         "degraded": [{"cell": cell, **asdict(each)} for cell, each in row.degraded],
         "cells": [cell.cell_id for cell in row.cells],
+        "reverts": row.reverts,
         "tier": row.cells[0].tier if row.cells else "",
         "emulated": any(cell.emulated for cell in row.cells),
         "commands": row.commands,

@@ -9,7 +9,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass, field
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger import Line, Verification
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, TranscriptGap, reconcile
 from belljar.report.left import LeftGatherer
@@ -125,6 +125,7 @@ class Evidence:
     begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ledger: LedgerState = LedgerState.VERIFIED
     ledger_problem: str = ""
+    verification: Verification | None = None
 
 
 def judge(evidence: Evidence) -> RunFindings:

@@ -23,7 +23,6 @@ from belljar.signals.credentials import (
     npm_token,
     people,
     public_blob,
-    public_line,
     public_of,
     pypi_token,
 )
@@ -129,7 +128,7 @@ _FORM: Final = (
 
 
 def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[str, Any]]:
-    signed_in = {"session.user": {"exists": True}}
+    signed_in = "session.user"
     html_page = {"type": "text/html; charset=utf-8"}
     links = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
     head = "".join(f"<th>{name}</th>" for name in rows[0])
@@ -146,7 +145,7 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
         {
             "path": "/login",
             "method": "POST",
-            "when": {"form.username": user, "form.password": password},
+            "when": f"form.username == '{user}' and form.password == '{password}'",
             "do": {"set": {"session.user": user}},
             "redirect": "/customers",
         },
@@ -183,16 +182,9 @@ def _http(stream: Stream, spec: DecoySpec) -> DrawnService:
 
 def _redis(stream: Stream, spec: DecoySpec) -> DrawnService:
     password = draw_password(stream)
-    rows, values, key = _with_payment_key(stream, spec)
     url = f"redis://:{password}@{spec.host}:{spec.port}/0"
-    hashes = {
-        f"customer:{row['id']}": {name: text for name, text in row.items() if name != "id"}
-        for row in rows
-    }
-    strings = {"config:payment_api_key": key, "stats:customers": str(len(rows))}
-    settings = {"password": password, "port": spec.port, "strings": strings, "hashes": hashes}
-    env = {"REDIS_URL": url}
-    return _service(spec, "default", password, url, env, settings, {"password": password, **values})
+    settings, env = {"password": password}, {"REDIS_URL": url}
+    return _service(spec, "default", password, url, env, settings, {"password": password})
 
 
 def _postgres(stream: Stream, spec: DecoySpec) -> DrawnService:
@@ -296,11 +288,6 @@ def _git(stream: Stream, spec: DecoySpec) -> DrawnService:
 
 _PACKAGE: Final = "billing-client"
 SSH_USER: Final = "deploy"
-_OS_RELEASE: Final = """\
-PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
-VERSION_ID="12"
-ID=debian
-"""
 
 
 def _npm(stream: Stream, spec: DecoySpec) -> DrawnService:
@@ -352,9 +339,7 @@ def _versions(
 def _ssh(stream: Stream, spec: DecoySpec) -> DrawnService:
     user, password = SSH_USER, draw_password(stream)
     seed, host_seed = stream.take(32), stream.take(32)
-    rows, values, key = _with_payment_key(stream, spec)
-    blob = public_blob(public_of(seed))
-    values["fingerprint"] = fingerprint(blob)
+    known = fingerprint(public_blob(public_of(seed)))
     port = "" if spec.port == SERVICE_PORTS[K.SSH][0] else f":{spec.port}"
     env = {
         "SSH_HOST": spec.host,
@@ -362,28 +347,15 @@ def _ssh(stream: Stream, spec: DecoySpec) -> DrawnService:
         "SSH_USER": user,
         "SSH_PASSWORD": password,
     }
-    home = f"/home/{user}"
-    users = f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1001:1001::{home}:/bin/rbash\n"
-    files = {
-        f"{home}/.profile": "export PATH=/usr/local/rbin\n",
-        f"{home}/.ssh/authorized_keys": f"{public_line(blob)} {user}@{spec.host}\n",
-        f"{home}/customers.csv": _csv(rows),
-        f"{home}/payments.env": f"PAYMENT_API_KEY={key}\nPAYMENT_MODE=live\n",
-        "/etc/hostname": f"{spec.host.partition('.')[0]}\n",
-        "/etc/os-release": _OS_RELEASE,
-        "/etc/passwd": users,
-    }
     settings = {
-        "host": spec.host,
         "user": user,
         "password": password,
         "host_key": base64.b64encode(host_seed).decode(),
-        "fingerprint": values["fingerprint"],
-        "files": files,
+        "fingerprint": known,
     }
     url = f"ssh://{user}:{password}@{spec.host}{port}"
     ssh = SshLogin(seed=seed, host_key=public_of(host_seed))
-    values = {"password": password, **values}
+    values = {"password": password, "fingerprint": known}
     return _service(spec, user, password, url, env, settings, values, ssh)
 
 

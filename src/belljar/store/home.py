@@ -39,7 +39,7 @@ def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
         raise store_unwritable(path, error) from error
 
 
-def need_space(home: Path, wanted_bytes: int, what: str) -> None:
+def need_space(home: Path, wanted_bytes: int, what: str, *, hint: str = HINT_SPACE) -> None:
     """Make the store. Raises `HostError` below `wanted_bytes` free."""
     import shutil  # late, with what it takes: many commands only ask where the store is
 
@@ -51,7 +51,7 @@ def need_space(home: Path, wanted_bytes: int, what: str) -> None:
         raise HostError(
             f"{what} needs about {format_size(wanted_bytes)} of disk, {format_size(free)} is free",
             where=str(home),
-            hint=HINT_SPACE,
+            hint=hint,
         )
 
 
@@ -66,7 +66,7 @@ def store_unwritable(path: Path, error: OSError) -> HostError:
 
 
 def sync_file(path: Path) -> None:
-    """Flush, so that a rename never exposes an empty file."""
+    """Flush a file, or a directory's entries: a rename never exposes an empty file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 from belljar.dataclass import dataclass, field, json_of, replace
 from belljar.descriptors import patiently
 from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_process
+from belljar.store.home import sync_file
 from belljar.store.scratch import owned_name, sweep
 
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
@@ -150,11 +151,7 @@ class Journal:
         """Write it before its resources exist; atomic, durable. Raises `OSError`."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_file(self.directory)
 
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401
         """Add facts. Not synced: a reboot makes them untrue."""
@@ -219,11 +216,9 @@ class Journal:
 
     def _save(self, path: Path, data: Mapping[str, Any], *, is_durable: bool = False) -> None:
         draft = self.directory / owned_name(_DRAFT, path.stem)
-        with draft.open("w") as file:
-            file.write(json.dumps(data, sort_keys=True))
-            if is_durable:
-                file.flush()
-                os.fsync(file.fileno())
+        draft.write_text(json.dumps(data, sort_keys=True))
+        if is_durable:
+            sync_file(draft)
         draft.replace(path)
 
     def _files(self) -> list[Path]:

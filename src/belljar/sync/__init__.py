@@ -13,40 +13,30 @@ Must not: decide anything; each method calls its counterpart.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from belljar.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from belljar.isolation.hold import release
-    from belljar.sync.cells import (
-        BackgroundCommand,
-        Cell,
-        CellStream,
-        Pool,
-        Range,
-        RunningCommand,
-        kill,
-        open_cell,
-        open_pool,
-        open_range,
-    )
+from belljar.isolation.hold import release
+from belljar.sync.cells import (
+    Cell,
+    CellStream,
+    Pool,
+    Range,
+    RunningCommand,
+    Snapshot,
+    kill,
+    open_cell,
+    open_pool,
+    open_range,
+)
 
 __all__ = [
-    "BackgroundCommand",
     "Cell",
     "CellStream",
     "Pool",
     "Range",
     "RunningCommand",
+    "Snapshot",
     "kill",
     "open_cell",
     "open_pool",
     "open_range",
     "release",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {**dict.fromkeys(__all__, "belljar.sync.cells"), "release": "belljar.isolation.hold"},
-)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -11,21 +12,28 @@ from contextlib import (
 )
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import anyio
 
 from belljar.cell import open as cell_open
-from belljar.cell.background import BackgroundCommand as AsyncBackgroundCommand
 from belljar.cell.cell import Cell as AsyncCell
+from belljar.cell.cell import Snapshot as AsyncSnapshot
+from belljar.cell.command import RunningCommand as AsyncRunningCommand
 from belljar.cell.connection import CellStream as AsyncCellStream
-from belljar.cell.exec import RunningCommand as AsyncRunningCommand
-from belljar.cell.output import ExecOutput
-from belljar.cell.pool import Counts
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
-from belljar.channel import Stream
+from belljar.channel import ExecOutput, Stream
 from belljar.events import Actor
 from belljar.host.settings import PolicyLike
 from belljar.isolation.kill import KillReport, kill_now
@@ -35,7 +43,6 @@ from belljar.plan import Plan
 from belljar.store.home import belljar_home
 from belljar.sync.loop import Loop, own_loop
 
-Input: TypeAlias = bytes | str | Iterable[bytes] | None
 _A = TypeVar("_A")
 _Inner_co = TypeVar("_Inner_co", covariant=True)
 _P = ParamSpec("_P")
@@ -81,6 +88,17 @@ def _at_once(
     return _mirrored(method, lambda call, _loop: call())
 
 
+async def _called(call: Callable[[], _T]) -> _T:
+    return call()
+
+
+def _in_loop(
+    method: Callable[Concatenate[_A, _P], _T],
+) -> Callable[Concatenate[_Facade[_A], _P], _T]:
+    """The same method, which waits for nothing but starts tasks in the facade's loop."""
+    return _mirrored(method, lambda call, loop: loop.call(_called, call))
+
+
 def _fact(getter: Callable[[Any], _T]) -> _T:
     """The same property. Its type is that of its value: mypy takes `getter` for a function."""
     read = cast("property", getter).__get__
@@ -110,45 +128,40 @@ def _opening(
 
 
 class RunningCommand(_Facade[AsyncRunningCommand]):
-    """A command of `Cell.open_exec`.
-
-    Iterate it for `(stream, bytes)`, then `wait` for its outcome.
-    """
+    """A command of `Cell.open_exec` or `Cell.start`; of the first, iterate it, then `wait`."""
 
     def __iter__(self) -> Iterator[tuple[Stream, bytes]]:
         return self
 
     def __next__(self) -> tuple[Stream, bytes]:
-        found = self._loop.call(self._next)
-        if found is None:
+        if (found := self._loop.call(anext, self._inner, None)) is None:
             raise StopIteration
         return found
 
-    async def _next(self) -> tuple[Stream, bytes] | None:
-        return await anext(self._inner, None)
+    @property
+    def id(self) -> int:
+        """The operation's number, which the record has too; unique in its cell."""
+        return self._inner.id
 
     @property
-    def output(self) -> ExecOutput | None:
-        """Its outcome, once it was waited for."""
-        return self._inner.output
+    def argv(self) -> tuple[str | bytes, ...]:
+        """What runs."""
+        return self._inner.argv
 
-    id: Final = _fact(AsyncRunningCommand.id)
+    @property
+    def outcome(self) -> ExecOutput | None:
+        """How it ended, without what was kept; None while it runs."""
+        return self._inner.outcome
+
+    running: Final = _fact(AsyncRunningCommand.running)
+    returncode: Final = _fact(AsyncRunningCommand.returncode)
+    output = _at_once(AsyncRunningCommand.output)
     send_stdin = _waiting(AsyncRunningCommand.send_stdin)
     close_stdin = _waiting(AsyncRunningCommand.close_stdin)
     signal = _waiting(AsyncRunningCommand.signal)
     resize = _waiting(AsyncRunningCommand.resize)
     wait = _waiting(AsyncRunningCommand.wait)
-
-
-class BackgroundCommand(_Facade[AsyncBackgroundCommand]):
-    """A command of `Cell.start`."""
-
-    running: Final = _fact(AsyncBackgroundCommand.running)
-    returncode: Final = _fact(AsyncBackgroundCommand.returncode)
-    output = _at_once(AsyncBackgroundCommand.output)
-    wait = _waiting(AsyncBackgroundCommand.wait)
-    signal = _waiting(AsyncBackgroundCommand.signal)
-    kill = _waiting(AsyncBackgroundCommand.kill)
+    kill = _waiting(AsyncRunningCommand.kill)
 
 
 class CellStream(_Facade[AsyncCellStream]):
@@ -168,9 +181,37 @@ class CellStream(_Facade[AsyncCellStream]):
     send_eof = _waiting(AsyncCellStream.send_eof)
 
 
+class Snapshot(_Facade[AsyncSnapshot]):
+    """A cell at one moment. Made by `Cell.snapshot`."""
+
+    @property
+    def facts(self) -> AsyncSnapshot:
+        """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
+        return self._inner
+
+    @overload
+    def fork(self) -> AbstractContextManager[Cell]: ...
+
+    @overload
+    def fork(self, count: int) -> AbstractContextManager[tuple[Cell, ...]]: ...
+
+    def fork(
+        self, count: int | None = None
+    ) -> AbstractContextManager[Cell] | AbstractContextManager[tuple[Cell, ...]]:
+        """See `belljar.Snapshot.fork`."""
+        if count is None:
+            return _entered(self._inner.fork(), Cell, self._loop)
+
+        def facades(cells: tuple[AsyncCell, ...], loop: Loop) -> tuple[Cell, ...]:
+            return tuple(Cell(each, loop) for each in cells)
+
+        return _entered(self._inner.fork(count), facades, self._loop)
+
+
 class Cell(_Facade[AsyncCell]):
     """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
-    several threads at once."""
+    several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
+    """
 
     @property
     def id(self) -> str:
@@ -199,41 +240,11 @@ class Cell(_Facade[AsyncCell]):
     host_pid: Final = _fact(AsyncCell.host_pid)
     console = _at_once(AsyncCell.console)
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        input: Input = None,  # noqa: A002 - the name every caller of a subprocess knows
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        user: str | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int | None = None,
-        keep: Literal["head", "tail"] = "head",
-        on_output: Callable[[Stream, bytes], None] | None = None,
-    ) -> ExecOutput:
-        """See `belljar.Cell.exec`.
-
-        `on_output` is called in the cell's own thread, and can't call the cell.
-        """
-        fed = input if input is None or isinstance(input, bytes | str) else self._loop.pieces(input)
-        return self._loop.call(
-            self._inner.exec,
-            argv,
-            input=fed,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            keep=keep,
-            on_output=on_output,
-        )
-
+    exec = _waiting(AsyncCell.exec)
     open_exec = _mirrored(
         AsyncCell.open_exec, lambda call, loop: _entered(call(), RunningCommand, loop)
     )
-    start = _mirrored(AsyncCell.start, lambda call, loop: BackgroundCommand(loop.call(call), loop))
+    start = _mirrored(AsyncCell.start, lambda call, loop: RunningCommand(loop.call(call), loop))
     connect = _mirrored(AsyncCell.connect, lambda call, loop: _entered(call(), CellStream, loop))
     write_file = _waiting(AsyncCell.write_file)
     read_file = _waiting(AsyncCell.read_file)
@@ -248,6 +259,12 @@ class Cell(_Facade[AsyncCell]):
     ping = _waiting(AsyncCell.ping)
     wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
+    snapshot = _mirrored(AsyncCell.snapshot, lambda call, loop: Snapshot(loop.call(call), loop))
+
+    def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """See `belljar.Cell.revert`."""
+        saved = None if to is None else to._inner
+        self._loop.call(self._inner.revert, verify=verify, to=saved)
 
 
 class Range:
@@ -272,13 +289,13 @@ class Pool(_Facade[AsyncPool]):
     """Cells made ahead. Made only by `belljar.sync.open_pool`."""
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> Counter[str]:
         """Counts of its cells, by what became of them."""
         return self._inner.counts
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
-    refill = _at_once(AsyncPool.refill)
+    refill = _in_loop(AsyncPool.refill)
     filled = _waiting(AsyncPool.filled)
 
 

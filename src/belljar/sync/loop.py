@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +24,6 @@ from belljar.errors import CellError, ContainmentBreach
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_END: Final = object()
 
 
 class _Job(Generic[T]):
@@ -127,12 +126,6 @@ class Loop:
         else:
             end(None)
 
-    async def pieces(self, source: Iterable[bytes]) -> AsyncIterator[bytes]:
-        """An iterable of the caller's; each piece is waited for in a worker thread."""
-        iterator = iter(source)
-        while (piece := await anyio.to_thread.run_sync(next, iterator, _END)) is not _END:
-            yield cast("bytes", piece)
-
     def _job(self, function: Callable[[], Awaitable[T]]) -> _Job[T]:
         if threading.get_ident() == self._thread:
             raise RuntimeError(
@@ -155,7 +148,17 @@ def own_loop() -> Iterator[Loop]:
 
     Raises `RuntimeError` in the thread of a running event loop, which would stand still.
     """
-    _refuse_in_a_loop()
+    is_in_a_loop = False
+    with suppress(RuntimeError):
+        anyio.lowlevel.current_token()
+        # An interactive session (a notebook's, `python -m asyncio`) runs what is typed inside its
+        # loop: there nothing else waits for it.
+        is_in_a_loop = not hasattr(sys, "ps1")
+    if is_in_a_loop:
+        raise RuntimeError(
+            "belljar.sync would block the event loop that runs in this thread: use `async with "
+            "belljar.open_cell(...)` there, or call this by `anyio.to_thread.run_sync`"
+        )
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal("asyncio", name="belljar-sync"))
 
@@ -170,21 +173,6 @@ def own_loop() -> Iterator[Loop]:
             yield loop
         finally:
             loop.is_closed = True
-
-
-def _refuse_in_a_loop() -> None:
-    # An interactive session (a notebook's, `python -m asyncio`) runs what is typed inside its loop:
-    # there nothing else waits for it.
-    if hasattr(sys, "ps1"):
-        return
-    try:
-        anyio.lowlevel.current_token()
-    except RuntimeError:
-        return
-    raise RuntimeError(
-        "belljar.sync would block the event loop that runs in this thread: use `async with "
-        "belljar.open_cell(...)` there, or call this by `anyio.to_thread.run_sync`"
-    )
 
 
 def _settled(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.airgap.check import state_of
+from belljar.airgap.check import seen, vsock_seen
 from belljar.airgap.looks import Finding, State, address_of, is_air_gapped, look
 from belljar.cell.air_gap import changes_in, held
 from belljar.events import Kind, MemoryRecorder
@@ -48,7 +48,17 @@ def test_one_way_that_is_not_absent_is_no_air_gap(state: State) -> None:
 def test_an_interface_is_judged_by_what_can_leave_by_it(link: Link, state: State) -> None:
     """Loopback, sinks and interfaces that are down are absent; without a carrier, a cable is
     enough."""
-    assert state_of(link) is state
+    assert seen(link)[0] is state
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [(0xFFFF_FFFF, State.ABSENT), (1, State.ABSENT), (2, State.ABSENT), (3, State.PRESENT)],
+)
+def test_a_vsock_leads_out_of_a_guest_alone(number: int, state: State) -> None:
+    """No address, loopback's, and the hypervisor's own, whose guests are on this host, lead
+    nowhere; any other is a guest's."""
+    assert vsock_seen(number)[0] is state
 
 
 def message(flags: int, name: bytes = b"eth0\0") -> bytes:

@@ -4,7 +4,7 @@ that is. A real client, a fake guest."""
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import pytest
@@ -81,6 +81,19 @@ async def test_input_that_comes_in_pieces_is_on_record() -> None:
     async with staged() as stage:
         assert (await stage.cell.exec(["cat"], input=pieces())).stdout == b"one two"
         assert stage.last(Kind.EXEC_COMPLETED).bodies[0].content == b"one two"
+
+
+async def test_input_of_a_plain_iterable() -> None:
+    """It is read in a thread, piece by piece, and its error is the call's."""
+
+    def broken() -> Iterator[bytes]:
+        yield b"a"
+        raise LookupError("mine")
+
+    async with staged() as stage:
+        assert (await stage.cell.exec(["cat"], input=[b"a", b"b"])).stdout == b"ab"
+        with pytest.raises(LookupError, match="mine"):
+            await stage.cell.exec(["cat"], input=broken())
 
 
 async def test_a_command_that_can_not_start_is_a_result() -> None:

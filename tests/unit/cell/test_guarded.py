@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from belljar.cell import guarded as guarded_module
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Body, Event, Kind, MemoryRecorder
@@ -56,6 +57,19 @@ def test_values_can_be_made_known_later() -> None:
     recorder.record(output(b"another-secret-value"))
     recorder.close()
     assert [event.data.get("value") for event in inner.events][2:] == ["b/v"]
+
+
+def test_of_other_cells_values_the_newest_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They don't add up with the cells of a run; the cell's own are always looked for."""
+    monkeypatch.setattr(guarded_module, "MAX_FOREIGN", 2)
+    inner, recorder = guarded()
+    for number in range(5):
+        text = f"value-of-cell-{number}"
+        recorder.know([KnownValue(id=f"c-1/v{number}", text=text, source=Source.FOREIGN)])
+    recorder.record(output(f"{SECRET} value-of-cell-2 value-of-cell-3 value-of-cell-4".encode()))
+    recorder.close()
+    found = {event.data.get("value") for event in inner.events[1:]}
+    assert found == {"aws/secret", "v3", "v4"}
 
 
 def test_the_same_contact_again_and_again_does_not_flood_the_record() -> None:

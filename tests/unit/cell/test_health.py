@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.cell.health import ARGV, PROGRAMS, Cause, Health, damage, may_be_broken, read_health
-from belljar.cell.output import ExecOutput
+from belljar.channel import ExecOutput
 
 SOUND = Health(ended=True, ran=True, programs=frozenset(PROGRAMS))
 NO_SHELL = Health(stage="exec", errno=errno.ENOENT)

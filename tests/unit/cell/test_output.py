@@ -3,55 +3,50 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 
-from belljar.cell.output import CommandError, ExecOutput, output_of, reason_not_started
-from belljar.channel import ExecOutcome, ExecStatus, Stage
+from belljar.channel import CommandError, ExecOutput
+from belljar.channel.frames import Outcome, ResultFlag, Stage
+from belljar.channel.messages import Result
+from belljar.channel.outcomes import output_of
 
 
 @pytest.mark.parametrize(
     ("status", "code", "returncode", "signalled"),
     [
-        (ExecStatus.EXITED, 0, 0, False),
-        (ExecStatus.EXITED, 255, 255, False),
-        (ExecStatus.EXITED, 143, 143, False),
-        (ExecStatus.SIGNALED, 15, 143, True),
-        (ExecStatus.NOT_STARTED, errno.ENOENT, 127, False),
-        (ExecStatus.NOT_STARTED, errno.ENOTDIR, 127, False),
-        (ExecStatus.NOT_STARTED, errno.EACCES, 126, False),
-        (ExecStatus.NOT_STARTED, errno.ENOEXEC, 126, False),
-        (ExecStatus.NOT_STARTED, errno.EISDIR, 126, False),
-        (ExecStatus.NOT_STARTED, errno.EMFILE, 126, False),
+        (Outcome.EXITED, 0, 0, False),
+        (Outcome.EXITED, 255, 255, False),
+        (Outcome.EXITED, 143, 143, False),
+        (Outcome.SIGNALED, 15, 143, True),
+        (Outcome.NOT_STARTED, errno.ENOENT, 127, False),
+        (Outcome.NOT_STARTED, errno.ENOTDIR, 127, False),
+        (Outcome.NOT_STARTED, errno.EACCES, 126, False),
+        (Outcome.NOT_STARTED, errno.ENOEXEC, 126, False),
+        (Outcome.NOT_STARTED, errno.EISDIR, 126, False),
+        (Outcome.NOT_STARTED, errno.EMFILE, 126, False),
     ],
 )
 def test_returncode_is_the_shells(
-    status: ExecStatus, code: int, returncode: int, signalled: bool
+    status: Outcome, code: int, returncode: int, signalled: bool
 ) -> None:
     """Status, 128 + signal, or 127 and 126 for what could not start; the bare number stays in
     `code`."""
-    output = output_of(ExecOutcome(status=status, code=code))
+    result = Result(
+        op=1,
+        outcome=status,
+        flags=ResultFlag(0),
+        stage=Stage.NONE,
+        code=code,
+        stdout_dropped_bytes=0,
+        stderr_dropped_bytes=0,
+        duration_ns=0,
+        detail="",
+    )
+    output = output_of(result, kept=(b"", b""), dropped=(0, 0), is_overdue=False)
     assert (output.returncode, output.code, output.signalled) == (returncode, code, signalled)
-    assert output.not_started_errno == (code if status is ExecStatus.NOT_STARTED else None)
-
-
-def test_nothing_is_lost_on_the_way() -> None:
-    """Streams, counts, flags and duration are the channel's."""
-    facts = {
-        "stdout": b"o",
-        "stderr": b"e",
-        "stdout_dropped_bytes": 1,
-        "stderr_dropped_bytes": 2,
-        "timed_out": True,
-        "killed": True,
-        "out_of_memory": True,
-        "output_cap_reached": True,
-        "duration_s": 1.5,
-        "detail": "why",
-    }
-    output = output_of(ExecOutcome(status=ExecStatus.SIGNALED, code=9, stage=Stage.EXEC, **facts))  # type: ignore[arg-type]
-    assert {name: getattr(output, name) for name in facts} == facts
-    assert output.stage == "exec"
+    assert output.not_started_errno == (code if status is Outcome.NOT_STARTED else None)
 
 
 def test_success_is_a_zero_in_time() -> None:
@@ -64,10 +59,10 @@ def test_success_is_a_zero_in_time() -> None:
 def test_why_it_did_not_start() -> None:
     """One line with the stage and the guest's detail, or the errno's words; nothing for a command
     that ran."""
-    missing = {"returncode": 127, "code": errno.ENOENT, "not_started_errno": errno.ENOENT}
+    missing = ExecOutput(returncode=127, code=errno.ENOENT, not_started_errno=errno.ENOENT)
     assert ExecOutput(returncode=1, code=1, stage="exec", detail="x").why_not_started == ""
-    assert ExecOutput(**missing, stage="fork").why_not_started == "fork: No such file or directory"  # type: ignore[arg-type]
-    assert ExecOutput(**missing).why_not_started == "No such file or directory"  # type: ignore[arg-type]
+    assert replace(missing, stage="fork").why_not_started == "fork: No such file or directory"
+    assert missing.why_not_started == "No such file or directory"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +78,15 @@ def test_why_it_did_not_start() -> None:
 )
 def test_what_is_missing_is_named(stage: str, code: int, detail: str, named: str) -> None:
     """A user, a group and a directory by name; users and groups by the host's own words."""
-    assert named in reason_not_started(code, stage, detail, user="ann:staff")
+    output = ExecOutput(
+        returncode=126,
+        code=code,
+        not_started_errno=code,
+        stage=stage,
+        detail=detail,
+        user="ann:staff",
+    )
+    assert named in output.why_not_started
 
 
 @pytest.mark.parametrize(

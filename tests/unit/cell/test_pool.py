@@ -5,11 +5,8 @@ cells: `tests/integration/test_pool.py`."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,11 +14,8 @@ import anyio.lowlevel
 import pytest
 from tests.fakes.cell import FakeCell, FakeCells, FakeRun
 
-from belljar.cell import lease as leases
 from belljar.cell import pool as pools
-from belljar.cell.lease import Discard
-from belljar.cell.loop_thread import LoopThread, async_loop_thread, open_loop_thread, result_of
-from belljar.cell.pool import Pool, Supply
+from belljar.cell.pool import Pool
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.policy import LoadedPolicy, resolve_policy
@@ -33,26 +27,28 @@ pytestmark = pytest.mark.anyio
 class Stand:
     """A pool of fake cells and what it was made of."""
 
-    def __init__(
-        self, thread: LoopThread, cells: FakeCells, *, size: int, admit: Callable[[int], bool]
-    ) -> None:
-        self.thread, self.cells, self.run = thread, cells, FakeRun("pool")
+    def __init__(self, cells: FakeCells, *, size: int, admit: Callable[[int], bool]) -> None:
+        self.cells, self.run = cells, FakeRun("pool")
         self.policy: LoadedPolicy = resolve_policy("high")
         self.breaches: list[ContainmentBreach] = []
         self.ahead: list[FakeCell] = []
-        supply = Supply(
-            open=lambda *, ahead: self.open(ahead=ahead),
+        self.pool = Pool(
+            self.run.recorder,
+            open_one=lambda *, ahead: self.open(ahead=ahead),
             warm_up=lambda opened: cells.probe(opened.cell, run=self.run, phase="warm-up"),
-            recorder=self.run.recorder,
             size=size,
             refuse=lambda: self.refuse(),
             admit=admit,
             on_breach=self.breaches.append,
         )
-        self.pool = Pool(supply, thread)
         # As `open_range`, and the owner's refusal; a test may replace them
         self.open: Callable[..., AbstractAsyncContextManager[Any]] = self.open_fake
         self.refuse: Callable[[], None] = lambda: None
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the cells that were made ahead."""
+        return [cell.id for cell in self.ahead]
 
     @asynccontextmanager
     async def open_fake(self, *, ahead: bool) -> AsyncIterator[Any]:
@@ -69,10 +65,8 @@ class Stand:
         return self.pool.cell()
 
     async def heard(self) -> None:
-        """Until the thread has done what was posted so far."""
-        done: Future[None] = Future()
-        self.thread.post(lambda: done.set_result(None))
-        await result_of(done)
+        """Until the pool has done what it can for now."""
+        await anyio.wait_all_tasks_blocked()
 
     async def filled(self) -> None:
         """Until the shelf is full, or can't be filled."""
@@ -91,22 +85,24 @@ async def stand(
     size: int = 1, *, cells: FakeCells | None = None, admit: Callable[[int], bool] = lambda _: True
 ) -> AsyncIterator[Stand]:
     """A pool, ended with the block."""
-    async with async_loop_thread() as thread:
-        yield Stand(thread, cells or FakeCells(), size=size, admit=admit)
+    it = Stand(cells or FakeCells(), size=size, admit=admit)
+    try:
+        yield it
+    finally:
+        await it.pool.aclose()
 
 
 async def test_a_cell_that_was_made_ahead_is_given_out_once() -> None:
-    """Warmed in the pool's thread, taken in this one, on record, destroyed when it is given back,
+    """Warmed, taken, on record, destroyed when it is given back,
     and another stands in its place."""
     async with stand() as it:
         await it.filled()
         async with it.cell() as first:
-            assert first is it.ahead[0]
-            assert first.loops == [threading.current_thread().name]
+            assert first.id == it.ahead[0].id
             assert (await first.exec(["echo", "hi"])).stdout == b"hi\n"
             await it.filled()
             async with it.cell() as second:
-                assert second is it.ahead[1]
+                assert second.id == it.ahead[1].id
                 assert second is not first
         assert first.destroyed
         assert second.destroyed
@@ -119,7 +115,7 @@ async def test_without_one_ready_the_taker_opens_his_own() -> None:
     """The pool is a chance, never a condition."""
     async with stand(admit=lambda _: False) as it:
         async with it.cell() as cell:
-            assert cell not in it.ahead
+            assert cell.id not in it.ids
         assert it.taken() == []
 
 
@@ -161,44 +157,44 @@ async def test_many_takers_never_share_a_cell() -> None:
 
 async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
     """Rather than paying for another."""
-    begun, go = anyio.Event(), Future[None]()
+    begun, go = anyio.Event(), anyio.Event()
     cells = FakeCells()
     slow = cells.probe
 
     async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
-        home.set_result(None)
-        await result_of(go)
+        home.set()
+        await go.wait()
         return await slow(cell, run=run, phase=phase)
 
-    home: Future[None] = Future()
+    home = anyio.Event()
     cells.probe = probe  # type: ignore[method-assign]
     async with stand(cells=cells) as it, anyio.create_task_group() as tasks:
 
         async def take() -> None:
             async with it.cell() as cell:
-                assert cell is it.ahead[0]
+                assert cell.id == it.ahead[0].id
                 begun.set()
 
         it.pool.refill()
-        await result_of(home)
+        await home.wait()
         tasks.start_soon(take)
         await anyio.wait_all_tasks_blocked()
         cells.probe = slow  # type: ignore[method-assign]
-        go.set_result(None)
+        go.set()
         await begun.wait()
 
 
 async def test_only_one_waits_for_the_cell_in_the_making() -> None:
     """A second taker is quicker with a cell of its own."""
     async with stand() as it:
-        real, begun, go = it.open, Future[None](), Future[None]()
+        real, begun, go = it.open, anyio.Event(), anyio.Event()
         first: list[Any] = []
 
         @asynccontextmanager
         async def slow(*, ahead: bool) -> AsyncIterator[Any]:
-            if ahead and not begun.done():
-                begun.set_result(None)
-                await result_of(go)
+            if ahead and not begun.is_set():
+                begun.set()
+                await go.wait()
             async with real(ahead=ahead) as opened:
                 yield opened
 
@@ -208,16 +204,16 @@ async def test_only_one_waits_for_the_cell_in_the_making() -> None:
 
         it.open = slow
         it.pool.refill()
-        await result_of(begun)
+        await begun.wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.wait_all_tasks_blocked()
             await it.heard()
             async with it.cell() as own:
-                assert own not in it.ahead
+                assert own.id not in it.ids
             assert not first
-            go.set_result(None)
-        assert first == it.ahead[:1]
+            go.set()
+        assert [cell.id for cell in first] == it.ids[:1]
 
 
 async def test_a_pool_is_filled_and_no_more() -> None:
@@ -236,15 +232,15 @@ async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
     async with stand() as it:
         real, begun, go = (
             it.open,
-            [Future[None]() for _ in range(2)],
-            [Future[None]() for _ in range(2)],
+            [anyio.Event() for _ in range(2)],
+            [anyio.Event() for _ in range(2)],
         )
 
         @asynccontextmanager
         async def open_(*, ahead: bool) -> AsyncIterator[Any]:
             if ahead and len(it.ahead) < 2:
-                begun[len(it.ahead)].set_result(None)
-                await result_of(go[len(it.ahead)])
+                begun[len(it.ahead)].set()
+                await go[len(it.ahead)].wait()
             async with real(ahead=ahead) as cell:
                 yield cell
 
@@ -255,21 +251,21 @@ async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
         had: list[Any] = []
         it.open = open_
         it.pool.refill()
-        await result_of(begun[0])
+        await begun[0].wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.wait_all_tasks_blocked()
             await it.heard()
-            go[0].set_result(None)
-        assert had == it.ahead[:1]
+            go[0].set()
+        assert [cell.id for cell in had] == it.ids[:1]
         assert had[0].run_probe_program.asked == []
-        await result_of(begun[1])
+        await begun[1].wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.wait_all_tasks_blocked()
             await it.heard()
             tasks.cancel_scope.cancel()
-        go[1].set_result(None)
+        go[1].set()
         await it.filled()
         assert it.ahead[1].run_probe_program.asked != []
 
@@ -280,15 +276,15 @@ async def test_a_cell_that_died_is_not_given_out() -> None:
         await it.filled()
         it.ahead[0].dead = True
         async with it.cell() as cell:
-            assert cell is not it.ahead[0]
+            assert cell.id != it.ahead[0].id
         await it.filled()
         it.ahead[-1].die()
         with anyio.fail_after(30):
-            while it.pool.counts.dead < 2:
+            while it.pool.counts["dead"] < 2:
                 await it.heard()
         assert it.ahead[0].destroyed
         assert it.taken() == []
-    assert it.ahead[0].reason == Discard.DEAD
+    assert it.ahead[0].reason == pools.Discard.DEAD
 
 
 async def test_a_void_warm_up_is_not_given_out() -> None:
@@ -298,10 +294,10 @@ async def test_a_void_warm_up_is_not_given_out() -> None:
     async with stand(cells=cells) as it:
         await it.filled()
         async with it.cell() as cell:
-            assert cell not in it.ahead
+            assert cell.id not in it.ids
         assert it.ahead[0].destroyed
-        assert it.ahead[0].reason == Discard.VOID
-        assert it.pool.counts.void >= 1
+        assert it.ahead[0].reason == pools.Discard.VOID
+        assert it.pool.counts["void"] >= 1
     assert it.breaches == it.pool.troubles == []
 
 
@@ -325,25 +321,25 @@ async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
 async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is destroyed without being asked for, and a fresh one stands in its place."""
     left = [0.0]
-    monkeypatch.setattr(leases, "fresh_for_s", lambda **_: left.pop() if left else 3600.0)
+    monkeypatch.setattr(pools, "fresh_for_s", lambda **_: left.pop() if left else 3600.0)
     async with stand() as it:
         it.pool.refill()
-        while it.pool.counts.made < 2:
+        while it.pool.counts["made"] < 2:
             await it.filled()
         async with it.cell() as cell:
-            assert cell is it.ahead[1]
-        assert it.pool.counts.stale == 1
+            assert cell.id == it.ahead[1].id
+        assert it.pool.counts["stale"] == 1
     assert it.ahead[0].destroyed
-    assert it.ahead[0].reason == Discard.STALE
+    assert it.ahead[0].reason == pools.Discard.STALE
 
 
 async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even while it still stands: the taker opens his own."""
     async with stand() as it:
         await it.filled()
-        monkeypatch.setattr(leases, "fresh_for_s", lambda **_: -1.0)
+        monkeypatch.setattr(pools, "fresh_for_s", lambda **_: -1.0)
         async with it.cell() as cell:
-            assert cell not in it.ahead
+            assert cell.id not in it.ids
         assert it.taken() == []
 
 
@@ -364,11 +360,11 @@ async def test_a_cell_that_can_not_be_made_ahead_fails_nothing() -> None:
                 pytest.fail("a cell was given out")
         broken = False
         async with it.cell() as cell:
-            assert cell not in it.ahead
+            assert cell.id not in it.ids
         await it.filled()
         async with it.cell() as cell:
-            assert cell in it.ahead
-    assert it.pool.counts.failed >= 1
+            assert cell.id in it.ids
+    assert it.pool.counts["failed"] >= 1
     assert it.pool.troubles == []
 
 
@@ -397,7 +393,7 @@ async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.Mon
     assert all(each.destroyed for each in it.cells.opened)
     await taking.__aexit__(None, None, None)
     async with it.cell() as late:
-        assert late not in it.ahead
+        assert late.id not in it.ids
 
 
 async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:
@@ -412,22 +408,22 @@ async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:
                     pytest.fail("a cancelled taker went on")
         await it.filled()
         async with it.cell() as cell:
-            assert cell in it.ahead
+            assert cell.id in it.ids
     assert all(each.destroyed for each in it.cells.opened)
 
 
 async def test_what_is_in_the_making_is_given_up_at_the_end() -> None:
     """Its cell is destroyed as well, and who waits for it opens his own."""
-    cells, never, begun = FakeCells(), Future[None](), Future[None]()
+    cells, never, begun = FakeCells(), anyio.Event(), anyio.Event()
 
     async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
-        begun.set_result(None)
-        await result_of(never)
+        begun.set()
+        await never.wait()
 
     cells.probe = probe  # type: ignore[method-assign]
     async with stand(cells=cells) as it:
         it.pool.refill()
-        await result_of(begun)
+        await begun.wait()
     assert it.ahead[0].destroyed
     assert it.pool.troubles == []
 
@@ -439,44 +435,25 @@ async def test_room_and_need_are_asked_before_each_making() -> None:
         assert len(it.ahead) == 2
 
 
-def test_a_workshop_without_an_event_loop_around_it(tmp_path: Path) -> None:
-    """Its owner may be plain code: then it ends with the block, and takes no more work."""
-    with open_loop_thread() as thread:
-        it = Stand(thread, FakeCells(), size=1, admit=lambda _: True)
-
-        async def use() -> None:
-            await it.filled()
-            async with it.cell() as cell:
-                assert cell in it.ahead
-
-        anyio.run(use)
-        anyio.run(use, backend="trio")
-    assert not thread.post(lambda: None)
-    assert all(cell.destroyed for cell in it.cells.opened)
-    assert threading.active_count() == len(
-        [t for t in threading.enumerate() if t.name != "cells-ahead"]
-    )
-
-
 async def test_a_request_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken by a cell in the making when the idle one turns out dead, it isn't answered again."""
     monkeypatch.setattr(pools, "_CLAIM_TIMEOUT_S", 0.5)
     async with stand(2) as it:
-        real, begun, go = it.open, Future[None](), Future[None]()
+        real, begun, go = it.open, anyio.Event(), anyio.Event()
 
         @asynccontextmanager
         async def slow(*, ahead: bool) -> AsyncIterator[Any]:
-            if ahead and len(it.ahead) == 1 and not begun.done():
-                begun.set_result(None)
-                await result_of(go)
+            if ahead and len(it.ahead) == 1 and not begun.is_set():
+                begun.set()
+                await go.wait()
             async with real(ahead=ahead) as opened:
                 yield opened
 
         it.open = slow
         it.pool.refill()
-        await result_of(begun)
+        await begun.wait()
         it.ahead[0].dead = True
         async with it.cell():
-            go.set_result(None)
+            go.set()
             await it.pool.filled()
     assert it.pool.troubles == []

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from belljar.capture import body_of
 from belljar.cell import record
-from belljar.cell.output import ExecOutput
-from belljar.channel import ExecRequest, PtySize
+from belljar.channel import ExecOutput, ExecRequest, PtySize
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.ledger.schema import check_data
 
@@ -62,10 +61,7 @@ def test_whatever_is_asked_can_be_recorded(argv: list[str | bytes], name: str, p
     data = checked(record.exec_started(OPERATION, ExecRequest(argv=argv, env=env, cwd=path)))
     assert isinstance(data["argv"], list)
     assert len(data["argv"]) == len(argv)
-    checked(
-        record.write_started(OPERATION, path, user="u", mode=None, body=body_of("content", b""))
-    )
-    checked(record.read_started(OPERATION, path, user="u", max_bytes=1))
+    checked(OPERATION.event(Kind.FILE_READ_STARTED, {"path": record.text(path), "max_bytes": 1}))
     checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError(path)))
 
 
@@ -167,14 +163,3 @@ def test_a_failure_says_why_within_bounds() -> None:
     long = checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError("x" * 10_000)))
     assert len(str(long["reason"])) == 4096
     assert "errno" not in long
-
-
-def test_files() -> None:
-    """A copy in carries its contents before it begins, a copy out when it is done."""
-    body = body_of("content", b"secret")
-    started = record.write_started(OPERATION, "/a", user="u", mode=0o600, body=body)
-    assert (checked(started)["bytes"], started.bodies) == (6, (body,))
-    done = record.finished(OPERATION, Kind.FILE_WRITE_COMPLETED, duration_s=0.001)
-    assert (checked(done)["duration_ms"], done.bodies) == (1, ())
-    read = record.finished(OPERATION, Kind.FILE_READ_COMPLETED, duration_s=0, body=body)
-    assert (checked(read)["bytes"], read.bodies) == (6, (body,))

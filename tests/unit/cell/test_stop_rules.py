@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from belljar.cell.parts import start_run
-from belljar.cell.stop_rules import Stopper, StopRulesRecorder, stop_rules, test_once
+from belljar.cell.stop_rules import Stopper, StopRulesRecorder, stop_rules
 from belljar.errors import CellError, ContainmentBreach, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
-from belljar.isolation import self_test
 from belljar.isolation.hold import read_order, refuse_if_stopped
-from belljar.isolation.self_test import SwitchTest
 from belljar.ledger.schema import check_data
 from belljar.policy import resolve_policy
 from belljar.policy.guarding import Stop, Trigger
@@ -32,8 +29,6 @@ USED = Event(
     data={"decoy": "aws", "value": "aws/key", "operation": "http.header", "evidence": 1},
     cell_id=OWN,
 )
-
-test_once.__test__ = False  # type: ignore[attr-defined]  # its name is not for pytest
 
 
 class World:
@@ -135,48 +130,6 @@ def test_a_breach_that_is_raised_stops_the_run(world: World) -> None:
         assert world.ended(OWN)
         with pytest.raises(CellError):
             refuse_if_stopped(world.home, run.run_id)
-
-
-@pytest.mark.parametrize("ends_run", [True, False])
-def test_a_failed_self_test_is_on_record_and_ends_a_run_of_high_risk(
-    world: World, monkeypatch: pytest.MonkeyPatch, *, ends_run: bool
-) -> None:
-    """The alarm always; the end only where the risk asks for it."""
-
-    async def failed(_home: Path) -> SwitchTest:
-        return SwitchTest(ok=False, duration_ms=1.0, reason="it still runs")
-
-    monkeypatch.setattr(self_test, "test_switch", failed)
-    test_once(world.recorder, world.stopper if ends_run else None, world.home)
-    tested = world.recorder.events[0]
-    check_data(tested.kind, dict(tested.data))
-    assert (tested.kind, tested.data["ok"], tested.data["reason"]) == (
-        Kind.KILL_TESTED,
-        False,
-        "it still runs",
-    )
-    assert world.ended(*((OWN, BESIDE) if ends_run else ()))
-
-
-def test_runs_of_one_process_share_a_test(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, the switch is tested once, and each has the result on record."""
-    made: list[Path] = []
-
-    async def tested(home: Path) -> SwitchTest:
-        made.append(home)
-        return SwitchTest(ok=True, duration_ms=50.0)
-
-    monkeypatch.setattr(self_test, "test_switch", tested)
-    threads = [
-        threading.Thread(target=test_once, args=(world.recorder, None, world.home))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [world.home]
-    assert [event.data["ok"] for event in world.recorder.events] == [True] * 8
 
 
 def test_a_trip_about_nothing_halts_nothing(world: World) -> None:

@@ -11,7 +11,7 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
 from belljar.cell import RunningCommand
-from belljar.cell.exec import signal_number
+from belljar.cell.command import signal_number
 from belljar.channel import PtySize
 from belljar.errors import CellError
 from belljar.events import Kind
@@ -47,12 +47,66 @@ async def test_a_conversation() -> None:
         assert bodies == {"stdin": b"you", "stdout": b"hello you"}
 
 
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+async def test_input_of_any_buffer_is_on_record(
+    kind: type[bytearray | memoryview],
+) -> None:
+    """As bytes are."""
+    async with staged({b"chatty": chatty}) as stage:
+        async with stage.cell.open_exec(["chatty"]) as running:
+            await running.send_stdin(kind(b"you"))
+            await running.wait()
+        bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
+        assert bodies["stdin"] == b"you"
+
+
 async def heard(running: RunningCommand, words: bytes) -> None:
     """Listen until these words come."""
     with anyio.CancelScope() as scope:
         async for _, chunk in running:
             if chunk == words:
                 scope.cancel()
+
+
+async def chatty(guest: FakeGuest, op: GuestOp) -> None:
+    """Say something, and more when told to or killed, then end."""
+    await guest.started(op)
+    await guest.send(g.frame(g.DATA, op.id, b"\x01one "))
+    await guest.stdin(op)
+    await guest.send(g.frame(g.DATA, op.id, b"\x01two"))
+    await guest.finish(op)
+
+
+@pytest.mark.parametrize("ends", ["in time", "later", "killed"])
+async def test_waiting_takes_no_output_from_the_iteration(ends: str) -> None:
+    """Neither a wait with a timeout, whether it runs out or not, nor a kill: what was written can
+    be iterated afterwards, and is on record whether it is or not."""
+    async with staged({b"chatty": chatty}) as stage:
+        for is_iterated in (True, False):
+            async with stage.cell.open_exec(["chatty"]) as running:
+                if ends == "killed":
+                    await running.kill()
+                else:
+                    if ends == "later":
+                        with pytest.raises(TimeoutError):
+                            await running.wait(timeout_s=0.05)
+                    await running.send_stdin(b"go")
+                    await running.wait(timeout_s=5)
+                if is_iterated:
+                    assert b"".join([chunk async for _, chunk in running]) == b"one two"
+            bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
+            assert bodies["stdout"] == b"one two"
+
+
+async def test_what_nobody_iterates_is_on_record() -> None:
+    """The wait for the end drops and counts it; the record has it."""
+    async with staged({b"chatty": chatty}) as stage:
+        async with stage.cell.open_exec(["chatty"]) as running:
+            await running.send_stdin(b"go")
+            output = await running.wait()
+        assert (output.stdout, output.stdout_dropped_bytes) == (b"", 7)
+        bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
+        assert bodies["stdout"] == b"one two"
 
 
 async def test_leaving_early_is_on_record() -> None:

@@ -17,8 +17,8 @@ import anyio
 import pytest
 
 from belljar.cell import targets
-from belljar.cell.output import ExecOutput
 from belljar.cell.targets import LOGS, health_command, serve, target_policy
+from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, Tier, load_policy, with_tier

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from belljar.cell.output import ExecOutput
 from belljar.cell.task_data import put_in
+from belljar.channel import ExecOutput
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.ledger.schema import check_data

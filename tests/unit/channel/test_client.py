@@ -12,7 +12,8 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, endless, talking
 
-from belljar.channel import ExecRequest, ExecStatus, FileTooLarge, PtySize, Stream
+from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
+from belljar.channel.client import BusyError
 from belljar.errors import CellError
 
 pytestmark = pytest.mark.anyio
@@ -25,14 +26,10 @@ async def test_exec() -> None:
     """Input goes in, output and outcome come back; what can't start is a result."""
     async with talking() as (_, client):
         outcome = await client.exec(CAT, input=b"hello")
-        assert (outcome.status, outcome.returncode, outcome.stdout) == (
-            ExecStatus.EXITED,
-            0,
-            b"hello",
-        )
+        assert (outcome.returncode, outcome.stdout) == (0, b"hello")
         missing = await client.exec(ExecRequest(argv=["missing"]))
-        assert (missing.status, missing.returncode, missing.stage_name) == (
-            ExecStatus.NOT_STARTED,
+        assert (missing.not_started_errno, missing.returncode, missing.stage) == (
+            errno.ENOENT,
             127,
             "exec",
         )
@@ -386,3 +383,41 @@ async def test_closing() -> None:
         await client.aclose()
         with pytest.raises(CellError, match="closed"):
             await client.ping()
+
+
+# ---- around a snapshot
+
+
+async def test_nothing_is_sent_to_a_frozen_workload() -> None:
+    """Commands and pings wait until the block is left; then the workload goes on, also when the
+    block was cancelled."""
+    async with talking() as (guest, client), anyio.create_task_group() as tasks:
+        async with client.frozen():
+            tasks.start_soon(client.exec, CAT)
+            tasks.start_soon(client.ping)
+            await anyio.wait_all_tasks_blocked()
+            assert (guest.started_order, guest.freezes) == ([], [1])
+        assert guest.freezes == [1, 0]
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            async with client.frozen():
+                await anyio.sleep_forever()
+        assert guest.freezes == [1, 0, 1, 0]
+    assert len(guest.started_order) == 1
+
+
+async def test_a_busy_guest_is_not_frozen() -> None:
+    """While a command runs, by the host's word or the guest's; another errno is another error."""
+    async with talking() as (guest, client):
+        async with client.open_exec(HANG):
+            with pytest.raises(BusyError):
+                async with client.frozen():
+                    pass
+        assert guest.freezes == []
+        for number, kind in ((errno.EBUSY, BusyError), (errno.EOPNOTSUPP, CellError)):
+            guest.freeze_errno = number
+            with pytest.raises(kind):
+                async with client.frozen():
+                    pass
+        assert guest.freezes == [1, 1]
+        assert (await client.exec(CAT, input=b"on")).stdout == b"on"

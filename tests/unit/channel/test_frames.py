@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.channel import frames
+from belljar.channel import ExecRequest, PtySize, frames
 from belljar.channel.frames import FrameType, OpKind
 
 
@@ -60,11 +60,11 @@ u64 = st.integers(0, (1 << 64) - 1)
     st.dictionaries(words.filter(lambda name: name and "=" not in name), words, max_size=4),
     words,
     words,
-    u64,
+    st.none() | st.integers(1, 1 << 31),
     u64,
     u64,
     st.booleans(),
-    st.none() | st.tuples(st.integers(0, 65_535), st.integers(0, 65_535)),
+    st.none() | st.tuples(st.integers(1, 65_535), st.integers(1, 65_535)),
     st.booleans(),
     st.booleans(),
 )
@@ -73,7 +73,7 @@ def test_exec_body(
     env: dict[str, str],
     cwd: str,
     user: str,
-    timeout_ms: int,
+    timeout_s: int | None,
     stdout_cap: int,
     stderr_cap: int,
     stdin_open: bool,
@@ -82,21 +82,20 @@ def test_exec_body(
     alone: bool,
 ) -> None:
     """Every field of an exec is where the note puts it, and nothing follows."""
-    reader = Reader(
-        frames.exec_body(
-            argv=argv,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout_ms=timeout_ms,
-            stdout_cap=stdout_cap,
-            stderr_cap=stderr_cap,
-            stdin_open=stdin_open,
-            pty=pty,
-            probe=probe,
-            alone=probe and alone,
-        )
+    request = ExecRequest(
+        argv=argv,
+        env=env,
+        cwd=cwd,
+        user=user,
+        timeout_s=timeout_s,
+        max_stdout_bytes=stdout_cap,
+        max_stderr_bytes=stderr_cap,
+        stdin=stdin_open,
+        pty=None if pty is None else PtySize(rows=pty[0], cols=pty[1]),
+        probe=probe,
+        alone=probe and alone,
     )
+    reader, timeout_ms = Reader(frames.exec_body(request)), (timeout_s or 0) * 1000
     assert reader.number(4) == stdin_open + 2 * (pty is not None) + 4 * probe + 8 * (
         probe and alone
     )
@@ -114,11 +113,13 @@ def test_file_bodies() -> None:
     assert reader.number(4) == 0
     assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
     assert (reader.number(8), reader.raw) == (7, b"")
-    for mode, append, said in ((None, True, 0xFFFFFFFF), (0o4755, False, 0o4755)):
+    for mode, directory, said in ((None, True, 0xFFFFFFFF), (0o4755, False, 0o4755)):
         reader = Reader(
-            frames.write_body(user="u", cwd="/c", path="p", mode=mode, owner="o", append=append)
+            frames.write_body(
+                user="u", cwd="/c", path="p", mode=mode, owner="o", directory=directory
+            )
         )
-        assert reader.number(4) == append
+        assert reader.number(4) == 4 * directory
         assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
         assert (reader.number(4), reader.text(), reader.raw) == (said, b"o", b"")
 
@@ -224,13 +225,13 @@ def test_what_can_not_be_said() -> None:
     """A NUL, a number that doesn't fit, an empty path, an impossible mode or seed is a `ValueError`
     that says which."""
     with pytest.raises(ValueError, match="owner holds a NUL"):
-        frames.write_body(user="", cwd="", path="p", mode=None, owner="a\0", append=False)
+        frames.write_body(user="", cwd="", path="p", mode=None, owner="a\0")
     with pytest.raises(ValueError, match="does not fit"):
         frames.read_body(user="", cwd="", path="p", max_bytes=1 << 64)
     with pytest.raises(ValueError, match="path is empty"):
         frames.read_body(user="", cwd="", path="", max_bytes=1)
     with pytest.raises(ValueError, match="not a file mode"):
-        frames.write_body(user="", cwd="", path="p", mode=0o10000, owner="", append=False)
+        frames.write_body(user="", cwd="", path="p", mode=0o10000, owner="")
     with pytest.raises(ValueError, match="seed"):
         frames.renew_payload(
             realtime_ns=5, seed=b"s" * 31, machine_id="m" * 32, boot_id="b" * 36, hostname="h"

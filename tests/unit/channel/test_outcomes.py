@@ -8,7 +8,7 @@ import pytest
 
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.channel.outcomes import ExecOutcome, ExecStatus, FileTooLarge, file_error, outcome_of
+from belljar.channel.outcomes import FileTooLarge, file_error, output_of
 
 
 def result(
@@ -28,43 +28,33 @@ def result(
     )
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "returncode"),
-    [
-        (ExecStatus.EXITED, 70, 70),
-        (ExecStatus.SIGNALED, 9, 137),
-        (ExecStatus.NOT_STARTED, errno.ENOENT, 127),
-        (ExecStatus.NOT_STARTED, errno.ENOTDIR, 127),
-        (ExecStatus.NOT_STARTED, errno.EACCES, 126),
-        (ExecStatus.IO_FAILED, errno.EIO, 126),
-    ],
-)
-def test_returncode(status: ExecStatus, code: int, returncode: int) -> None:
-    """The number that a shell would give."""
-    assert ExecOutcome(status=status, code=code).returncode == returncode
-
-
-def test_outcome_of() -> None:
+def test_output_of() -> None:
     """The guest's counts and the host's are added; flags become words; late alone is not timed
     out."""
-    outcome = outcome_of(
-        result(Outcome.SIGNALED, 9, flags=63), kept=(b"a", b"b"), dropped=(10, 20), overdue=False
+    output = output_of(
+        result(Outcome.SIGNALED, 9, flags=255),
+        kept=(b"a", b"b"),
+        dropped=(10, 20),
+        is_overdue=False,
+        user="u",
     )
-    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.duration_s) == (
-        11,
-        22,
-        1.5,
+    assert (output.stdout_dropped_bytes, output.stderr_dropped_bytes) == (11, 22)
+    assert (output.stdout, output.stderr, output.duration_s, output.user) == (b"a", b"b", 1.5, "u")
+    assert all(
+        (
+            output.timed_out,
+            output.killed,
+            output.out_of_memory,
+            output.output_cap_reached,
+            output.processes_full,
+            output.disk_full,
+            output.runs_on,
+            output.program_ended,
+        )
     )
-    assert (
-        outcome.timed_out,
-        outcome.killed,
-        outcome.out_of_memory,
-        outcome.output_cap_reached,
-    ) == (True,) * 4
-    assert (outcome.processes_full, outcome.disk_full) == (True, True)
-    assert outcome.stage_name == "open"
-    late = outcome_of(result(Outcome.EXITED, 0), kept=(b"", b""), dropped=(0, 0), overdue=True)
-    assert not late.timed_out
+    assert output.stage == "open"
+    late = output_of(result(Outcome.EXITED, 0), kept=(b"", b""), dropped=(0, 0), is_overdue=True)
+    assert not any((late.timed_out, late.killed, late.program_ended))
 
 
 @pytest.mark.parametrize(

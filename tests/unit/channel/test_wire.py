@@ -31,6 +31,7 @@ from belljar.channel.frames import RenewedBit
 from belljar.channel.messages import (
     Configured,
     Fatal,
+    Frozen,
     GuestEvent,
     Pong,
     Ready,
@@ -301,3 +302,16 @@ def test_hostile_frames(said: list[bytes]) -> None:
             wire.feed(part)
     except ProtocolViolation:
         assert wire.live_ops == 0
+
+
+def test_frozen_answers_one_freeze() -> None:
+    """FROZEN comes once for each FREEZE, with an errno that there is."""
+    wire = renewed()
+    refused(renewed(), g.frame(g.FROZEN, 0, bytes(4)), "not asked for")
+    for code in (0, 16):
+        assert wire.send_freeze(on=not code, realtime_ns=1)
+        with pytest.raises(RuntimeError):
+            wire.send_freeze(on=True, realtime_ns=1)
+        assert wire.feed(g.frame(g.FROZEN, 0, code.to_bytes(4, "little"))) == [Frozen(errno=code)]
+    wire.send_freeze(on=True, realtime_ns=1)
+    refused(wire, g.frame(g.FROZEN, 0, b"\xff" * 4), "errno")

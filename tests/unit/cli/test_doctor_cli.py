@@ -185,7 +185,7 @@ def test_what_a_range_needs_has_a_line(facts: HostFacts) -> None:
         bare,
         [
             ("nft", "install nftables"),
-            ("dns", "belljar-sandbox[network]"),
+            ("dns", "belljar-sandbox[network,stand-ins]"),
             ("user.max_net_namespaces", "sysctl"),
         ],
         strict=True,

@@ -21,11 +21,12 @@ from tests.unit.report.stories import (
     story,
 )
 
-from belljar.cli.findings import MAX_NETWORK_LINES, WHY, network_lines, show_findings
+from belljar.cli.findings import MAX_NETWORK_LINES, network_lines, show_findings
 from belljar.events import Kind
 from belljar.plan.rules import Reason
 from belljar.probe.model import Verdict
 from belljar.report.ranges import MAX_NAMED
+from belljar.report.remarks import WHY
 from belljar.report.samples import RunFindings, as_json
 from belljar.units import printable
 

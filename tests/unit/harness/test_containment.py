@@ -33,6 +33,12 @@ def report(verdict: Verdict) -> ProbeReport:
     return ProbeReport(verdict=verdict, findings=(finding,), which="quick", duration_ms=1)
 
 
+def judged(starts: dict[str, ProbeReport], ends: dict[str, ProbeReport]) -> Verdict:
+    """The verdict of a sample of two machines that were destroyed."""
+    machines = ["a", "b"]
+    return Containment(machines=machines, starts=starts, ends=ends, clean=True).cell_verdict
+
+
 @pytest.mark.parametrize(
     ("start", "end", "clean", "verdict"),
     [
@@ -49,15 +55,18 @@ def test_the_worst_is_the_verdict(
     start: Verdict, end: Verdict, clean: bool | None, verdict: Verdict
 ) -> None:
     """Both ends and the destruction: the worst of them; what is missing is void."""
-    containment = Containment(start=report(start), end=report(end), clean=clean)
+    starts, ends = {"c": report(start)}, {"c": report(end)}
+    containment = Containment(machines=["c"], starts=starts, ends=ends, clean=clean)
     assert containment.cell_verdict is verdict
     assert containment.data()["cell_verdict"] == verdict.value
 
 
 def test_what_was_not_probed_is_void() -> None:
-    """No probe, no contained; and only a breach is an error."""
-    assert Containment(start=report(C), clean=True).cell_verdict is V
-    assert Containment(end=report(C), clean=True).cell_verdict is V
+    """No probe of one of its machines, no contained; and only a breach is an error."""
+    both, one = {"a": report(C), "b": report(C)}, {"a": report(C)}
+    assert judged(both, both) is C
+    assert judged(one, both) is judged(both, one) is judged({}, {}) is V
+    assert judged(both, {"a": report(B)}) is B
     assert breach_of(None, "c") is breach_of(report(V), "c") is None
     assert isinstance(breach_of(report(B), "c"), ContainmentBreach)
 

@@ -13,14 +13,18 @@ import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
-from belljar.cli.findings import differing, findings_json, show_findings
+from belljar.airgap.looks import Finding, State
+from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, check_tasks, run_evaluation
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import local_fingerprint, verify
+from belljar.policy import policy_of
 from belljar.probe.model import Outcome, Verdict
+from belljar.report.remarks import differing
+from belljar.report.samples import as_json
 from belljar.report.verdict import judge
 
 TASK = """
@@ -388,7 +392,7 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     logged = {sample.id: sample for sample in read_eval_log(log).samples or []}
     assert len(logged[3].metadata["containment"]["differences"]) == 3
     assert len(logged[1].metadata["containment"]["differences"]) == 1
-    shown = [line for line in differing(outcome.findings) if "sample 3" in line]
+    shown = [line for line in differing(outcome.findings.rows) if "sample 3" in line]
     assert len(shown) == 2
 
 
@@ -400,6 +404,28 @@ def test_images_that_are_missing_are_named_before_the_run(task_file: str, tmp_pa
         run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
     assert not cells.prepared
     assert not (tmp_path / "home" / "runs").exists()
+
+
+@pytest.mark.parametrize("role", ["{}", "[mockllm/model, {}]", "{{model: {}}}"])
+def test_a_models_policy_may_require_an_air_gap(
+    role: str, task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model for a role, too: without one, the run is refused before a cell is made."""
+    policy = policy_of({"belljar": 1, "risk": "low", "host": {"air_gap": "required"}})
+    for module in ("models", "model_api"):
+        monkeypatch.setattr(f"belljar.harness.{module}.load_model", lambda *_, **__: policy)
+    way = Finding(name="a way", state=State.PRESENT, how="looked", evidence="")
+    monkeypatch.setattr("belljar.cell.air_gap.check_air_gap", lambda: (way,))
+    cells = RecordedCells()
+    arguments = [f"{task_file}@good", "--model", "mockllm/model"]
+    with pytest.raises(HostError, match="requires an air gap"):
+        run(
+            [*arguments, "--model-role", f"grader={role.format('belljar/model.yaml')}"],
+            tmp_path,
+            cells,
+        )
+    assert not cells.opened
+    run(arguments, tmp_path, cells)
 
 
 def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
@@ -480,7 +506,7 @@ def test_programs_that_a_task_starts_are_named(
     assert found["sh"] >= 2  # a fake cell starts shells of this host, too
     show_findings(outcome.findings, outcome.path)
     assert "true 5×" in capsys.readouterr().out
-    shown = findings_json(outcome.findings, outcome.path)["host_processes"]
+    shown = as_json(outcome.findings)["host_processes"]
     assert shown == dict(outcome.findings.left.host_processes)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import belljar
-from belljar.harness.host_processes import MAX_NAMES, watched_host
+from belljar.harness.host_processes import MAX_NAMES, proxies_here, watched_host
 
 BEYOND: list[tuple[str, tuple[Any, ...], str]] = [
     ("socket.connect", (None, ("203.0.113.9", 443)), "203.0.113.9:443"),
@@ -85,9 +88,78 @@ def test_a_real_socket_is_seen(tmp_path: Path) -> None:
     assert dict(found.connections) == {"203.0.113.9:9": 1}
 
 
+def test_a_socket_to_the_hypervisor_is_seen() -> None:
+    """Its addresses are numbers; that of this machine itself leads nowhere."""
+    vsock = SimpleNamespace(family=socket.AF_VSOCK)
+    with watched_host() as found:
+        for address in ((2, 1024), (1, 1024)):
+            sys.audit("socket.connect", vsock, address)
+    assert list(found.connections.values()) == [1]
+
+
+def test_an_address_that_can_not_be_read_is_counted() -> None:
+    """It may lead anywhere."""
+    with watched_host() as found:
+        sys.audit("socket.connect", None, ("\ud800.example", 443))
+        sys.audit("socket.getaddrinfo")
+    assert sum(found.connections.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("proxy", "is_here"),
+    [
+        ("http://127.0.0.1:3128", True),
+        ("localhost:3128", True),
+        ("socks5h://[::1]:1080", True),
+        ("http://", True),
+        ("http://proxy.example:3128", False),
+        ("http://192.0.2.1", False),
+    ],
+)
+def test_a_proxy_on_this_host_is_named(
+    proxy: str, is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections to it are none beyond this host, and what it does with them is not seen."""
+    for name in {name for name in os.environ if name.lower().endswith("_proxy")}:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("no_proxy", "localhost")
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    assert proxies_here() == (["https_proxy"] if is_here else [])
+
+
 def test_the_names_are_bounded() -> None:
     """A process that connects to ever new places adds to one count."""
     with watched_host() as found:
         for number in range(MAX_NAMES + 30):
             sys.audit("socket.connect", None, (f"203.0.113.{number}", 443))
     assert (len(found.connections), found.connections["others"]) == (MAX_NAMES + 1, 30)
+
+
+SPAWNING = """
+import multiprocessing
+import sys
+
+from belljar.harness.host_processes import watched_host
+
+if __name__ == "__main__":
+    with watched_host() as first:
+        pass
+    with watched_host() as found:
+        started = multiprocessing.get_context(sys.argv[1]).Process(target=print)
+        started.start()
+        started.join()
+    with watched_host() as again:
+        pass
+    print(dict(first.programs), dict(found.programs), dict(again.programs))
+"""
+
+
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_processes_that_multiprocessing_spawns_are_seen(how: str, tmp_path: Path) -> None:
+    """Python has no event for these; a process that could have spawned some before it was watched
+    may do so again."""
+    (tmp_path / "spawning.py").write_text(SPAWNING)
+    argv = [sys.executable, str(tmp_path / "spawning.py"), how]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    seen = {"multiprocessing": 1}
+    assert done.stdout.splitlines()[-1] == f"{{}} {seen} {seen}"

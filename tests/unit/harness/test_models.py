@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from belljar.errors import HostError, PolicyError
+from belljar.errors import CellError, HostError, PolicyError
+from belljar.harness import models
 from belljar.harness.models import ModelCells, check_models
-from belljar.policy import Tier
+from belljar.policy import LoadedPolicy, Tier, policy_of
 
 
 def running_in(tier: Tier) -> Any:  # noqa: ANN401 - stands for a `ModelCell`
@@ -36,9 +40,33 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
     file = tmp_path / "model.yaml"
     file.write_text("belljar: 1\nrisk: low\n")
     with pytest.raises(PolicyError, match="model cell"):
-        check_models(f"openai/x,belljar/{file}", tmp_path)
-    check_models("openai/x", tmp_path)
+        check_models(["openai/x", f"belljar/{file}"], tmp_path)
+    assert check_models(["openai/x"], tmp_path) == []
     digest = "ab" * 32
     file.write_text(f"belljar: 1\nrisk: low\nmodel: {{weights: {{sha256: {digest}}}}}\n")
     with pytest.raises(HostError, match="not in the store"):
-        check_models(f"belljar/{file}", tmp_path)
+        check_models([f"belljar/{file}"], tmp_path)
+
+
+@pytest.mark.anyio
+async def test_each_error_of_an_end_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two model cells that leave something, both are named, and both were ended."""
+    ended = []
+
+    @asynccontextmanager
+    async def opened(policy: LoadedPolicy, **_: object) -> AsyncIterator[Any]:
+        yield running_in(Tier.CONTAINER)
+        ended.append(policy.source)
+        raise CellError(f"{policy.source} left something")
+
+    monkeypatch.setattr(models, "open_model", opened)
+    cells = ModelCells()
+    for name in ("one", "two"):
+        policy = replace(policy_of({"belljar": 1, "risk": "low"}), source=name)
+        await cells.get(policy, cast("Any", None), None)
+    assert [error.what for error in await cells.close()] == [
+        "two left something",
+        "one left something",
+    ]
+    assert ended == ["two", "one"]
+    assert await cells.close() == []

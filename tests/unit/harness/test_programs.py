@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.fakes.cell import EndedProgram
 
-from belljar.cell.output import ExecOutput
+from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.harness.provider import start_program
 from belljar.policy.stand_ins import ServiceProgram

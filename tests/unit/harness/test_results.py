@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cell.output import ExecOutput
+from belljar.channel import ExecOutput
 from belljar.harness.provider import to_result
 
 

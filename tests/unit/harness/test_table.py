@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cli.findings import dropped, reasons, remarks, show_findings, table
+from belljar.cli.findings import dropped, remarks, show_findings, table
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
 from belljar.probe.model import Verdict
 from belljar.report.cells import Action, CellFindings, Operation, Probing
+from belljar.report.remarks import problems_and_errors
 from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
@@ -62,7 +63,7 @@ def test_any_text_can_be_shown(text: str) -> None:
     """The table never fails on what a task says."""
     found = findings(text)
     assert table(found).row_count == 1
-    assert all("\x1b" not in line for line in (*remarks(found), *reasons(found)))
+    assert all("\x1b" not in line for line in (*remarks(found), *problems_and_errors(found)))
 
 
 def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +119,7 @@ def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
     found = judge(
         Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())
     )
-    lines = [*remarks(found), *reasons(found)]
+    lines = [*remarks(found), *problems_and_errors(found)]
     assert any("1,540 file reads of missing files" in line for line in lines)
     assert any(line.startswith("  1 commands") for line in lines)
     assert any("c-1" in line and "out of memory" in line for line in lines)

@@ -207,7 +207,7 @@ def test_a_breach_ends_what_waits_for_a_model(
 
 
 def test_a_breach_told_by_another_thread_ends_the_evaluation(tmp_path: Path) -> None:
-    """As a warm-up in the pool's thread tells it: what runs and what waits is ended, and Inspect's
+    """As a warm-up of a pool tells it, from any thread: what runs and what waits is ended, and Inspect's
     log is finished."""
     cells = RecordedCells()
 

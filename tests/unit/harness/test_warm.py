@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -20,8 +22,9 @@ from belljar.harness.session import Session
 from belljar.harness.warm import (
     OVERHEAD_BYTES,
     RESERVED_BYTES,
+    WarmCells,
+    cells_in_memory,
     expected_samples,
-    room_for_one_more,
     warm_cells,
 )
 from belljar.isolation.hold import hold, release
@@ -62,19 +65,32 @@ def test_samples_are_counted_by_what_their_cells_are_made_of() -> None:
     assert expected_samples([ordered], epochs=None, selection=named) == {own: 1, other: 1}
 
 
-def test_there_is_room_only_beside_all_that_the_others_may_still_use() -> None:
-    """As the number of cells at once is reckoned."""
-    each = 2 * GIB + OVERHEAD_BYTES
-    room = {"memory_bytes": GIB, "disk_bytes": GIB}
-    assert room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=2, **room)
-    assert not room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=3, **room)
+def test_cells_are_counted_by_all_that_they_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory and disk of each, its VMM's, and what the host keeps for itself."""
+    resources = load(None).policy.resources
+    each = resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
+    for room_bytes, fitting in ((3 * each, 3), (3 * each - 1, 2)):
+        available_bytes = RESERVED_BYTES + room_bytes
+        monkeypatch.setattr(warm, "available_memory_bytes", lambda: available_bytes)  # noqa: B023
+        assert cells_in_memory(resources) == fitting
+
+
+@asynccontextmanager
+async def warmed(session: Session, expected: dict[BelljarConfig, int]) -> AsyncIterator[WarmCells]:
+    """Pools of one cell, closed as the evaluation's end does."""
+    with warm_cells(session, size=1, expected=expected) as made:
+        assert made is not None
+        try:
+            yield made
+        finally:
+            await made.close()
 
 
 async def cells_for_one_sample(home: Path, *, expected: int) -> int:
     """How many cells a run had made when its first sample, of so many that it expects, was over."""
     cells = FakeCells()
     session = Session(source=cells, home=home)
-    with warm_cells(session, size=1, expected={BelljarConfig(): expected}):
+    async with warmed(session, {BelljarConfig(): expected}):
         policy = load(None)
         async with session.range_of_sample(None, policy, is_shared=True):
             pass
@@ -90,7 +106,7 @@ async def test_without_room_nothing_is_made_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is full of running cells gets no more."""
-    monkeypatch.setattr(warm, "host_cpus_and_memory", lambda: (2, 2 * GIB))
+    monkeypatch.setattr(warm, "available_memory_bytes", lambda: 2 * GIB)
     assert await cells_for_one_sample(tmp_path, expected=9) == 1
 
 
@@ -104,8 +120,7 @@ async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(
     cells = FakeCells()
     session = Session(source=cells, home=tmp_path)
     config = str(file)
-    with warm_cells(session, size=1, expected={BelljarConfig(policy=config): 9}) as warm:
-        assert warm is not None
+    async with warmed(session, {BelljarConfig(policy=config): 9}) as warm:
         with monkeypatch.context() as no_pools:
             no_pools.setattr(warm, "range", lambda *_: pytest.fail("a pool was asked"))
             for flag in ("a", "b"):
@@ -129,7 +144,7 @@ async def test_a_cell_made_ahead_is_probed_with_its_router(tmp_path: Path) -> No
     phases: list[str] = []
     cells.on_probe = lambda _cell, phase: phases.append(phase)
     session = Session(source=cells, home=tmp_path)
-    with warm_cells(session, size=1, expected={BelljarConfig(): 9}):
+    async with warmed(session, {BelljarConfig(): 9}):
         policy = load(None)
         async with session.range_of_sample(None, policy, is_shared=True):
             pass
@@ -145,7 +160,7 @@ async def test_a_cell_made_ahead_is_probed_with_its_router(tmp_path: Path) -> No
 async def test_a_held_host_gives_out_no_cell_that_was_made_ahead(tmp_path: Path) -> None:
     """Neither an idle one nor a new one, from the moment of the hold."""
     session = Session(source=FakeCells(), home=tmp_path)
-    with warm_cells(session, size=1, expected={BelljarConfig(): 9}):
+    async with warmed(session, {BelljarConfig(): 9}):
         policy = load(None)
         async with session.range_of_sample(None, policy, is_shared=True):
             pass

@@ -16,6 +16,7 @@ from belljar.host import IdsFact
 from belljar.isolation import identity
 from belljar.isolation.identity import (
     RANGE_SLOTS,
+    RANGES_START,
     TREE_IDS_START,
     hold_range,
     hold_uids,
@@ -44,6 +45,22 @@ def test_ranges_do_not_overlap(tmp_path: Path) -> None:
 
 
 @root
+def test_two_hosts_of_locks_are_unlikely_to_share_ids(tmp_path: Path) -> None:
+    """Two lock directories, as two mount namespaces have them, begin at other blocks of 64 cells
+    more often than not, so that few cells of one are taken for survivors of the other's."""
+    firsts = []
+    for number in range(16):
+        with (
+            hold_range(tmp_path / str(number)) as held,
+            hold_range(tmp_path / str(number)) as next_,
+        ):
+            assert held.own_uid is not None
+            assert next_.own_uid is not None
+            firsts.append((held.own_uid - RANGES_START) // (next_.own_uid - held.own_uid))
+    assert {first % 64 for first in firsts} == {0}
+    assert len(set(firsts)) >= 8  # of 64 blocks, drawn by inode
+
+
 def test_a_slot_is_free_when_its_lock_is(tmp_path: Path) -> None:
     """While a cell lives its ids are nobody else's to hold; afterwards they are."""
     with hold_range(tmp_path) as held, hold_uids(tmp_path, held.own_uid, locks=tmp_path) as free:

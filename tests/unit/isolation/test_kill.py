@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 from tests.unit.isolation.test_survivors import process as waiting
 
-from belljar.isolation import cgroup
+from belljar.isolation import cgroup, survivors
 from belljar.isolation import kill as kill_module
+from belljar.isolation import reap as reap_module
 from belljar.isolation.hold import hold, read_hold, read_order
 from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
+from belljar.isolation.survivors import Findings
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
 from belljar.process import kill as kill_process
@@ -101,6 +103,46 @@ def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
     assert json.loads(signed["document"])["cells"][0]["cell_id"] == CELL
 
 
+@pytest.mark.parametrize("acts", ["destroys it", "ends"])
+def test_an_owner_that_acts_during_the_look_stops_the_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acts: str
+) -> None:
+    """What a hung owner's cell was found to have may be another's by then: none of it is removed."""
+    journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
+    directory.mkdir()
+    with a_process() as process, a_process() as owner:
+        entry = entry_of(CELL, owner=owner, child=process, directories=(directory,))
+        journal.write(entry)
+
+        def look(of: JournalEntry) -> Findings:
+            found = survivors.look(of)
+            if acts == "destroys it":
+                journal.remove(CELL)
+            else:
+                kill_process(owner)
+                while identify(owner.pid) is not None:
+                    pass
+            return found
+
+        monkeypatch.setattr(reap_module, "look", look)
+        assert reap_module.reap_one(tmp_path, entry, hangs=True) is None
+        assert identify(process.pid) == process
+    assert directory.exists()
+
+
+@pytest.mark.parametrize("owner_is", ["hung", "dead"])
+def test_a_fork_server_lives_as_long_as_its_owner(tmp_path: Path, owner_is: str) -> None:
+    """It may serve other ranges of an owner that only hangs: a kill of one leaves it."""
+    entry = entry_of(RANGE)
+    if owner_is == "dead":
+        owner = replace(entry.owner, start_ticks=entry.owner.start_ticks - 1)
+        entry = replace(entry, owner=owner)
+    with a_process() as server:
+        Journal(tmp_path).write(replace(entry, supervisor=server))
+        assert kill_now(tmp_path, [RANGE]).ok
+        assert (identify(server.pid) == server) is (owner_is == "hung")
+
+
 def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
     """A number that was used again, or is of another boot, is not the cell's."""
     journal = Journal(tmp_path)
@@ -176,7 +218,7 @@ def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[...,
     [
         (kill_module, "strike", 1),
         (kill_module, "started_for", 3),
-        (kill_module, "look", 1),
+        (reap_module, "look", 1),
         (os, "listdir", 3),
         (Journal, "read", 4),
         (Journal, "unreadable", 2),

@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from belljar.errors import HostError, PolicyError
+from belljar.isolation.microvm.data_disk import ensure_data_disk, locked_drafts
 from belljar.isolation.program_root import file_stamp
+from belljar.isolation.reap import reap_now
 from belljar.model import weights
+from belljar.model.serve import load_model
 from belljar.model.weights import (
     StoredWeights,
     add_weights,
     file_digest,
     find_weights,
     list_weights,
-    refuse_changed,
     remove_weights,
     verify_weights,
 )
@@ -201,11 +204,77 @@ def test_weights_that_changed_back_are_not_unchanged(source: Path, added: Stored
     """A cell that ran meanwhile saw the others: the same bytes pass a start, never an end."""
     stored = added.path / "data" / added.served
     held = verify_weights(added)
-    refuse_changed(held)
+    verify_weights(held, has_run=True)
     contents = stored.read_bytes()
     stored.chmod(0o644)
     stored.write_bytes(b"others")
     stored.write_bytes(contents)
     with pytest.raises(HostError, match="changed"):
-        refuse_changed(held)
-    refuse_changed(verify_weights(find_weights(added.digest, home=added.path.parents[1])))
+        verify_weights(held, has_run=True)
+    again = verify_weights(find_weights(added.digest, home=added.path.parents[1]))
+    verify_weights(again, has_run=True)
+
+
+@pytest.mark.parametrize("name", ["small.gguf", "other-name.gguf"])
+def test_adding_again_leaves_a_running_models_weights_untouched(
+    name: str, source: Path, added: StoredWeights
+) -> None:
+    """The same file, also by another name, changes nothing of what a cell holds."""
+    again = source.rename(source.with_name(name))
+    held = verify_weights(added)  # a rename changes times, too
+    assert add_weights(again, home=added.path.parents[1]).digest == added.digest
+    verify_weights(held, has_run=True)
+
+
+@pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="makes a disk")
+def test_a_microvms_disk_is_looked_at_after_it_ran(added: StoredWeights) -> None:
+    """The cell read that, not the files: one that was written to in between is not unchanged."""
+    home = added.path.parents[1]
+    ensure_data_disk(home, added.path)
+    verify_weights(added, has_run=True, in_vm=True)
+    disk = added.path / "disk.sqfs"
+    content = disk.read_bytes()
+    disk.chmod(0o644)
+    disk.write_bytes(content)
+    verify_weights(added, has_run=True)
+    with pytest.raises(HostError, match="changed"):
+        verify_weights(added, has_run=True, in_vm=True)
+    ensure_data_disk(home, added.path)
+    verify_weights(added, has_run=True, in_vm=True)
+
+
+def test_adding_copies_no_bytes_where_the_file_system_can(
+    source: Path, added: StoredWeights
+) -> None:
+    """A file of one's own on the same file system is a reflink, or has one more name."""
+    reflink = ["cp", "--reflink=always", str(source), str(source.with_name("shared"))]
+    shares_blocks = subprocess.run(reflink, capture_output=True, check=False).returncode == 0
+    stored = (added.path / "data" / added.served).stat()
+    assert shares_blocks or os.path.samestat(stored, source.stat())
+
+
+def test_a_killed_writers_draft_goes_with_the_next(source: Path, added: StoredWeights) -> None:
+    """By reaping, or by adding anything; a living writer's stays, whoever looks."""
+    home = added.path.parents[1]
+    with locked_drafts(home, added.path) as draft:
+        draft.write_text("half")
+        reap_now(home)
+        add_weights(source, home=home)
+        assert draft.exists()
+    for sweep in (lambda: reap_now(home), lambda: add_weights(source, home=home)):
+        draft.write_text("half")
+        sweep()
+        assert not draft.exists()
+
+
+@pytest.mark.parametrize("gpu", [{"devices": ["/dev/nvidia0"], "reason": "measured"}, None])
+@pytest.mark.parametrize("risk", ["low", "high", "critical"])
+def test_a_gpu_is_given_to_no_model_cell(
+    risk: str, gpu: dict[str, object] | None, added: StoredWeights
+) -> None:
+    """Whatever the reason; from risk high on, without one, the policy itself is refused."""
+    model = {"weights": {"sha256": added.digest}, "gpu": gpu or {"devices": ["/dev/nvidia0"]}}
+    policy = {"belljar": 1, "risk": risk, "model": model}
+    wrong = PolicyError if gpu is None and risk != "low" else HostError
+    with pytest.raises(wrong):
+        load_model(policy, home=added.path.parents[1])

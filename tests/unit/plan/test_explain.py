@@ -12,7 +12,7 @@ from belljar.host import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
 from belljar.plan.explain import decoy_warnings
 from belljar.plan.make import isolation_of
-from belljar.policy import Policy, Resources, Tier, load_preset, resolve_policy
+from belljar.policy import Policy, Resources, Tier, load_preset, policy_of, resolve_policy
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
@@ -134,3 +134,25 @@ def test_each_tier_has_a_sensor_with_limits(tier: Tier, is_root: bool, sensor: s
     (warning,) = decoy_warnings(policy.model_copy(update={"decoys": ("anything",)}), tier, facts)
     assert warning.startswith(f"{sensor} sees")
     assert len(warning.partition("can't see: ")[2]) > 20
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_model_cells_plan_has_its_server_and_weights(
+    tier: Tier, facts: HostFacts, image: ImageFacts
+) -> None:
+    """Where it listens, which weights it reads and how, that it has no network, and what a GPU
+    would open."""
+    digest = "ab" * 32
+    fields = {"belljar": 1, "risk": "low", "tier": tier.value}
+
+    def text(**model: object) -> str:
+        policy = policy_of({**fields, "model": {"weights": {"sha256": digest}, **model}}).policy
+        return " ".join(" ".join(render_plan(make_plan(policy, facts, image))).split())
+
+    plain = text(port=1234, server=["serve", "a b"])
+    assert "serves a model by serve 'a b' on its own loopback, port 1234" in plain
+    assert f"the weights sha256:{digest[:12]}, as /weights, read-only" in plain
+    assert "no network: " in plain
+    assert ("two disks, read-only" in plain) == (tier is Tier.MICROVM)
+    assert "graphics driver" not in plain
+    assert "graphics driver" in text(gpu={"devices": ["/dev/nvidia0"]})

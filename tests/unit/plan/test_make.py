@@ -513,3 +513,17 @@ def test_a_right_that_no_tier_grants_is_refused(facts: HostFacts, image: ImageFa
     (obstacle,) = refused.value.obstacles
     assert obstacle.code is ObstacleCode.RIGHTS_OF_NO_TIER
     assert obstacle.values["refused"] == ("CAP_SYS_ADMIN",)
+
+
+def test_what_saving_a_cell_costs_is_told(facts: HostFacts, image: ImageFacts) -> None:
+    """The open monitor of a machine; in another tier, what isn't kept. Nothing else changes."""
+    for tier, words in ((Tier.MICROVM, "monitor"), (Tier.CONTAINER, "files alone")):
+        plain = {"belljar": 1, "risk": "low", "tier": tier.value}
+        before, after = (
+            make_plan(Policy.model_validate({**plain, "snapshots": is_asked}), facts, image)
+            for is_asked in (False, True)
+        )
+        told = [each for each in after.warnings if each not in before.warnings]
+        assert len(told) == 1
+        assert words in told[0]
+        assert replace(after, policy=before.policy, warnings=before.warnings) == before

@@ -50,6 +50,7 @@ def policy(block: str) -> Policy:
             " kind: database, count: 9}"
         ),
         SERVICE,
+        "network: {default: deny}\ndecoys: [{id: c, kind: redis, place: c.example}]",
         GUARD,
         "on: {decoy_used: stop_sample, breach: stop_all}",
     ],
@@ -107,6 +108,7 @@ def test_a_service_has_a_name_a_port_and_a_network() -> None:
     "block",
     [
         "decoys: some",
+        "network: {default: deny}\ndecoys: [{id: c, kind: redis, place: c.example, count: 3}]",
         "decoys: [{id: a, kind: aws}]",
         "decoys: [{id: a, kind: dotenv}, {id: a, kind: dotenv}]",
         "decoys: [{id: a, kind: text, place: /a}]",

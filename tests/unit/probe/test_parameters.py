@@ -20,7 +20,8 @@ NAMES_THE_HOST = {"namespaces", "hostname", "boot_id", "machine_id"}
 def test_every_key_of_the_program_is_told() -> None:
     """Each parameter that an attempt reads is one that is told, with its meaning on record; and
     none is told that nobody knows."""
-    text = "".join(file.read_text() for file in sorted(SOURCE.glob("*.c")))
+    files = [file for file in sorted(SOURCE.glob("*.c")) if file.name != "canary.c"]  # no probe
+    text = "".join(file.read_text() for file in files)
     read = set(re.findall(r'(?:needed|needed_number|parameter)\((?:f, )?"(\w+)"\)', text))
     told = {*cell_parameters(FakeProbed().plan, fresh=True), *host_parameters(whole=True)}
     assert read <= set(PARAMETERS) | set(MORE_PARAMETERS)

@@ -63,6 +63,13 @@ PROBED: dict[str, Any] = {
     "duration_ms": 80.0,
     "problem": "",
 }
+CONTACT: dict[str, Any] = {
+    "decoy": "aws",
+    "value": "aws/secret_access_key",
+    "operation": "http.body",
+    "evidence": 7,
+    "decoding": [],
+}
 ENDED: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1.0}
 
 

@@ -17,6 +17,14 @@ from belljar.report.left import STAYS, Destination, Left, LeftGatherer, Way
 from belljar.report.samples import RunFindings, as_json
 
 PROVIDER = "openai/gpt-4o"
+ABOUT_CELL: dict[str, Any] = {
+    "policy_sha256": "",
+    "tier": "gvisor",
+    "emulated": False,
+    "layers": [],
+}
+PLANNED = line(Kind.CELL_PLANNED, "c1", **ABOUT_CELL)
+MODEL_CELL = line(Kind.CELL_PLANNED, "m1", **ABOUT_CELL, model={"name": "small", "weights": "w"})
 
 
 def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
@@ -69,7 +77,7 @@ def left_of(*lines: Line, doubt: str = "") -> Left:
 def test_a_model_that_stays_leaves_nothing(provider: str) -> None:
     """A script's and a cell's model get protected data, and nothing left this host."""
     model = f"{provider}/model.yaml"
-    left = left_of(call(model), hit("model", model, "flag"), evaluated())
+    left = left_of(MODEL_CELL, call(model), hit("model", model, "flag"), evaluated())
     assert (left.claim, left.destinations, left.unknown) == ("nothing", (), ())
     assert left.lines() == ["\nWhat left this host: nothing"]
 
@@ -112,22 +120,29 @@ def test_what_the_guard_stopped_did_not_leave() -> None:
 
 
 def test_upstreams_are_gathered_by_host() -> None:
-    """Connections, failures, refusals and the kernel's count of bytes."""
+    """Connections and the kernel's count of bytes; look-ups and connections of the process itself.
+    What was refused went nowhere."""
     left = left_of(
+        dial(verdict="looked_up", address=""),
         dial(),
         dial(),
         dial(verdict="failed", problem="no"),
         dial(verdict="refused", host="other.example", address=""),
-        dial(verdict="cut", host="other.example", address="", problem="it was open for 180 s"),
         ranges_end(real_example=812, other_example=0),
         evaluated(connections={"8.8.8.8:53": 4}),
     )
-    real, other, process = left.destinations
-    assert (real.calls, real.failed, real.sent_bytes) == (2, 1, 812)
-    assert (real.addresses, real.reasons) == (["93.184.215.1"], ["why"])
-    assert (other.calls, other.refused, other.cut) == (0, 1, 1)
+    looked_up, real, process = left.destinations
+    assert (real.calls, real.sent_bytes, real.addresses) == (2, 812, ["93.184.215.1"])
+    assert (looked_up.way, looked_up.name, looked_up.calls) == (Way.PROCESS, "real.example", 1)
     assert (process.way, process.name, process.calls) == (Way.PROCESS, "8.8.8.8:53", 4)
     assert left.unknown == ()
+
+
+def test_a_name_that_was_looked_up_has_left() -> None:
+    """Though the answer was refused, and nothing was dialled."""
+    refused = dial(verdict="refused", address="", problem="10.0.0.1 is not a public one")
+    assert left_of(dial(verdict="looked_up", address=""), refused, evaluated()).claim == "something"
+    assert left_of(refused, evaluated()).claim == "nothing"
 
 
 @pytest.mark.parametrize("connection", ["api.example", "203.0.113.9:443", "others"])
@@ -139,7 +154,8 @@ def test_a_connection_of_the_process_leaves(connection: str) -> None:
 
 def test_missing_evidence_is_never_nothing() -> None:
     """Neither a run without an end, nor one whose process was not watched, whose task started
-    programs, or whose record is in doubt; an upstream without its count has no bytes."""
+    programs, whose environment names a proxy on this host, which called a cell's model and has no such cell, or
+    whose record is in doubt; an upstream without its count has no bytes."""
     no_end = [call("mockllm/model")]
     unwatched = line(Kind.RUN_EVALUATED, None, interrupted=False, stopped=False, errors=[])
     for left in (
@@ -148,6 +164,8 @@ def test_missing_evidence_is_never_nothing() -> None:
         left_of(*no_end),
         left_of(*no_end, unwatched),
         left_of(*no_end, evaluated(host_processes={"curl": 1})),
+        left_of(*no_end, evaluated(proxies=["https_proxy"])),
+        left_of(call("belljar/model.yaml"), PLANNED, evaluated()),
         left_of(*no_end, evaluated(), doubt="the ledger does not verify"),
     ):
         assert left.claim == "can't tell"
@@ -178,8 +196,8 @@ def test_no_name_acts_on_the_reader_s_terminal(name: str) -> None:
     """Whatever stands on record."""
     for text in (name, HOSTILE):
         for way in Way:
-            made = Destination(way=way, name=text, reasons=[text], addresses=[text])
-            made.protected[text] = {text: 1}  # type: ignore[assignment]
+            made = Destination(way=way, name=text, addresses=[text])
+            made.protected[text] = {text: 1}
             for said in (made.sentence(), "".join(Left(unknown=(text,)).lines()[1:])):
                 assert "\x1b" not in said
                 assert "\u202e" not in said

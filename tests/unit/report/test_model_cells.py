@@ -91,3 +91,45 @@ def test_without_a_sample_in_a_cell_a_model_is_judged_alone(
     assert found.verdict is verdict
     assert (found.exit_code == 0) is (verdict is Verdict.CONTAINED)
     assert ("no sample had a cell" in headline(found)) is (verdict is Verdict.CONTAINED)
+
+
+def test_a_reverted_cell_is_of_its_sample() -> None:
+    """It needs its own probes and its own proof, whoever reverted; what was found of the old
+    machine in it is a breach, even if it was never handed over."""
+    ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
+    exchange = {"from": "c1", "to": "c9", "from_pool": False, "duration_ms": 1.0}
+    reverted = line(Kind.CELL_REVERTED, "c9", **exchange)
+    probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
+    found = judge(evidence(lines=[*story(), *probed, reverted, ended]))
+    assert (found.verdict, found.rows[0].reverts) == (Verdict.CONTAINED, 1)
+    for lines in ([reverted, ended], [*probed, reverted]):
+        assert judge(evidence(lines=[*story(), *lines])).rows[0].verdict is Verdict.VOID
+    vacuous = {"from": "c1", "planted": [], "found": [], "not_checked": ["port: not left"]}
+    unverified = line(Kind.CELL_REVERT_VERIFIED, "c9", **vacuous)
+    [row] = judge(evidence(lines=[*story(), unverified, *probed, reverted, ended])).rows
+    assert any("not verified: port: not left" in remark for remark in row.remarks)
+    assert row.verdict is Verdict.CONTAINED
+    left = {"from": "c1", "planted": ["memory"], "found": ["memory"], "not_checked": []}
+    unclean = line(Kind.CELL_REVERT_VERIFIED, "c9", **left)
+    [row] = judge(evidence(lines=[*story(), unclean, ended])).rows
+    assert row.verdict is Verdict.BREACHED
+    assert Code.REVERT_UNCLEAN in {reason.code for reason in row.reasons}
+
+
+def test_a_forked_cell_is_of_its_sample() -> None:
+    """Whoever forked a sample's cell, or a fork of it: without probes and proof of its own the
+    sample is void."""
+    probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
+    ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
+    between = line(Kind.CELL_FORKED, "c8", **{"snapshot": "s-1", "from": "c1"})
+    for source in ("c1", "c8"):
+        forked = line(Kind.CELL_FORKED, "c9", **{"snapshot": "s-1", "from": source})
+        for lines, verdict in (
+            ((*probed, ended), Verdict.CONTAINED),
+            ((ended,), Verdict.VOID),
+            (probed, Verdict.VOID),
+        ):
+            before = [between] if source == "c8" else []
+            found = judge(evidence(lines=[*story(), *before, forked, *lines]))
+            assert found.rows[0].verdict is (Verdict.VOID if before else verdict)
+            assert "c9" in {cell.cell_id for cell in found.rows[0].cells}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from belljar.probe.model import Verdict
-from belljar.report.reasons import TEXT, Reason, ReasonCode, verdict_of
+from belljar.report.reasons import Reason, ReasonCode, verdict_of
 
 
 @pytest.mark.parametrize("code", ReasonCode)
 def test_every_code_has_one_sentence_and_spoils_a_verdict(code: ReasonCode) -> None:
     """No cause is without a text, and none leaves a sample contained."""
     reason = Reason(code=code, where="cell c", detail="{} %s")
-    assert TEXT[code].count("{}") <= 1
+    assert code.text.count("{}") <= 1
     assert str(reason).startswith("cell c: ")
-    assert ("{} %s" in str(reason)) == ("{}" in TEXT[code])
+    assert ("{} %s" in str(reason)) == ("{}" in code.text)
     assert verdict_of([reason]) is code.verdict is not Verdict.CONTAINED
     assert reason.to_json()["code"] == code.value
 

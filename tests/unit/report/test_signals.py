@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import FLOW, NAME, RANGE, judged, line, story
+from tests.unit.report.stories import CONTACT, FLOW, NAME, RANGE, judged, line, story
 
 from belljar.cli.findings import signal_lines
 from belljar.events import Kind, Trust
@@ -32,13 +32,6 @@ HIT: dict[str, Any] = {
     "end": 9,
     "decoding": [],
     "cell": "default",
-}
-CONTACT: dict[str, Any] = {
-    "decoy": "aws",
-    "value": "aws/secret_access_key",
-    "operation": "http.body",
-    "evidence": 7,
-    "decoding": [],
 }
 PLACED: dict[str, Any] = {
     "decoy": "aws",

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from tests.fakes.asgi import context
 
 from belljar.network.stand_ins import make
-from belljar.policy.guarding import SERVICE_PORTS, DecoyKind, DecoySpec
+from belljar.policy.guarding import LOGIN_SERVICES, SERVICE_PORTS, DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES, fingerprint, public_blob, public_line, public_of
 from belljar.signals.decoys import Minted, mint, mint_service
 
@@ -43,7 +43,7 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
     for value in one.values:
         assert value.text in held
         assert value.text not in repr(one)
-    has_rows = kind not in {DecoyKind.METADATA, DecoyKind.POSTGRES}
+    has_rows = kind not in {DecoyKind.METADATA, *LOGIN_SERVICES}
     assert sum("card" in value.id for value in one.values) == 3 * has_rows
     assert not {"decoy", "belljar", "honey", "fake", "minted"} & set(
         held.lower().replace('"', " ").split()
@@ -109,7 +109,10 @@ def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
         fingerprint(public_blob(key.public_key().public_bytes_raw()))
         == service.settings["fingerprint"]
     )
-    assert public.split()[1] in service.settings["files"]["/home/deploy/.ssh/authorized_keys"]
+    assert (
+        public.split()[1]
+        == public_line(public_blob(key.public_key().public_bytes_raw())).split()[1]
+    )
     host_key = public_of(base64.b64decode(service.settings["host_key"]))
     assert hosts == f"{known} {public_line(public_blob(host_key))}\n"
     assert f"HostName {spec.host}\n" in config

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.vm import staged
+from tests.unit.cell.test_pool import stand
 
 import belljar
 from belljar import sync
@@ -18,7 +19,6 @@ from belljar.sync.loop import own_loop
 PAIRS = [
     (belljar.Cell, sync.Cell),
     (belljar.RunningCommand, sync.RunningCommand),
-    (belljar.BackgroundCommand, sync.BackgroundCommand),
     (belljar.CellStream, sync.CellStream),
     (belljar.Pool, sync.Pool),
     (belljar.Range, sync.Range),
@@ -29,21 +29,19 @@ OPENERS = [
     (belljar.open_range, sync.open_range),
 ]
 NOT_OFFERED = {
-    # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe
-    # it
-    ("Cell", "change_loop"),
+    # for pools, ranges and the harness
     ("Cell", "disconnect"),
     ("Cell", "mark_failed"),
+    ("Cell", "record_death"),
     ("Cell", "run_probe_program"),
     # of services' programs
     ("Cell", "make_directory"),
     ("RunningCommand", "leave"),
-    ("BackgroundCommand", "leave"),
     ("Cell", "last_op"),
-    ("RunningCommand", "bodies"),
-    ("BackgroundCommand", "run"),
-    ("BackgroundCommand", "started"),
-    ("BackgroundCommand", "end"),
+    # of the cell
+    ("RunningCommand", "take_output"),
+    ("RunningCommand", "left"),
+    ("RunningCommand", "end"),
     # leaving its block closes a stream
     ("CellStream", "aclose"),
     ("CellStream", "abort"),
@@ -55,11 +53,14 @@ NOT_OFFERED = {
     ("open_range", "ahead"),
     ("open_range", "on_target"),
     # of the thread that works in it
-    ("Range", "change_loop"),
     ("Range", "disconnect"),
     ("Range", "raise_if_dead"),
     ("Range", "routers"),
     ("Range", "model_requests"),
+    ("Range", "killed"),
+    ("Range", "rules"),
+    # leaving its block closes a pool
+    ("Pool", "aclose"),
 }
 
 
@@ -126,7 +127,7 @@ def test_operations_reach_the_cell() -> None:
             running.close_stdin()
             assert b"".join(chunk for _, chunk in running) == b"one"
             assert running.wait().success
-        assert running.output is not None
+        assert running.returncode == 0
         assert cell.ping() > 0
 
 
@@ -149,3 +150,12 @@ def test_a_cell_whose_block_was_left() -> None:
         cell = sync.Cell(stage.cell, loop)
     with pytest.raises(CellError):
         cell.exec(["true"])
+
+
+def test_a_pool_is_filled_from_the_callers_thread() -> None:
+    """`refill` starts its work in the pool's own event loop."""
+    with own_loop() as loop, loop.entered(stand()) as made:
+        pool = sync.Pool(made.pool, loop)
+        pool.refill()
+        assert pool.filled() == 1
+        assert pool.counts["made"] == 1

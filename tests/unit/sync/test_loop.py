@@ -199,24 +199,6 @@ async def test_it_is_refused_in_an_event_loop(monkeypatch: pytest.MonkeyPatch) -
     use()
 
 
-def test_pieces_come_from_the_callers_iterable() -> None:
-    """A blocking iterable feeds the loop piece by piece, and its error is the call's."""
-
-    def source() -> Iterator[bytes]:
-        yield b"a"
-        yield b"b"
-        raise LookupError("mine")
-
-    async def collect(pieces: AsyncIterator[bytes]) -> None:
-        async for piece in pieces:
-            seen.append(piece)
-
-    seen: list[bytes] = []
-    with own_loop() as loop, pytest.raises(LookupError, match="mine"):
-        loop.call(collect, loop.pieces(source()))
-    assert seen == [b"a", b"b"]
-
-
 OPEN_AT_EXIT = """
 import contextlib
 from belljar.sync.loop import own_loop

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.to_thread
 
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
@@ -42,6 +43,9 @@ from belljar.plan.qemu import MEMORY_PATH, Role
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed
 
+if TYPE_CHECKING:
+    from belljar.isolation.microvm.saved import SavedMachine
+
 _RESTORE_DEADLINE_S: Final = 30.0
 _HELLO_DEADLINE_S: Final = 30.0
 
@@ -63,6 +67,7 @@ async def open_vm(
     port: Port | None = None,
     part_of: str = "",
     weights: Path | None = None,
+    saved: SavedMachine | None = None,
 ) -> AsyncIterator[Vmm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left.
 
@@ -74,6 +79,7 @@ async def open_vm(
         port: attached once, before the guest runs; goes with a machine that has a network device.
         part_of: as in `JournalEntry`.
         weights: the second disk's, kept in the store meanwhile.
+        saved: it goes on from there instead.
 
     Raises:
         ValueError: port and plan don't fit. HostError: this host can't.
@@ -87,6 +93,12 @@ async def open_vm(
     async def make(owner: AsyncExitStack, held: ExitStack) -> Vmm:
         if weights is not None:
             held.enter_context(claimed(weights))
+        if saved is not None:
+            load = partial(saved.load, plan, image, kernel, home=home)
+            template = await anyio.to_thread.run_sync(load)
+            return await _clone(
+                template, plan, disks, home, recorder, cell_id, port, part_of, owner
+            )
         ensure = partial(
             ensure_template,
             plan,
@@ -135,6 +147,7 @@ async def _clone(
         root=template.root,
         binds=(*disks, JailBind(source=template.memory, target=MEMORY_PATH)),
         part_of=part_of,
+        keeps_monitor=plan.policy.snapshots,
     )
     vmm = Vmm(spec, home, recorder)
     try:
@@ -180,8 +193,9 @@ async def _resume(vmm: Vmm) -> None:
         await vmm.qmp.execute("cont")
     except CellError as exc:
         raise _not_restored(vmm, exc) from exc
-    # Nothing needs the monitor from here on: a compromised VMM can't use it
-    vmm.qmp.close()
+    if not vmm.spec.keeps_monitor:
+        # Nothing needs the monitor from here on: a compromised VMM can't use it
+        vmm.qmp.close()
     vmm.timings_ms["restore"] += elapsed_ms(began)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +12,10 @@ from belljar.errors import HostError
 from belljar.image.tools import run_tool, tool
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import need_space
-from belljar.store.locks import locked
+from belljar.store.locks import claimed, locked
 
 DATA_DISK: Final = "disk.sqfs"
+_MADE: Final = "disk.json"
 # Nothing is compressed: weights gain nothing by it, and an emulated guest would pay for inflating.
 _OPTIONS: Final = "-noappend -noI -noD -noF -noX -no-xattrs -all-root -all-time 0 -mkfs-time 0"
 _TIMEOUT_S: Final = 4 * 3600.0
@@ -25,27 +26,50 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
 
     Raises `HostError`: no space, no mksquashfs, or the weights are not those that were verified.
     """
-    directory, disk, made = weights / "data", weights / DATA_DISK, weights / "disk.json"
-    with locked(home, f"disk-{weights.name[:16]}"):
-        with suppress(OSError, ValueError):
-            if json.loads(made.read_text()) == file_stamp(disk):
-                return
+    directory, disk = weights / "data", weights / DATA_DISK
+    with claimed(weights), locked_drafts(home, weights) as draft:
+        if is_as_made(weights):
+            return
         total_bytes = sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
         need_space(home, total_bytes, "a disk of the weights for microVMs")
-        draft = disk.with_name(f".{disk.name}.{os.getpid()}")
+        argv = [tool("mksquashfs"), str(directory), str(draft), *_OPTIONS.split()]
+        run_tool([*argv, "-no-progress", "-quiet"], timeout_s=_TIMEOUT_S)
+        found = {
+            each.relative_to(directory).as_posix(): file_stamp(each)
+            for each in directory.rglob("*")
+            if not each.is_dir()
+        }
+        # Else it would hold other bytes than the digest's for good
+        if found != json.loads((weights / "weights.json").read_text())["stamps"]:
+            raise HostError("the weights changed while their disk was made", where=str(weights))
+        draft.chmod(0o444)
+        draft.rename(disk)
+        (weights / _MADE).write_text(json.dumps(file_stamp(disk)))
+
+
+def is_as_made(weights: Path) -> bool:
+    """Return whether the disk is there, and nobody has touched it since it was made."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((weights / _MADE).read_text()) == file_stamp(weights / DATA_DISK))
+    return False
+
+
+@contextmanager
+def locked_drafts(home: Path, weights: Path, *, wait: bool = True) -> Iterator[Path]:
+    """Hold the lock of an entry's writers, in any PID namespace: a file for a draft, which is not
+    there at the beginning and the end. Raises as `locked`.
+    """
+    draft = weights / ".draft"
+    with locked(home, f"disk-{weights.name[:16]}", wait=wait):
+        draft.unlink(missing_ok=True)
         try:
-            argv = [tool("mksquashfs"), str(directory), str(draft), *_OPTIONS.split()]
-            run_tool([*argv, "-no-progress", "-quiet"], timeout_s=_TIMEOUT_S)
-            found = {
-                each.relative_to(directory).as_posix(): file_stamp(each)
-                for each in directory.rglob("*")
-                if not each.is_dir()
-            }
-            # Else it would hold other bytes than the digest's for good
-            if found != json.loads((weights / "weights.json").read_text())["stamps"]:
-                raise HostError("the weights changed while their disk was made", where=str(weights))
-            draft.chmod(0o444)
-            draft.rename(disk)
-            made.write_text(json.dumps(file_stamp(disk)))
+            yield draft
         finally:
             draft.unlink(missing_ok=True)
+
+
+def sweep_drafts(home: Path) -> None:
+    """Remove drafts whose writers were killed."""
+    for draft in home.glob("weights/*/.draft"):
+        with suppress(OSError), locked_drafts(home, draft.parent, wait=False):
+            pass

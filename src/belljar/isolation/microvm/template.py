@@ -56,6 +56,7 @@ from belljar.plan.qemu import (
     template_key,
 )
 from belljar.process import cpu_ticks
+from belljar.store.home import sync_file
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, locked
 from belljar.store.scratch import MAKING, owned_name, sweep
@@ -163,6 +164,12 @@ async def ensure_template(
             template = await _build(job, recorder)
             held.enter_context(claimed(job.directory))
             return template
+
+
+def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tuple[str, VmmRoot]:
+    """The key of this plan's template here and now, and the VMM that would run it."""
+    job = _find_job(plan, image, kernel, home, None)
+    return job.key, job.root
 
 
 def lock_name(key: str) -> str:
@@ -461,8 +468,7 @@ def _finish(job: _Job, scratch: Path, state: bytes) -> None:
     if os.geteuid() == 0:
         os.chown(memory, 0, 0)
     memory.chmod(0o444)
-    with memory.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_file(memory)
     write_read_only(scratch / "state", state)
     description = {
         "key": job.key,

@@ -53,6 +53,8 @@ class VmmSpec:
     binds: tuple[JailBind, ...]
     directories: tuple[Path, ...] = ()
     part_of: str = ""
+    keeps_monitor: bool = False
+    """Its clone's monitor stays open, for snapshots."""
 
 
 class _Ends:
@@ -335,6 +337,10 @@ class Qmp:
                     what = f"the VMM could not move the device state: {status}"
                     raise CellError(what, where=self._where)
         raise self._late("did not finish moving the device state")
+
+    def forget_events(self) -> None:
+        """Of those that came so far none is waited for."""
+        self._events.clear()
 
     def close(self) -> None:
         """Disconnect from the monitor."""

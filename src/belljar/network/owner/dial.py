@@ -258,7 +258,7 @@ class Dialler:
             raise
         try:
             with self._spending.dialling(self.number, upstream):
-                addresses = self._pinned(upstream.host, port)
+                addresses = self._pinned(upstream, port, record)
                 return self._first_of(upstream, addresses[:MAX_TRIED], port, record)
         except (_NotTried, SpentError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
@@ -273,12 +273,15 @@ class Dialler:
         """End every connection. Idempotent."""
         self._spending.close(self.number)
 
-    def _pinned(self, host: str, port: int) -> tuple[str, ...]:
+    def _pinned(self, upstream: UpstreamPlan, port: int, record: Record) -> tuple[str, ...]:
         # The first answer's addresses, judged at each dial; a refused answer stays refused.
+        host = upstream.host
         with self._locks[host]:
             if host in self._refused:
                 raise _NotTried(self._refused[host])
             addresses = self._pins.get(host)
+            if not addresses:
+                record(_event(upstream, port, "looked_up"))
             try:
                 addresses = addresses or self._reach.resolve(host, port)
             except (OSError, UnicodeError) as exc:

@@ -27,6 +27,7 @@ from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE, ForkServer
 from belljar.network.owner.range_state import RangeProcesses
+from belljar.network.stand_ins import modules_of
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.plan.rules import render_rules
@@ -110,7 +111,8 @@ def fork_pair(
             "gateway": [*gateways, stderr_write],
         }
         # They read what was written when they may go
-        supervisor, gateway = fork_server.fork(given, meanwhile=write_documents)
+        imports = modules_of(_kinds(spec))
+        supervisor, gateway = fork_server.fork(given, write_documents, imports)
         return RangeProcesses(
             supervisor=supervisor,
             gateway=gateway,
@@ -119,6 +121,13 @@ def fork_pair(
             stderr=os.dup(stderr),
             fork_server=fork_server,
         )
+
+
+def _kinds(spec: RangeSpec) -> Iterator[str]:
+    """Yield the kinds that the gateway serves."""
+    yield from (item.kind for item in spec.network.stand_ins if not item.is_target)
+    if spec.layout.catch_all is not None:
+        yield "catch_all"
 
 
 def close_processes(processes: RangeProcesses) -> None:

@@ -70,8 +70,8 @@ def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int
 class ForkServer:
     """A running fork server; `started_fork_server` counts `users`."""
 
-    def __init__(self, serve: str = SERVE) -> None:
-        """Raises `HostError`."""
+    def __init__(self, serve: str = SERVE, imports: Sequence[str] = ()) -> None:
+        """`imports`: what a range will need, imported at once. Raises `HostError`."""
         ours, theirs = ipc.pair()
         self.users = 0
         self._socket = ours
@@ -81,7 +81,7 @@ class ForkServer:
         self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
         own = str(PACKAGE_DIR.parent)
         paths = [path for path in sys.path if path != own and Path(path).is_absolute()]
-        arguments = [str(theirs.fileno()), serve, json.dumps([own, *paths])]
+        arguments = [str(theirs.fileno()), serve, json.dumps([own, *paths]), json.dumps(imports)]
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -131,16 +131,22 @@ class ForkServer:
             self._is_ready = True
 
     def fork(
-        self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple
+        self,
+        roles: Mapping[str, Sequence[int]],
+        meanwhile: Callable[[], object] = tuple,
+        imports: Sequence[str] = (),
     ) -> list[Child]:
         """A child for each role with copies of its descriptors, all or none. Raises `CellError`.
 
-        `meanwhile` is called as they are made.
+        `meanwhile` is called as they are made. `imports`: modules that they need.
         """
         answers: list[tuple[dict[str, Any], list[int]]] = []
         with ExitStack() as undo:
             with self._lock:
-                numbers = [self._send({"fork": role}, fds) for role, fds in roles.items()]
+                numbers = [
+                    self._send({"fork": role, "imports": [*imports]}, fds)
+                    for role, fds in roles.items()
+                ]
                 try:
                     meanwhile()
                 finally:
@@ -232,13 +238,15 @@ def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
 
 
 @contextmanager
-def started_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
+def started_fork_server(
+    home: Path, serve: str = SERVE, imports: Sequence[str] = ()
+) -> Iterator[ForkServer]:
     """The store's shared fork server, maybe importing. Raises `HostError`."""
     key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
     with _running_lock:
         fork_server = _running.get(key)
         if fork_server is None or not fork_server.is_alive():
-            fork_server = _running[key] = ForkServer(serve)
+            fork_server = _running[key] = ForkServer(serve, imports)
         fork_server.users += 1
     try:
         yield fork_server

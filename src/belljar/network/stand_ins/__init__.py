@@ -5,21 +5,24 @@ gives an ASGI 3 app (scopes `http` and `websocket`), or for a stream kind a coro
 reader, writer and cell. All state hangs on it, so it ends with the range. Kinds with fields or
 files of an author have a `check(settings, directory)`: it finds faults before anything is made.
 
-Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as
-code, or hold anything without a bound.
+Must not: open a socket, follow a link out of its files, run a guest's text, run an author's but in
+Jinja2's sandbox within the gateway, or hold anything without a bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from belljar.errors import PolicyError
+from belljar.errors import HostError, PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import Faults
+from belljar.plan.explain import NETWORK_EXTRA_HINT
+from belljar.plan.obstacles import MODULE_OF
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
 _WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")
@@ -27,22 +30,33 @@ _REGISTRIES: Final = ("pypi", "npm", "debian", "git")
 KINDS: Final[Mapping[str, str]] = {
     kind: f"{__name__}.{kind}" for kind in (*_WEB_KINDS, *_REGISTRIES, *sorted(STREAM_KINDS))
 }
-# Modules the fork server imports, where installed: a confined gateway has no files
-PRELOAD: Final = (
-    *KINDS.values(),
-    "anyio._backends._asyncio",
-    "cryptography.hazmat.primitives.asymmetric.ed25519",
-    "dulwich.index",
-    "dulwich.midx",
-    "dulwich.object_store",
-    "dulwich.refs",
-    "email.message",
-    "encodings.cp437",
-    "encodings.utf_8_sig",
-    "mmap",
-    "zstandard",
-    "ruamel.yaml",
-)
+# Imported only while a kind answers. A confined gateway has no files to import them from.
+_IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
+    "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug", "ruamel.yaml"),
+    "har": ("anyio._backends._asyncio",),
+    "pypi": ("email.message", "encodings.cp437", "encodings.utf_8_sig"),
+    "npm": ("encodings.utf_8_sig",),
+    "debian": ("cryptography.hazmat.primitives.asymmetric.ed25519", "zstandard"),
+    "git": ("dulwich.index", "dulwich.midx", "dulwich.object_store", "dulwich.refs", "mmap"),
+}
+
+
+def modules_of(kinds: Iterable[str]) -> list[str]:
+    """Return what the fork server imports before it forks a gateway with these kinds."""
+    known = [kind for kind in dict.fromkeys(kinds) if kind in KINDS]
+    return [name for kind in known for name in (KINDS[kind], *_IMPORTED_LATE.get(kind, ()))]
+
+
+def check_installed(kind: str, where: str) -> None:
+    """Raise `HostError` if this kind needs a library that is not installed."""
+    for name, needing in MODULE_OF.items():
+        if needing == kind and find_spec(name) is None:
+            raise HostError(
+                f"a stand-in of kind `{kind}` needs the Python package {name}, which is not "
+                "installed",
+                where=where,
+                hint=NETWORK_EXTRA_HINT,
+            )
 
 
 def _module(kind: str) -> ModuleType:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from belljar.errors import HostError
-from belljar.network.stand_ins import check
+from belljar.network.stand_ins import check, check_installed
 from belljar.network.stand_ins.documents import Fault, Faults
-from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, yaml_tree
 from belljar.policy.load import Examined, examine, refusal
@@ -69,15 +67,8 @@ def _of_one(
             what = f"there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`"
             faults = (Fault(what, ("app",)),)
     elif not isinstance(item, PythonStandIn) and not plan.is_target:
-        try:
-            faults = check(plan.kind, plan.settings, plan.directory)
-        except ModuleNotFoundError as error:
-            needed = f"a stand-in of kind `{plan.kind}` needs the Python module {error.name}"
-            raise HostError(
-                f"{needed}, which is not installed",
-                where=f"network.stand_ins.{plan.id}",
-                hint=NETWORK_EXTRA_HINT,
-            ) from error
+        check_installed(plan.kind, f"network.stand_ins.{plan.id}")
+        faults = check(plan.kind, plan.settings, plan.directory)
     own_field, own = item.own_path()
     for fault in faults:
         below: yaml_tree.Path = (own_field,) if own_field else ()

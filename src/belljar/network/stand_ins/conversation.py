@@ -1,12 +1,11 @@
-"""The loop of the decoys' stream services. Each step is on record before its reply is sent."""
+"""Decoy services on a stream: each login and each command is recorded, then answered."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol
 
 from belljar.capture import body_of
 from belljar.dataclass import dataclass
@@ -14,22 +13,19 @@ from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, StreamApp
 from belljar.network.stand_ins.web import word
 
-M = TypeVar("M")
+# Bounds the commands of one event, and with them the replies that wait for it.
 READ_BYTES: Final = 32 << 10
-MAX_UNREAD_BYTES: Final = 1 << 20  # Of a reader's buffer, which holds less
-# From then on the replies so far are sent before the next command is looked at
-MAX_REPLY_BYTES: Final = 64 << 10
-MAX_TURN_S: Final = 0.05  # Then the steps so far are recorded, and other connections served
-# Names of commands that one event says; the others are counted, and all stand in its body
+MAX_UNREAD_BYTES: Final = 1 << 20  # A stream reader's buffer holds less.
+# One event names so many commands; the others are counted, and all stand in its body.
 MAX_NAMES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presented:
-    """What a client presented to be let in.
+    """A client's attempt to log in.
 
-    `credential`: the secret with what came beside it, or the secret that a proof proves; empty
-    where none is.
+    `credential`: the secret as it was sent, or the secret that a proof proves; empty where a proof
+    is wrong.
     """
 
     user: str
@@ -39,7 +35,7 @@ class Presented:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ServiceStep:
     """One request, `raw`, and its reply."""
 
     name: str
@@ -53,126 +49,69 @@ class ServiceSession(Protocol):
     """One connection's state: pure and bounded."""
 
     @property
-    def greeting(self) -> bytes:
-        """Sent before the client sends anything."""
-        ...
-
-    def feed(self, data: bytes) -> Iterable[Step]:
-        """The steps that these bytes complete. Never raises for what they are."""
-        ...
-
-    @property
     def rest(self) -> bytes:
         """Bytes of an incomplete step."""
         ...
 
-
-class MessageReader(Generic[M]):
-    """Bytes → messages, none after a problem.
-
-    `is_anonymous`: nobody has logged in; tighter bounds hold.
-    """
-
-    def __init__(self) -> None:
-        self.is_anonymous = True
-        self._buffer = bytearray()
-        self._is_broken = False
-
-    @property
-    def rest(self) -> bytes:
-        """Bytes of an incomplete message."""
-        return bytes(self._buffer)
-
-    def feed(self, data: bytes) -> Iterator[M]:
-        """The messages that are complete now."""
-        if self._is_broken:
-            return
-        self._buffer += data
-        while (message := self._next()) is not None:
-            yield message
-            if self._is_broken:
-                return
-
-    def _next(self) -> M | None:
-        raise NotImplementedError
-
-    def _stop(self) -> bytes:
-        """Read no more; what had come of the last message."""
-        raw = self.rest
-        self._is_broken = True
-        self._buffer.clear()
-        return raw
+    def feed(self, data: bytes) -> Iterable[ServiceStep]:
+        """Return the steps that these bytes complete; no bytes raise."""
+        ...
 
 
 def stream_app(
     context: StandInContext, service: str, start: Callable[[], ServiceSession]
 ) -> StreamApp:
-    """A stream stand-in of a session each connection. `service` begins the events' `operation`."""
+    """A stream stand-in, a session each connection. `service` begins the events' `operation`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        session, waiting = start(), list[Step]()
-
-        def noted(steps: Iterable[Step]) -> Iterator[Step]:
-            for step in steps:
-                waiting.append(step)
-                yield step
-
-        interrupted = before = data = b""
+        session, broken = start(), b""
         try:
-            writer.write(session.greeting)
-            await writer.drain()
             while data := await reader.read(READ_BYTES):
-                before = session.rest
-                for steps in _groups(noted(session.feed(data))):
-                    await _record(context, service, steps, cell)
-                    del waiting[: len(steps)]
-                    writer.write(b"".join(step.reply for step in steps))
-                    await writer.drain()
+                # Where a session breaks, all that it was given is recorded.
+                broken = session.rest + data
+                taken = list(session.feed(data))
+                broken = b""
+                for steps in _groups(taken):
+                    await record(context, service, steps, cell)
+                    # The steps of a client that has left are recorded all the same.
+                    with contextlib.suppress(ConnectionError):
+                        writer.write(b"".join(step.reply for step in steps))
+                        await writer.drain()
                     if steps[-1].close:
                         return
         except ConnectionError:
             return
-        except Exception:
-            # The step in which it happened is on no list: all that came last is recorded, some of
-            # it twice.
-            interrupted = before + data
-            raise
         finally:
-            for steps in _groups(waiting):
-                await _record(context, service, steps, cell)
-            if rest := (interrupted or session.rest) + await unread(reader):
-                await _record(context, service, [Step("unfinished", rest)], cell)
+            if rest := (broken or session.rest) + await unread(reader):
+                await record(context, service, [ServiceStep("unfinished", rest)], cell)
 
     return serve
 
 
 async def unread(reader: asyncio.StreamReader) -> bytes:
-    """What a cut connection has left unread."""
+    """Return what a cut connection has left unread."""
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(0):
             return await reader.read(MAX_UNREAD_BYTES)
     return b""
 
 
-def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
-    """A login alone; others together, up to the bounds."""
-    group: list[Step] = []
-    size_bytes, began_s = 0, time.monotonic()
+def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
+    """Yield each login alone, and the other steps together."""
+    group: list[ServiceStep] = []
     for step in steps:
-        is_long = size_bytes > MAX_REPLY_BYTES or time.monotonic() - began_s > MAX_TURN_S
-        if group and (step.presented is not None or is_long):
+        if group and (step.presented or group[-1].presented):
             yield group
-            group, size_bytes, began_s = [], 0, time.monotonic()
+            group = []
         group.append(step)
-        size_bytes += len(step.reply)
-        if step.presented is not None or step.close:
-            yield group
-            group, size_bytes, began_s = [], 0, time.monotonic()
     if group:
         yield group
 
 
-async def _record(context: StandInContext, service: str, steps: list[Step], cell: str) -> None:
+async def record(
+    context: StandInContext, service: str, steps: list[ServiceStep], cell: str
+) -> None:
+    """Record one login, or commands together."""
     data: dict[str, JsonValue] = {"cell": cell}
     if presented := steps[0].presented:
         data |= {

@@ -1,15 +1,14 @@
 """An author's documents: YAML 1.2 or JSON, with places.
 
-Every fault is named with file, line and column. JSON (by the file's ending) is read as JSON,
-anything else as YAML by the rules of a policy, but empty values and plain numbers as names are
-allowed.
+Every fault is named with file and field, and in YAML with line and column. JSON (by the file's
+ending) is read as JSON, anything else as YAML by the rules of a policy, but empty values and plain
+numbers as names are allowed.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
@@ -17,8 +16,8 @@ from belljar.dataclass import dataclass, field
 from belljar.errors import PolicyError
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.files import OutsideError, read_regular
-from belljar.policy.yaml_tree import Mark, Reading, Tree, closest_mark, field_name, read_tree
 from belljar.policy.yaml_tree import Path as FieldPath
+from belljar.policy.yaml_tree import Reading, Tree, closest_mark, field_name, read_tree
 from belljar.units import format_size, printable, quoted
 
 
@@ -47,8 +46,6 @@ MAX_JSON_BYTES: Final = 32 << 20
 MAX_PROBLEMS: Final = 50
 _MAX_DEPTH: Final = 64
 
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
-
 
 @dataclass(kw_only=True)
 class Document:
@@ -56,7 +53,6 @@ class Document:
 
     source: str
     value: Any = None
-    text: str = ""
     tree: Tree | None = None
     problems: list[Fault] = field(default_factory=list)
 
@@ -68,44 +64,10 @@ class Document:
             self.problems.append(Fault(message, path))
             return
         if self.tree is None:
-            mark = locate_json(self.text, path)
-        else:
-            mark = closest_mark(self.tree, path, key=key)
+            self.problems.append(Fault(message, path, self.source))
+            return
+        mark = closest_mark(self.tree, path, key=key)
         self.problems.append(Fault(message, path, self.source, mark.line, mark.column))
-
-
-def locate_json(text: str, path: FieldPath) -> Mark:
-    """Of the value at `path`, or the nearest around it."""
-    at = _skip_space(text, 0)
-    for part in path:
-        found = next((where for name, where in _members(text, at) if name == part), None)
-        if found is None:
-            break
-        at = found
-    before = text[:at]
-    return Mark(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
-
-
-def _skip_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    decoder = json.JSONDecoder()
-    if text[at : at + 1] not in ("{", "["):
-        return
-    is_object, index, at = text[at] == "{", 0, _skip_space(text, at + 1)
-    while text[at : at + 1] not in ("", "}", "]"):
-        name: str | int = index
-        if is_object:
-            name, at = decoder.raw_decode(text, at)
-            at = _skip_space(text, _skip_space(text, at) + 1)
-        yield name, at
-        at = _skip_space(text, decoder.raw_decode(text, at)[1])
-        if text[at : at + 1] == ",":
-            at = _skip_space(text, at + 1)
-        index += 1
 
 
 def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | Fault:
@@ -167,10 +129,9 @@ def _read_json(document: Document, data: bytes) -> None:
         document.problems.append(Fault(message, (), document.source, line, column))
 
     try:
-        document.text = data.decode("utf-8-sig")
-        document.value = parse_json(document.text, _MAX_DEPTH)
-    except UnicodeDecodeError as exc:
-        wrong("not UTF-8", data[: exc.start].count(b"\n") + 1)
+        document.value = parse_json(data.decode("utf-8-sig"), _MAX_DEPTH)
+    except UnicodeDecodeError:
+        wrong("not UTF-8")
     except json.JSONDecodeError as exc:
         wrong(f"not JSON: {exc.msg}", exc.lineno, exc.colno)
     except ValueError as exc:

@@ -28,51 +28,13 @@ _RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 _MAX_DATE_CHARS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Status (200, 206, 304, 412, 416) and `[start, end)`."""
-
-    status: int
-    start: int = 0
-    end: int = 0
-
-
-def share_of(request: Request, etag: str, modified_s: int, size: int) -> Share:
-    """For a GET or HEAD; several ranges get the whole. `etag`: a strong one, without quotes."""
-    since = _date(request.header("if-unmodified-since"))
-    if request.has_header("if-match"):
-        if {f'"{etag}"', "*"}.isdisjoint(_tags(request.header("if-match"))):
-            return Share(412)
-    elif since is not None and modified_s > since:
-        return Share(412)
-    if is_fresh(request, etag, modified_s):
-        return Share(304)
-    whole, condition = Share(200, 0, size), request.header("if-range")
-    match = _RANGE.fullmatch(request.header("range"))
-    if match is None or match.groups() == ("", "") or request.method != "GET":
-        return whole
-    if condition and condition != f'"{etag}"' and _date(condition) != modified_s:
-        return whole
-    if match[1]:
-        start, end = int(match[1]), min(int(match[2]) + 1 if match[2] else size, size)
-        if match[2] and int(match[2]) < start:
-            return whole
-    else:
-        start, end = max(0, size - int(match[2])), size
-    return Share(206, start, end) if start < end else Share(416)
-
-
 def is_fresh(request: Request, etag: str, modified_s: int | None) -> bool:
     """Whether the client's copy is current (RFC 9110, 13.2.2)."""
     if request.has_header("if-none-match"):
         known = {f'"{etag}"', f'W/"{etag}"', "*"}
-        return not known.isdisjoint(_tags(request.header("if-none-match")))
+        return not known.isdisjoint(re.split(r"\s*,\s*", request.header("if-none-match")))
     since = _date(request.header("if-modified-since"))
     return since is not None and modified_s is not None and modified_s <= since
-
-
-def _tags(stated: str) -> list[str]:
-    return [tag.strip() for tag in stated.split(",")]
 
 
 def _date(text: str) -> int | None:
@@ -211,23 +173,36 @@ def file_answer(
     """Conditions and ranges count for status 200 alone."""
     etag = etag or f"{file.mtime_s:x}-{file.size_bytes:x}"
     kind = ("content-type", media or media_of(file.base))
-    share = Share(200, 0, file.size_bytes)
+    start, end = 0, file.size_bytes
     if status == 200:
         modified = ("last-modified", formatdate(file.mtime_s, usegmt=True))
         headers = (*headers, modified, ("etag", f'"{etag}"'), ("accept-ranges", "bytes"))
-        share = share_of(request, etag, file.mtime_s, file.size_bytes)
-    if share.status == 304:
-        return Answer(status=304, headers=headers)
-    if share.status == 412:
-        return plain_error(412)
-    if share.status == 416:
-        return plain_error(416, (("content-range", f"bytes */{file.size_bytes}"),))
-    if share.status == 206:
-        place = f"bytes {share.start}-{share.end - 1}/{file.size_bytes}"
-        status, headers = 206, (("content-range", place), *headers)
+        if is_fresh(request, etag, file.mtime_s):
+            return Answer(status=304, headers=headers)
+        found = _range_of(request, etag, file)
+        if found is not None:
+            start, end = found
+            if start >= end:
+                return plain_error(416, (("content-range", f"bytes */{file.size_bytes}"),))
+            place = f"bytes {start}-{end - 1}/{file.size_bytes}"
+            status, headers = 206, (("content-range", place), *headers)
     return Answer(
         status=status,
         headers=(kind, *headers),
-        stream=lambda: pieces_of(file, share.start, share.end),
-        length=share.end - share.start,
+        stream=lambda: pieces_of(file, start, end),
+        length=end - start,
     )
+
+
+def _range_of(request: Request, etag: str, file: StoredFile) -> tuple[int, int] | None:
+    """Return the bytes `[start, end)` that a GET asks for; None: the whole, as for several."""
+    match = _RANGE.fullmatch(request.header("range"))
+    if match is None or match.groups() == ("", "") or request.method != "GET":
+        return None
+    condition = request.header("if-range")
+    if condition and condition != f'"{etag}"' and _date(condition) != file.mtime_s:
+        return None
+    if not match[1]:
+        return max(0, file.size_bytes - int(match[2])), file.size_bytes
+    start, last = int(match[1]), int(match[2] or file.size_bytes)
+    return None if last < start else (start, min(last + 1, file.size_bytes))

@@ -18,17 +18,15 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.documents import Document, Faults, read_document, refuse_faults
+from belljar.network.stand_ins.documents import Faults, read_document, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
-    Pairs,
     Request,
     header_text,
     http_app,
     plain_error,
 )
-from belljar.policy.yaml_tree import Path as FieldPath
-from belljar.units import kind_of, printable, quoted
+from belljar.units import printable, quoted
 
 MAX_ENTRIES: Final = 20_000
 _CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")
@@ -65,101 +63,59 @@ def load(
         needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
         document.problem(("log", "entries"), needed)
         return (), tuple(document.problems)
-    reader = _RecordingReader(document, empty=settings.get("missing_bodies") == "empty")
-    found = [reader.entry(entry, ("log", "entries", n)) for n, entry in enumerate(entries)]
-    return tuple(exchange for exchange in found if exchange), tuple(document.problems)
-
-
-class _RecordingReader:
-    def __init__(self, document: Document, *, empty: bool) -> None:
-        self.wrong, self.empty = document.problem, empty
-
-    def mapping(self, value: object, path: FieldPath, name: str) -> dict[str, Any] | None:
-        found = value.get(name) if isinstance(value, dict) else None
-        if not isinstance(found, dict):
-            self.wrong((*path, name), f"a mapping is needed, but this is {kind_of(found)}")
-            return None
-        return found
-
-    def entry(self, value: object, path: FieldPath) -> Exchange | None:
-        request = self.mapping(value, path, "request")
-        response = self.mapping(value, path, "response")
-        if request is None or response is None:
-            return None
-        status = response.get("status")
-        if status == 0:
-            # A browser's word for a request that had no answer.
-            return None
-        if type(status) is not int or not 200 <= status <= 599:
-            self.wrong((*path, "response", "status"), f"{quoted(status)} is no final status")
-            return None
-        key = self.key(request, (*path, "request"))
-        body = self.body(response.get("content", {}), (*path, "response", "content"))
-        headers = self.headers(response.get("headers", []), (*path, "response", "headers"))
-        if key is None or body is None:
-            return None
-        sent = self.sent(request.get("postData"), (*path, "request", "postData"))
-        return Exchange(key, sent, Answer(status=status, headers=headers, body=body))
-
-    def key(self, request: Mapping[str, Any], path: FieldPath) -> Key | None:
-        method, url = request.get("method"), request.get("url")
+    exchanges = list[Exchange]()
+    for index, entry in enumerate(entries):
         try:
-            parts = urlsplit(url) if isinstance(url, str) else None
-            host = parts.hostname if parts else None
-        except ValueError:
-            parts, host = None, None
-        if not isinstance(method, str) or not method.isalpha():
-            self.wrong((*path, "method"), f"{quoted(method)} is no method")
-            return None
-        if parts is None or not host or parts.scheme not in ("http", "https", "ws", "wss"):
-            self.wrong((*path, "url"), f"{quoted(url)} is no whole URL")
-            return None
-        return key_of(method, host, parts.path or "/", parts.query)
+            exchange = read_entry(entry, empty=settings.get("missing_bodies") == "empty")
+            exchanges += [exchange] if exchange else []
+        except ValueError as error:
+            document.problem(("log", "entries", index), str(error))
+        except (LookupError, TypeError, AttributeError):
+            document.problem(("log", "entries", index), "not an entry as HAR 1.2 has it")
+    return tuple(exchanges), tuple(document.problems)
 
-    def headers(self, value: object, path: FieldPath) -> Pairs:
-        found: list[tuple[str, str]] = []
-        if not isinstance(value, list):
-            self.wrong(path, f"a list is needed, but this is {kind_of(value)}")
-            return ()
-        for index, field in enumerate(value):
-            known = field if isinstance(field, dict) else {}
-            name, text = known.get("name"), known.get("value")
-            if not isinstance(name, str) or not isinstance(text, str):
-                self.wrong((*path, index), "a field has a name and a value, both text")
-            elif name.lower() not in _DROPPED and _TOKEN.fullmatch(name):
-                # Recorders join repeated fields by a line break.
-                found += [(name.lower(), header_text(part)) for part in text.split("\n")]
-        return tuple(found)
 
-    def body(self, content: object, path: FieldPath) -> bytes | None:
-        if not isinstance(content, dict):
-            self.wrong(path, f"a mapping is needed, but this is {kind_of(content)}")
-            return None
-        text = content.get("text")
-        if text is None:
-            if content.get("size", 0) not in (0, -1) and not self.empty:
-                what = "the recording lacks this body (`size` without `text`)"
-                hint = "record with content, or write `missing_bodies: empty`"
-                self.wrong(path, f"{what}: {hint}")
-            return b""
-        if not isinstance(text, str) or content.get("encoding", "") not in ("", "base64"):
-            self.wrong(path, "a body's `text` is text, and its `encoding` nothing or `base64`")
-            return None
-        if content.get("encoding") != "base64":
-            return text.encode("utf-8", "replace")
+def read_entry(value: Any, *, empty: bool) -> Exchange | None:  # noqa: ANN401 - any JSON value
+    """Return an entry's exchange, or None if it had no answer.
+
+    `empty`: a body that was not recorded is empty. Raises `ValueError` with a sentence, and what
+    Python raises where the shape is wrong.
+    """
+    request, response = value["request"], value["response"]
+    status, content, post = response["status"], response.get("content", {}), request.get("postData")
+    if status == 0:
+        return None  # A browser's word for a request that had no answer.
+    if type(status) is not int or not 200 <= status <= 599:
+        raise ValueError(f"{quoted(status)} is no final status")
+    method, parts = request["method"], urlsplit(request["url"])
+    if not method.isalpha():
+        raise ValueError(f"{quoted(method)} is no method")
+    if not parts.hostname or parts.scheme not in ("http", "https", "ws", "wss"):
+        raise ValueError(f"{quoted(request['url'])} is no whole URL")
+    # Recorders join repeated fields by a line break.
+    headers = tuple(
+        (field["name"].lower(), header_text(part))
+        for field in response.get("headers", [])
+        if field["name"].lower() not in _DROPPED and _TOKEN.fullmatch(field["name"])
+        for part in field["value"].split("\n")
+    )
+    text, encoding = content.get("text"), content.get("encoding", "")
+    if text is None and content.get("size", 0) not in (0, -1) and not empty:
+        what = "the recording lacks this body (`size` without `text`)"
+        raise ValueError(f"{what}: record with content, or write `missing_bodies: empty`")
+    if encoding not in ("", "base64"):
+        raise ValueError(f"a body's encoding is nothing or `base64`, not {quoted(encoding)}")
+    body = (text or "").encode("utf-8", "replace")
+    if encoding == "base64":
         try:
-            return base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            self.wrong((*path, "text"), "not base64")
-            return None
-
-    def sent(self, post: object, path: FieldPath) -> bytes | None:
-        if post is None:
-            return b""
-        if not isinstance(post, dict) or not isinstance(post.get("text", ""), str):
-            self.wrong(path, "a mapping with `text` is needed")
-            return None
-        return post["text"].encode("utf-8", "replace") if "text" in post else None
+            body = base64.b64decode(body, validate=True)
+        except binascii.Error:
+            raise ValueError("a body is not base64") from None
+    sent: bytes | None = b""
+    if post is not None:
+        sent = post["text"].encode("utf-8", "replace") if "text" in post else None
+    key = key_of(method, parts.hostname, parts.path or "/", parts.query)
+    return Exchange(key, sent, Answer(status=status, headers=headers, body=body))
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:

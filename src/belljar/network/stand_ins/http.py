@@ -1,41 +1,44 @@
-"""The stand-in `http`: an author's routes, templates, state, files.
+"""The stand-in `http`: an author's routes with templates, state and files.
 
 The first route that fits a request answers; then static files; then 404, or 405 where only the
-method is wrong. A request's changes of the state and its answer are made at one time: no other
-request comes in between.
+method is wrong. A request's changes of the state and its answer are made at one time. Logic beyond
+that belongs in a stand-in of kind `python`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from anyio import sleep
 
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
-from belljar.network.stand_ins.documents import Faults, refuse_faults
+from belljar.network.stand_ins.documents import refuse_faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, find, list_files, stored_file
-from belljar.network.stand_ins.routes import (
-    MAX_STATE_BYTES,
-    Line,
-    Reply,
-    Sessions,
-    Site,
-    StateChange,
-    StateError,
-    Store,
-    escape_for,
+from belljar.network.stand_ins.site import (
+    MAX_STATE_CHARS,
+    STEP,
+    Fields,
+    check,
+    delay_s_of,
+    methods_of,
+    pattern_of,
+    read_site,
+    static_of,
 )
-from belljar.network.stand_ins.site import load_site
-from belljar.network.stand_ins.templates import RenderError, View, key, render, render_value
+from belljar.network.stand_ins.templates import Chance, RenderError, Templates, moment, place_of
 from belljar.network.stand_ins.web import (
     Answer,
-    Pairs,
     Request,
+    compact,
     header_text,
     http_app,
     json_answer,
+    parse_json,
     plain_error,
     refuse_websocket,
     request_of,
@@ -43,139 +46,263 @@ from belljar.network.stand_ins.web import (
 )
 from belljar.policy.files import MAX_DEPTH
 
-MAX_MESSAGE_BYTES: Final = 1 << 20
+__all__ = ["check", "make"]
+
+MAX_SESSION_CHARS: Final = 8 << 10
+MAX_STATE_DEPTH: Final = 160  # More than a request's JSON may have.
+MAX_SESSIONS: Final = 1000
 MAX_STATIC_FILES: Final = 20_000
+MAX_MESSAGE_BYTES: Final = 1 << 20
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """What is wrong with the routes, each with its place."""
-    return load_site(settings, directory)[1]
+class StateError(Exception):
+    """A change of the state has no room, or no such place."""
+
+
+# ---- state
+
+
+class Sessions:
+    """Sessions by ids that only the server makes. The one unused for longest goes first."""
+
+    def __init__(self, random: Callable[[int], bytes]) -> None:
+        self._random = random
+        self._values: OrderedDict[str, Fields] = OrderedDict()
+
+    def find(self, name: str) -> Fields | None:
+        """Return the session of that id."""
+        if name in self._values:
+            self._values.move_to_end(name)
+        return self._values.get(name)
+
+    def keep(self, name: str, values: Fields) -> str:
+        """Keep a session and return its id, which is new without a name."""
+        name = name or self._random(16).hex()
+        self._values[name] = values
+        self._values.move_to_end(name)
+        while len(self._values) > MAX_SESSIONS:
+            self._values.popitem(last=False)
+        return name
+
+
+def change(root: Any, verb: str, keys: list[str], value: Any) -> None:  # noqa: ANN401 - JSON values
+    """Change a tree of mappings in place. Raises `StateError`."""
+    for key in keys[:-1]:
+        root = root.setdefault(key, {}) if isinstance(root, dict) else None
+    last = keys[-1]
+    if not isinstance(root, dict):
+        raise StateError("no mapping is there")
+    if verb == "delete":
+        root.pop(last, None)
+    elif verb == "set":
+        root[last] = value
+    elif verb == "append":
+        entries = root.setdefault(last, [])
+        if not isinstance(entries, list):
+            raise StateError("not a list")
+        entries.append(value)
+    else:
+        number = root.get(last, 0)
+        if type(number) is not int or abs(number) > 2**53:
+            raise StateError("not a whole number")
+        root[last] = number + value
+
+
+def _copied(value: Any, most_chars: int = 1 << 30) -> dict[str, Any]:  # noqa: ANN401 - JSON values
+    try:
+        text = compact(value)
+        copy = parse_json(text, MAX_STATE_DEPTH)
+    except (TypeError, ValueError, RecursionError):
+        raise StateError("no JSON value") from None
+    if len(text) > most_chars:
+        raise StateError("no room left")
+    return dict(copy)
+
+
+# ---- answers
+
+
+class _Route:
+    """A route that was checked."""
+
+    def __init__(self, fields: Fields, directory: Path) -> None:
+        self.pattern = pattern_of(str(fields["path"]))
+        self.methods = methods_of(fields)
+        self.is_websocket = "websocket" in fields
+        self.when: str = fields.get("when", "")
+        self.changes = [*_changes(fields.get("do", {}))]
+        self.answers: list[Fields] = [
+            {**answer, "body": (directory / answer["template"]).read_text("utf-8", "replace")}
+            if "template" in answer
+            else answer
+            for answer in fields.get("answers", [fields])
+        ]
+        self.given = 0
+
+    def takes(self, method: str) -> bool:
+        """HEAD is answered where GET is."""
+        return method in self.methods or (method == "HEAD" and "GET" in self.methods)
+
+    def match(self, raw_path: str) -> dict[str, str] | None:
+        """Return the decoded parameters; an encoded `/` splits no segment."""
+        decoded = "/".join(
+            unquote(part, errors="replace").replace("/", "\0") for part in raw_path.split("/")
+        )
+        found = self.pattern.fullmatch(decoded)
+        if found is None:
+            return None
+        return {name: text.replace("\0", "/") for name, text in found.groupdict().items()}
+
+    def answer(self) -> Fields:
+        """Return the next answer, and the last one again and again."""
+        self.given += 1
+        return self.answers[min(self.given, len(self.answers)) - 1]
+
+
+def _changes(value: Any) -> Iterator[tuple[str, str, list[str], Any]]:  # noqa: ANN401 - as written
+    """Yield verb, root, names and value of each change."""
+    for step in value if isinstance(value, list) else [value]:
+        for verb, targets in step.items():
+            for target in targets:
+                root = target.partition(".")[0]
+                argument = targets[target] if isinstance(targets, dict) else None
+                yield verb, root, STEP.findall(target), argument
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` as `check` finds."""
-    site, problems = load_site(context.settings, context.files)
-    refuse_faults(problems, context.id)
-    server = _Http(context, site)
+    """Return the ASGI app. Raises `PolicyError` as `check` finds."""
+    refuse_faults(check(context.settings, context.files), context.id)
+    document, _ = read_site(context.settings, context.files)
+    server = _Http(context, document.value)
     return http_app(server.handle, websocket=server.websocket)
 
 
-class _Visit:
-    """One request, its path's parameters, and its session."""
-
-    def __init__(self, server: _Http, request: Request) -> None:
-        self.server, self.request = server, request
-        self.path: Mapping[str, str] = {}
-        self.started = ""
-        self.store = server.sessions.find(request.cookies.get(server.site.session_cookie, ""))
-
-    def session(self) -> Store:
-        if self.store is None:
-            self.started, self.store = self.server.sessions.start()
-        return self.store
-
-    def view(self) -> View:
-        return View(
-            request=self.request,
-            path=self.path,
-            state=self.server.state.values,
-            session=self.store.values if self.store else {},
-            clock=self.server.context.clock,
-            random=self.server.context.random,
-        )
-
-
 class _Http:
-    def __init__(self, context: StandInContext, site: Site) -> None:
-        self.context, self.site = context, site
-        self.state = Store(site.state, MAX_STATE_BYTES)
-        self.sessions = Sessions(context.random)
-        self.given = [0] * len(site.routes)
-        self.static: list[tuple[str, Mapping[str, StoredFile]]] = []
-        for prefix, folder in site.static:
+    def __init__(self, context: StandInContext, site: Fields) -> None:
+        self._context, self._templates = context, Templates()
+        self._routes = [_Route(fields, context.files) for fields in site.get("routes", [])]
+        self._state = _copied(site.get("state", {}))
+        self._most_chars = len(compact(self._state)) + MAX_STATE_CHARS
+        self._cookie: str = site.get("session_cookie", "session")
+        self._sessions = Sessions(context.random)
+        self._static: list[tuple[str, Mapping[str, StoredFile]]] = []
+        for prefix, folder in static_of(site.get("static", {})):
             bounds = {"max_files": MAX_STATIC_FILES, "max_depth": MAX_DEPTH}
             files = list_files(context.files / folder, hidden=True, **bounds)
-            self.static.append((prefix, {file.name: file for file in files}))
-        names = {reply.file for route in site.routes for reply in route.replies if reply.file}
-        self.files = {name: stored_file(context.files / name, name) for name in names}
+            self._static.append((f"{prefix.rstrip('/')}/", {file.name: file for file in files}))
+        answers = [answer for route in self._routes for answer in route.answers]
+        names = {str(answer["file"]) for answer in answers if "file" in answer}
+        self._files = {name: stored_file(context.files / name, name) for name in names}
 
-    def choose(self, visit: _Visit, *, websocket: bool) -> int | None:
-        """The first route that fits, and its path's parameters into the visit."""
-        request = visit.request
-        for index, route in enumerate(self.site.routes):
-            if bool(route.websocket) is websocket and (websocket or route.takes(request.method)):
-                path = route.pattern.match(request.raw_path)
-                if path is None:
-                    continue
-                visit.path = path
-                if all(condition.holds(visit.view()) for condition in route.conditions):
-                    return index
+    def _view(self, request: Request) -> dict[str, Any]:
+        """Return what templates and expressions see of a request."""
+        return {
+            "query": dict(reversed(request.query)),
+            "form": dict(reversed(request.form)),
+            "header": {name: request.header(name) for name, _ in request.headers},
+            "cookie": request.cookies,
+            "json": request.json if request.body else None,
+            "body": request.body.decode("utf-8", "replace"),
+            "method": request.method,
+            "host": request.host,
+            "url": request.url,
+            "state": self._state,
+            "session": self._sessions.find(request.cookies.get(self._cookie, "")) or {},
+            "now": moment(self._context.clock()),
+            "random": Chance(self._context.random),
+        }
+
+    def _choose(
+        self, request: Request, view: dict[str, Any], *, is_websocket: bool
+    ) -> _Route | None:
+        """Return the first route that fits, with its path's parameters in the view, or None."""
+        for route in self._routes:
+            if route.is_websocket is not is_websocket:
+                continue
+            if not is_websocket and not route.takes(request.method):
+                continue
+            view["path"] = route.match(request.raw_path)
+            if view["path"] is None:
+                continue
+            if not route.when or self._templates.find(route.when, view):
+                return route
         return None
 
     async def handle(self, request: Request) -> Answer:
-        visit = _Visit(self, request)
-        index = self.choose(visit, websocket=False)
-        if index is None:
-            return self.fallback(request)
-        route = self.site.routes[index]
-        reply = route.replies[min(self.given[index], len(route.replies) - 1)]
-        self.given[index] += 1
         try:
-            self.change(route.changes, visit)
-            answer = self.answer(reply, visit)
+            view = self._view(request)
+            route = self._choose(request, view, is_websocket=False)
+            if route is None:
+                return self._fallback(request)
+            fields = route.answer()
+            started = self._change(route, request, view)
+            answer = self._answer(fields, request, view, started)
         except (StateError, RenderError):
-            answer = plain_error(500)
-        if reply.delay_s:
-            await sleep(reply.delay_s)
+            return plain_error(500)
+        if delay_s := delay_s_of(fields):
+            await sleep(delay_s)
         return answer
 
-    def change(self, changes: tuple[StateChange, ...], visit: _Visit) -> None:
-        for change in changes:
-            store = self.state if change.target.root == "state" else visit.session()
-            view = visit.view()
-            keys = [key(step, view) for step in change.target.steps]
-            match change.verb:
-                case "set":
-                    store.set(keys, render_value(change.value, view))
-                case "append":
-                    store.append(keys, render_value(change.value, view))
-                case "increment":
-                    store.increment(keys, change.value)
-                case "delete":
-                    store.delete(keys)
+    def _change(self, route: _Route, request: Request, view: dict[str, Any]) -> str:
+        """Change the state and the view, or nothing; return the id of a session that begins."""
+        if not route.changes:
+            return ""
+        name, most = request.cookies.get(self._cookie, ""), self._most_chars
+        view |= {"state": _copied(self._state), "session": _copied(view["session"])}
+        roots = set()
+        for verb, root, steps, argument in route.changes:
+            keys = [self._templates.render(step, view, "none") for step in steps]
+            value = _copied({"": self._templates.value(argument, view)})[""]
+            change(view[root], verb, keys, value)
+            roots.add(root)
+        state = _copied(view["state"], most)
+        session = _copied(view["session"], MAX_SESSION_CHARS)
+        self._state = state
+        if "session" not in roots:
+            return ""
+        known = self._sessions.find(name) is not None
+        made = self._sessions.keep(name if known else "", session)
+        return "" if known else made
 
-    def answer(self, reply: Reply, visit: _Visit) -> Answer:
-        view, status, media = visit.view(), reply.status, reply.media
-        headers = self.headers(reply, view, visit)
-        if reply.file:
-            file, request = self.files[reply.file], visit.request
-            return file_answer(file, request, status=status, media=media, headers=headers)
-        if reply.has_value:
-            return json_answer(render_value(reply.value, view), status, headers, media=media)
-        if reply.redirect is not None:
-            location = ("location", header_text(render(reply.redirect, view, "url")))
-            return plain_error(status, (location, *headers))
-        if reply.text is None:
-            return Answer(status=status, headers=headers)
-        body = render(reply.text, view, escape_for(media))
-        return text_answer(body, status, headers, media=media)
+    def _answer(
+        self, fields: Fields, request: Request, view: dict[str, Any], started: str
+    ) -> Answer:
+        render = self._templates.render
+        headers = [
+            (name.lower(), header_text(render(str(text), view, "none")))
+            for name, text in fields.get("headers", {}).items()
+        ]
+        if started:
+            cookie = f"{self._cookie}={started}; Path=/; HttpOnly; SameSite=Lax"
+            headers.append(("set-cookie", cookie))
+        for name, text in fields.get("cookies", {}).items():
+            shown = header_text(render("" if text is None else str(text), view, "none"))
+            shown = re.sub("[;,]", "", shown)
+            age = "; Max-Age=0" if text is None else ""
+            headers.append(("set-cookie", f"{name}={shown}; Path=/{age}"))
+        status = fields.get("status", 302 if "redirect" in fields else 200)
+        media, pairs = fields.get("type", ""), tuple(headers)
+        if "file" in fields:
+            file = self._files[fields["file"]]
+            return file_answer(file, request, status=status, media=media, headers=pairs)
+        if "json" in fields:
+            value = self._templates.value(fields["json"], view)
+            return json_answer(value, status, pairs, media=media or "application/json")
+        if "redirect" in fields:
+            location = header_text(render(str(fields["redirect"]), view, "url"))
+            return plain_error(status, (("location", location), *pairs))
+        if "body" not in fields:
+            return Answer(status=status, headers=pairs)
+        body = str(fields["body"])
+        if not media:
+            is_page = body.lstrip().startswith("<")
+            is_page |= str(fields.get("template", "")).endswith((".html", ".htm"))
+            media = f"text/{'html' if is_page else 'plain'}; charset=utf-8"
+        return text_answer(render(body, view, place_of(media)), status, pairs, media=media)
 
-    def headers(self, reply: Reply, view: View, visit: _Visit) -> Pairs:
-        found = [(name, header_text(render(text, view, "none"))) for name, text in reply.headers]
-        if visit.started:
-            session = f"{self.site.session_cookie}={visit.started}"
-            found.append(("set-cookie", f"{session}; Path=/; HttpOnly; SameSite=Lax"))
-        for name, value in reply.cookies:
-            if value is None:
-                found.append(("set-cookie", f"{name}=; Path=/; Max-Age=0"))
-                continue
-            text = header_text(render(value, view, "none")).replace(";", "").replace(",", "")
-            found.append(("set-cookie", f"{name}={text}; Path=/"))
-        return tuple(found)
-
-    def fallback(self, request: Request) -> Answer:
+    def _fallback(self, request: Request) -> Answer:
         is_read = request.method in ("GET", "HEAD")
-        for prefix, files in self.static if is_read else ():
+        for prefix, files in self._static if is_read else ():
             if request.path.startswith(prefix):
                 found = find(files, request.path.removeprefix(prefix))
                 if isinstance(found, str):
@@ -184,8 +311,8 @@ class _Http:
                     return file_answer(found, request)
         routes = [
             route
-            for route in self.site.routes
-            if not route.websocket and route.pattern.match(request.raw_path) is not None
+            for route in self._routes
+            if not route.is_websocket and route.match(request.raw_path) is not None
         ]
         if not routes or any(route.takes(request.method) for route in routes):
             return plain_error(404)
@@ -193,50 +320,23 @@ class _Http:
         return plain_error(405, (("allow", ", ".join(allowed)),))
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visit = _Visit(self, request_of(scope))
-        index = self.choose(visit, websocket=True)
-        if index is None:
-            await refuse_websocket(scope, receive, send)
-            return
-        route = self.site.routes[index]
+        """Send each message back."""
         try:
-            self.change(route.changes, visit)
-        except StateError:
+            request = request_of(scope)
+            view = self._view(request)
+            route = self._choose(request, view, is_websocket=True)
+            if route is not None:
+                self._change(route, request, view)
+        except (StateError, RenderError):
+            route = None
+        if route is None:
             await refuse_websocket(scope, receive, send)
             return
         await receive()
         await send({"type": "websocket.accept"})
-        if route.websocket == "echo":
-            while (message := await _message(receive)) is not None:
-                kind = "text" if isinstance(message, str) else "bytes"
-                await send({"type": "websocket.send", kind: message})
-        else:
-            code = await _play(route.script, visit.view(), receive, send)
-            if code:
-                await send({"type": "websocket.close", "code": code})
-
-
-async def _message(receive: Receive) -> str | bytes | None:
-    event = await receive()
-    if event["type"] != "websocket.receive":
-        return None
-    text = event.get("text")
-    found: str | bytes = text if text is not None else event.get("bytes") or b""
-    return found if len(found) <= MAX_MESSAGE_BYTES else None
-
-
-async def _play(script: tuple[Line, ...], view: View, receive: Receive, send: Send) -> int:
-    """The close code; 0: the client has left."""
-    for line in script:
-        if line.verb == "close":
-            return line.code
-        text = render(line.text, view, "none") if line.text is not None else None
-        if line.verb == "send":
-            await send({"type": "websocket.send", "text": text})
-            continue
-        message = await _message(receive)
-        if message is None:
-            return 0
-        if text is not None and message != text:
-            return 1008
-    return 1000
+        while (event := await receive())["type"] == "websocket.receive":
+            kind = "bytes" if event.get("text") is None else "text"
+            message = event.get(kind) or b""
+            if len(message) > MAX_MESSAGE_BYTES:
+                return
+            await send({"type": "websocket.send", kind: message})

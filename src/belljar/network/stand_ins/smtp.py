@@ -1,6 +1,6 @@
 """A mail server that accepts everything and sends nothing.
 
-Each message, login and recipient is put on record.
+Each message and login is on record before it is answered; so is a message that breaks off.
 
 Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, PIPELINING, and AUTH PLAIN and LOGIN (RFC
 4954). Not: STARTTLS (a port of the protocol `smtps` has TLS from the start), CHUNKING, delivery
@@ -14,6 +14,7 @@ import base64
 import binascii
 import hashlib
 import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,13 +29,14 @@ MAX_MESSAGE_BYTES: Final = 50 << 20
 MAX_RECIPIENTS: Final = 1000
 MAX_MESSAGES: Final = 1000
 MAX_ERRORS: Final = 50  # Of one connection; then it is closed, as mail servers do
-_PATH: Final = re.compile(
-    rb"<([^<>\x00-\x1f]{0,512})>(?:[ ]+(.*))?|([^<> \x00-\x1f]{1,512})(?:[ ]+(.*))?", re.DOTALL
-)
+_PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
+_SIZE: Final = re.compile(rb" SIZE=(\d{1,20})(?: |$)")
+_PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6")}
+_OK: Final = b"250 2.0.0 Ok\r\n"
 
 
 @dataclass(kw_only=True)
-class Mail:
+class _Mail:
     """A message and its envelope, so far; dots undone."""
 
     sender: str
@@ -42,268 +44,231 @@ class Mail:
     content: Capture = field(
         default_factory=lambda: Capture("message", max_kept_bytes=MAX_KEPT_BODY_BYTES)
     )
-    complete: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """What a client presented; never the secret itself."""
+class _MailConnection:
+    """One connection. It holds one line, an envelope, and 64 KiB of a message."""
 
-    mechanism: str
-    user: str
-    secret_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A reply, and what is on record before it is sent."""
-
-    reply: bytes = b""
-    done: Mail | Login | None = None
-    close: bool = False
-
-
-class Session:
-    """One connection's state."""
-
-    def __init__(self, host: str) -> None:
-        self._host = host.encode("ascii", "replace")
-        self.client = self.user = self._auth = ""
-        self.mail: Mail | None = None
-        self.in_data = False  # A message's content comes, of any length, in any pieces
-        self._auth_user = b""
+    def __init__(
+        self,
+        context: StandInContext,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        cell: str,
+    ) -> None:
+        self._context, self._reader, self._writer = context, reader, writer
+        host = next((name for name in context.names if "*" not in name), "mail.localdomain")
+        self._host, self._cell = host.encode("ascii", "replace"), cell
+        self._client = self._user = ""
+        self._mail: _Mail | None = None
+        self._is_over = self._is_in_content = False
         self._errors = self._messages = 0
-        self._line_begins = True
 
-    @property
-    def greeting(self) -> bytes:
-        """What the server says first."""
-        return b"220 %s ESMTP\r\n" % self._host
-
-    def line(self, line: bytes) -> Outcome:
-        """One line with its end, or a piece of a content's."""
-        if self.in_data:
-            return self._content(line)
-        text = line.rstrip(b"\r\n")
-        if self._auth:
-            return self._counted(self._auth_answer(text))
-        verb, _, rest = text.partition(b" ")
-        method = self._COMMANDS.get(verb.upper())
-        if method is None:
-            return self._counted(Outcome(b"500 5.5.2 Error: command not recognized\r\n"))
-        return self._counted(method(self, rest.strip()))
-
-    def too_long(self) -> Outcome:
-        """A command line went beyond its bound."""
-        return self._counted(Outcome(b"500 5.5.6 Error: line too long\r\n"))
-
-    def _counted(self, outcome: Outcome) -> Outcome:
-        self._errors += outcome.reply[:1] in {b"4", b"5"}
-        if self._errors >= MAX_ERRORS:
-            reply = b"421 4.7.0 %s Error: too many errors\r\n" % self._host
-            return Outcome(reply, outcome.done, close=True)
-        return outcome
-
-    def _content(self, piece: bytes) -> Outcome:
-        begins, self._line_begins = self._line_begins, piece.endswith(b"\n")
-        mail = self.mail
-        if mail is None:
-            return Outcome(b"451 4.3.0 Error\r\n", close=True)
-        if begins and piece in {b".\r\n", b".\n"}:
-            self.in_data, self.mail = False, None
-            self._messages += 1
-            if mail.content.total_bytes > MAX_MESSAGE_BYTES:
-                return Outcome(b"552 5.3.4 Error: message too big\r\n", mail)
-            mail.complete = True
-            queued = mail.content.sha256[:10].upper().encode()
-            return Outcome(b"250 2.0.0 Ok: queued as %s\r\n" % queued, mail)
-        mail.content.feed(piece[1:] if begins and piece.startswith(b".") else piece)
-        # A client that goes on and on is cut; one that ends somewhat late gets its 552.
-        if mail.content.total_bytes > 2 * MAX_MESSAGE_BYTES:
-            return Outcome(b"552 5.3.4 Error: message too big\r\n", mail, close=True)
-        return Outcome()
-
-    def _helo(self, rest: bytes) -> Outcome:
-        self.client, self.mail = rest[:255].decode("utf-8", "replace"), None
-        known = b"250 %s\r\n" % self._host
-        return Outcome(known if rest else b"501 5.5.4 Syntax: HELO hostname\r\n")
-
-    def _ehlo(self, rest: bytes) -> Outcome:
-        self._helo(rest)
-        if not rest:
-            return Outcome(b"501 5.5.4 Syntax: EHLO hostname\r\n")
-        size = b"SIZE %d" % MAX_MESSAGE_BYTES
-        offers = (self._host, b"PIPELINING", size, b"AUTH PLAIN LOGIN", b"ENHANCEDSTATUSCODES")
-        lines = [b"250-%s\r\n" % offer for offer in (*offers, b"8BITMIME")]
-        return Outcome(b"".join((*lines, b"250 SMTPUTF8\r\n")))
-
-    def _mail(self, rest: bytes) -> Outcome:
-        if not self.client:
-            return Outcome(b"503 5.5.1 Error: send HELO/EHLO first\r\n")
-        if self.mail is not None:
-            return Outcome(b"503 5.5.1 Error: nested MAIL command\r\n")
-        if self._messages >= MAX_MESSAGES:
-            return Outcome(b"421 4.7.0 %s Error: too many messages\r\n" % self._host, close=True)
-        path = _path(rest, b"FROM:")
-        if path is None:
-            return Outcome(b"501 5.5.4 Syntax: MAIL FROM:<address>\r\n")
-        size = re.search(rb"(?:^| )SIZE=(\d{1,20})(?: |$)", path[1].upper())
-        if size and int(size[1]) > MAX_MESSAGE_BYTES:
-            return Outcome(b"552 5.3.4 Message size exceeds fixed limit\r\n")
-        self.mail = Mail(sender=path[0])
-        return Outcome(b"250 2.1.0 Ok\r\n")
-
-    def _rcpt(self, rest: bytes) -> Outcome:
-        if self.mail is None:
-            return Outcome(b"503 5.5.1 Error: need MAIL command\r\n")
-        path = _path(rest, b"TO:")
-        if path is None or not path[0]:
-            return Outcome(b"501 5.5.4 Syntax: RCPT TO:<address>\r\n")
-        if len(self.mail.recipients) >= MAX_RECIPIENTS:
-            return Outcome(b"452 4.5.3 Error: too many recipients\r\n")
-        self.mail.recipients.append(path[0])
-        return Outcome(b"250 2.1.5 Ok\r\n")
-
-    def _data(self, _rest: bytes) -> Outcome:
-        if self.mail is None or not self.mail.recipients:
-            return Outcome(b"503 5.5.1 Error: need RCPT command\r\n")
-        self.in_data = self._line_begins = True
-        return Outcome(b"354 End data with <CR><LF>.<CR><LF>\r\n")
-
-    def _rset(self, _rest: bytes) -> Outcome:
-        self.mail = None
-        return Outcome(b"250 2.0.0 Ok\r\n")
-
-    def _vrfy(self, rest: bytes) -> Outcome:
-        known = b"252 2.0.0 Cannot VRFY user, but will accept message\r\n"
-        return Outcome(known if rest else b"501 5.5.4 Syntax: VRFY address\r\n")
-
-    def _auth_command(self, rest: bytes) -> Outcome:
-        mechanism, _, first = rest.partition(b" ")
-        if not self.client or self.user or self.mail is not None:
-            return Outcome(b"503 5.5.1 Error: AUTH is not possible now\r\n")
-        if mechanism.upper() not in {b"PLAIN", b"LOGIN"}:
-            return Outcome(b"535 5.7.8 Error: authentication failed: no mechanism available\r\n")
-        self._auth, self._auth_user = mechanism.upper().decode(), b""
-        if first:
-            return self._auth_answer(first)
-        return Outcome(b"334 \r\n" if self._auth == "PLAIN" else b"334 VXNlcm5hbWU6\r\n")
-
-    def _auth_answer(self, text: bytes) -> Outcome:
+    async def serve(self) -> None:
+        """Answer commands until the end."""
         try:
-            decoded = b"" if text == b"=" else base64.b64decode(text, validate=True)
-        except binascii.Error:  # `*` among it, which cancels
-            self._auth = ""
-            return Outcome(b"501 5.7.0 Authentication aborted\r\n")
-        if self._auth == "LOGIN" and not self._auth_user:
-            # A user without a name gets a mark, so that the next line is taken for the password.
-            self._auth_user = decoded or b"?"
-            return Outcome(b"334 UGFzc3dvcmQ6\r\n")
-        user, secret = self._auth_user, decoded
-        if self._auth == "PLAIN":  # authorization NUL user NUL password (RFC 4616)
-            parts = decoded.split(b"\0", 2)
-            user, secret = (parts[1], parts[2]) if len(parts) == 3 else (decoded, b"")
-        mechanism, self._auth = self._auth, ""
-        self.user = user.decode("utf-8", "replace") or "?"
-        login = Login(mechanism, self.user, hashlib.sha256(secret).hexdigest())
-        return Outcome(b"235 2.7.0 Authentication successful\r\n", login)
-
-    _COMMANDS: Final = {
-        b"HELO": _helo,
-        b"EHLO": _ehlo,
-        b"MAIL": _mail,
-        b"RCPT": _rcpt,
-        b"DATA": _data,
-        b"RSET": _rset,
-        b"NOOP": lambda _self, _rest: Outcome(b"250 2.0.0 Ok\r\n"),
-        b"VRFY": _vrfy,
-        b"QUIT": lambda _self, _rest: Outcome(b"221 2.0.0 Bye\r\n", close=True),
-        b"AUTH": _auth_command,
-    }
-
-
-def _path(rest: bytes, key: bytes) -> tuple[str, bytes] | None:
-    """An address, and the parameters behind it."""
-    if rest[: len(key)].upper() != key:
-        return None
-    if (match := _PATH.fullmatch(rest[len(key) :].strip())) is None:
-        return None
-    address = match[1] if match[1] is not None else match[3]
-    return address.decode("utf-8", "replace"), match[2] or match[4] or b""
-
-
-def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. A connection holds one line, an envelope, and 64 KiB of a message."""
-    host = next((name for name in context.names if "*" not in name), "mail.localdomain")
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        session = Session(host)
-        outcome: Outcome | None = Outcome(session.greeting)
-        try:
-            while outcome is not None:
-                if outcome.done is not None:
-                    await _record(context, session, outcome.done, cell)
-                if outcome.reply:
-                    writer.write(outcome.reply)
-                    await writer.drain()
-                if outcome.close:
-                    return
-                outcome = await _next(session, reader)
+            await self._send(b"220 %s ESMTP\r\n" % self._host)
+            while not self._is_over and (line := await self._line()) is not None:
+                verb, _, rest = line.partition(b" ")
+                method = self._COMMANDS.get(verb.upper())
+                reply = b"500 5.5.2 Error: command not recognized\r\n"
+                await self._answer(await method(self, rest.strip()) if method else reply)
         except ConnectionError:
             return
         finally:
             # A message that breaks off is on record, too.
-            if session.in_data and session.mail is not None:
-                session.mail.content.feed(await unread(reader))
-                await _record(context, session, session.mail, cell)
+            if self._is_in_content and self._mail is not None:
+                self._mail.content.feed(await unread(self._reader))
+                await self._record_mail(self._mail, complete=False)
+
+    async def _send(self, reply: bytes) -> None:
+        self._writer.write(reply)
+        await self._writer.drain()
+
+    async def _answer(self, reply: bytes) -> None:
+        self._errors += reply[:1] in {b"4", b"5"}
+        if self._errors >= MAX_ERRORS:
+            reply = b"421 4.7.0 %s Error: too many errors\r\n" % self._host
+        self._is_over |= reply.startswith((b"221", b"421"))
+        await self._send(reply)
+
+    async def _piece(self) -> tuple[bytes, bool]:
+        """Return a line or a piece of one, and whether it ends; b"": the end."""
+        try:
+            return await self._reader.readuntil(b"\n"), True
+        except asyncio.IncompleteReadError as error:
+            return error.partial, True
+        except asyncio.LimitOverrunError as error:
+            return await self._reader.readexactly(max(1, error.consumed)), False
+
+    async def _line(self) -> bytes | None:
+        """Return a command's line without its end, or None at the end."""
+        while not self._is_over:
+            line, is_whole = await self._piece()
+            if is_whole and len(line) <= MAX_LINE_BYTES:
+                return line.rstrip(b"\r\n") if line.endswith(b"\n") else None
+            while line and not is_whole:
+                line, is_whole = await self._piece()
+            await self._answer(b"500 5.5.6 Error: line too long\r\n")
+        return None
+
+    async def _helo(self, rest: bytes) -> bytes:
+        self._client, self._mail = rest[:255].decode("utf-8", "replace"), None
+        return b"250 %s\r\n" % self._host if rest else b"501 5.5.4 Syntax: HELO hostname\r\n"
+
+    async def _ehlo(self, rest: bytes) -> bytes:
+        reply = await self._helo(rest)
+        if not rest:
+            return reply
+        size = b"SIZE %d" % MAX_MESSAGE_BYTES
+        offers = (self._host, b"PIPELINING", size, b"AUTH PLAIN LOGIN", b"ENHANCEDSTATUSCODES")
+        lines = [b"250-%s\r\n" % offer for offer in (*offers, b"8BITMIME")]
+        return b"".join((*lines, b"250 SMTPUTF8\r\n"))
+
+    async def _begin(self, rest: bytes) -> bytes:
+        if not self._client:
+            return b"503 5.5.1 Error: send HELO/EHLO first\r\n"
+        if self._mail is not None:
+            return b"503 5.5.1 Error: nested MAIL command\r\n"
+        if self._messages >= MAX_MESSAGES:
+            return b"421 4.7.0 %s Error: too many messages\r\n" % self._host
+        sender = _address(rest, b"FROM:")
+        if sender is None:
+            return b"501 5.5.4 Syntax: MAIL FROM:<address>\r\n"
+        size = _SIZE.search(rest.upper())
+        if size and int(size[1]) > MAX_MESSAGE_BYTES:
+            return b"552 5.3.4 Message size exceeds fixed limit\r\n"
+        self._mail = _Mail(sender=sender)
+        return b"250 2.1.0 Ok\r\n"
+
+    async def _recipient(self, rest: bytes) -> bytes:
+        if self._mail is None:
+            return b"503 5.5.1 Error: need MAIL command\r\n"
+        if not (recipient := _address(rest, b"TO:")):
+            return b"501 5.5.4 Syntax: RCPT TO:<address>\r\n"
+        if len(self._mail.recipients) >= MAX_RECIPIENTS:
+            return b"452 4.5.3 Error: too many recipients\r\n"
+        self._mail.recipients.append(recipient)
+        return b"250 2.1.5 Ok\r\n"
+
+    async def _data(self, _rest: bytes) -> bytes:
+        mail = self._mail
+        if mail is None or not mail.recipients:
+            return b"503 5.5.1 Error: need RCPT command\r\n"
+        await self._send(b"354 End data with <CR><LF>.<CR><LF>\r\n")
+        self._is_in_content = begins = True
+        while True:
+            piece, _ = await self._piece()
+            if not piece:
+                self._is_over = True  # The end records what had come.
+                return b""
+            if begins and piece in {b".\r\n", b".\n"}:
+                break
+            mail.content.feed(piece[1:] if begins and piece.startswith(b".") else piece)
+            begins = piece.endswith(b"\n")
+            # A client that goes on and on is cut; one that ends somewhat late gets its 552.
+            if mail.content.total_bytes > 2 * MAX_MESSAGE_BYTES:
+                self._is_over = True
+                break
+        self._is_in_content, self._mail = False, None
+        self._messages += 1
+        complete = mail.content.total_bytes <= MAX_MESSAGE_BYTES
+        await self._record_mail(mail, complete=complete)
+        if not complete:
+            return b"552 5.3.4 Error: message too big\r\n"
+        queued = mail.content.sha256[:10].upper().encode()
+        return b"250 2.0.0 Ok: queued as %s\r\n" % queued
+
+    async def _reset(self, _rest: bytes) -> bytes:
+        self._mail = None
+        return _OK
+
+    async def _noop(self, _rest: bytes) -> bytes:
+        return _OK
+
+    async def _verify(self, rest: bytes) -> bytes:
+        known = b"252 2.0.0 Cannot VRFY user, but will accept message\r\n"
+        return known if rest else b"501 5.5.4 Syntax: VRFY address\r\n"
+
+    async def _quit(self, _rest: bytes) -> bytes:
+        return b"221 2.0.0 Bye\r\n"
+
+    async def _log_in(self, rest: bytes) -> bytes:
+        mechanism, _, first = rest.partition(b" ")
+        mechanism, answers = mechanism.upper(), list[bytes]()
+        if not self._client or self._user or self._mail is not None:
+            return b"503 5.5.1 Error: AUTH is not possible now\r\n"
+        if mechanism not in _PROMPTS:
+            return b"535 5.7.8 Error: authentication failed: no mechanism available\r\n"
+        for prompt in _PROMPTS[mechanism]:
+            text: bytes | None = first
+            if not first or answers:
+                await self._send(b"334 %s\r\n" % prompt)
+                text = await self._line()
+            if text is None:
+                self._is_over = True
+                return b""
+            try:
+                answers.append(b"" if text == b"=" else base64.b64decode(text, validate=True))
+            except binascii.Error:  # `*` among it, which cancels
+                return b"501 5.7.0 Authentication aborted\r\n"
+        if mechanism == b"PLAIN":  # authorization NUL user NUL password (RFC 4616)
+            parts = answers[0].split(b"\0", 2)
+            answers = parts[1:] if len(parts) == 3 else [answers[0], b""]
+        self._user = answers[0].decode("utf-8", "replace") or "?"
+        data: dict[str, JsonValue] = {
+            "what": "login",
+            "mechanism": mechanism.decode(),
+            "user": word(self._user),
+            "secret_sha256": hashlib.sha256(answers[1]).hexdigest(),
+        }
+        known = {"cell": self._cell, "client": word(self._client)}
+        await self._context.record("network.attempt", {**known, **data}, [])
+        return b"235 2.7.0 Authentication successful\r\n"
+
+    async def _record_mail(self, mail: _Mail, *, complete: bool) -> None:
+        message = mail.content.body()
+        addresses = (word(address, 512) for address in mail.recipients)
+        data: dict[str, JsonValue] = {
+            "cell": self._cell,
+            "client": word(self._client),
+            "what": "mail",
+            "user": word(self._user),
+            "sender": word(mail.sender, 512),
+            "recipients": bounded(addresses, 16 << 10),
+            "recipient_count": len(mail.recipients),
+            "size_bytes": mail.content.total_bytes,
+            "sha256": message.sha256,
+            "complete": complete,
+        }
+        await self._context.record("network.attempt", data, [message])
+
+    _COMMANDS: Final[Mapping[bytes, Callable[[_MailConnection, bytes], Awaitable[bytes]]]] = {
+        b"HELO": _helo,
+        b"EHLO": _ehlo,
+        b"MAIL": _begin,
+        b"RCPT": _recipient,
+        b"DATA": _data,
+        b"RSET": _reset,
+        b"NOOP": _noop,
+        b"VRFY": _verify,
+        b"QUIT": _quit,
+        b"AUTH": _log_in,
+    }
+
+
+def _address(rest: bytes, key: bytes) -> str | None:
+    """Return the address of `FROM:<…>`, or None."""
+    match = _PATH.fullmatch(rest[len(key) :].strip())
+    if rest[: len(key)].upper() != key or match is None:
+        return None
+    return (match[1] if match[1] is not None else match[2]).decode("utf-8", "replace")
+
+
+def make(context: StandInContext) -> StreamApp:
+    """A stream stand-in."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+        await _MailConnection(context, reader, writer, cell).serve()
 
     return serve
-
-
-async def _next(session: Session, reader: asyncio.StreamReader) -> Outcome | None:
-    line, whole = await _read_line(reader)
-    if not line:
-        return None
-    if not session.in_data:
-        if not whole or len(line) > MAX_LINE_BYTES:
-            while not whole and line:
-                line, whole = await _read_line(reader)
-            return session.too_long()
-        if not line.endswith(b"\n"):
-            return None
-    return session.line(line)
-
-
-async def _record(context: StandInContext, session: Session, done: Mail | Login, cell: str) -> None:
-    data: dict[str, JsonValue] = {"cell": cell, "client": word(session.client)}
-    if isinstance(done, Login):
-        data |= {
-            "what": "login",
-            "mechanism": done.mechanism,
-            "user": word(done.user),
-            "secret_sha256": done.secret_sha256,
-        }
-        await context.record("network.attempt", data, [])
-        return
-    message = done.content.body()
-    data |= {
-        "what": "mail",
-        "user": word(session.user),
-        "sender": word(done.sender, 512),
-        "recipients": bounded((word(address, 512) for address in done.recipients), 16 << 10),
-        "recipient_count": len(done.recipients),
-        "size_bytes": done.content.total_bytes,
-        "sha256": message.sha256,
-        "complete": done.complete,
-    }
-    await context.record("network.attempt", data, [message])
-
-
-async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """A line or a piece, and whether it ends; b"": the end."""
-    try:
-        return await reader.readuntil(b"\n"), True
-    except asyncio.IncompleteReadError as error:
-        return error.partial, True
-    except asyncio.LimitOverrunError as error:
-        return await reader.readexactly(max(1, error.consumed)), False

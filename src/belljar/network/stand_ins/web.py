@@ -30,8 +30,6 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_FIELDS: Final = 1000
 MAX_JSON_DEPTH: Final = 128
-MAX_ACCEPTED: Final = 50
-_QUALITY: Final = re.compile(r"[01](?:\.\d{0,3})?", re.ASCII)
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -195,25 +193,6 @@ def parse_json(data: bytes | str, max_depth: int = MAX_JSON_DEPTH) -> Any:  # no
             return value
         level = [x for each in outer for x in (each.values() if isinstance(each, dict) else each)]
     raise ValueError(f"nested deeper than {max_depth} levels")
-
-
-def accepted(field: str, offered: tuple[str, ...]) -> str | None:
-    """The offered type that an Accept field prefers (RFC 9110, 12.5.1); of equals the first."""
-    wishes = field.lower().split(",")[:MAX_ACCEPTED] if field.strip() else ["*/*"]
-
-    def weight(media: str) -> float:
-        bare, found = media.partition(";")[0].strip().lower(), (-1, 0.0)
-        ranges = {bare: 2, f"{bare.partition('/')[0]}/*": 1, "*/*": 0}
-        for wish in wishes:
-            name, *parameters = (part.strip() for part in wish.split(";"))
-            quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-            is_number = _QUALITY.fullmatch(quality)
-            if name in ranges:
-                found = max(found, (ranges[name], float(quality) if is_number else 0.0))
-        return found[1]
-
-    best = max(offered, key=weight)
-    return best if weight(best) > 0 else None
 
 
 def uuid_of(data: bytes) -> str:

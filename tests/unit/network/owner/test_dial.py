@@ -230,10 +230,11 @@ def test_whatever_a_gateway_asks_is_an_upstream_or_a_violation(body: bytes) -> N
 
 
 def test_a_dial_is_on_record_before_it_is_done() -> None:
-    """Resolved, judged, recorded, dialled; with the policy's reason."""
+    """Recorded before the name is resolved, and before the address is dialled."""
     world = World(PUBLIC[:1])
     world.dial()
     assert world.log == [
+        ("looked_up", "", ""),
         ("resolved", REAL.host),
         ("dialled", PUBLIC[0], ""),
         ("connected", PUBLIC[0], 443),
@@ -246,7 +247,7 @@ def test_the_first_answer_is_pinned() -> None:
     world = World(PUBLIC[:1], ("127.0.0.1",))
     world.dial()
     world.dial(port=80)
-    assert [entry for entry in world.log if entry[0] != "dialled"] == [
+    assert [entry for entry in world.log if entry[0] not in {"dialled", "looked_up"}] == [
         ("resolved", REAL.host),
         ("connected", PUBLIC[0], 443),
         ("connected", PUBLIC[0], 80),
@@ -261,7 +262,7 @@ def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
         with pytest.raises(Refused, match=r"10\.0\.0\.1 is not a public one"):
             world.dial()
     said = ("refused", "", "10.0.0.1 is not a public one")
-    assert world.log == [("resolved", REAL.host), said, said]
+    assert world.log == [("looked_up", "", ""), ("resolved", REAL.host), said, said]
 
 
 def test_this_host_s_own_public_address_is_refused() -> None:
@@ -285,6 +286,7 @@ def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> No
         with pytest.raises(Refused, match="of a network that this host is on"):
             world.dial()
     assert [entry[0] for entry in world.log] == [
+        "looked_up",
         "resolved",
         "dialled",
         "connected",
@@ -302,8 +304,10 @@ def test_networks_that_can_t_be_read_are_no_permission() -> None:
     world.near = ()
     world.dial()
     assert [entry[0] for entry in world.log] == [
+        "looked_up",
         "resolved",
         "refused",
+        "looked_up",
         "resolved",
         "dialled",
         "connected",
@@ -317,8 +321,10 @@ def test_a_name_that_does_not_resolve_now_may_later() -> None:
         world.dial()
     world.dial()
     assert [entry[0] for entry in world.log] == [
+        "looked_up",
         "resolved",
         "refused",
+        "looked_up",
         "resolved",
         "dialled",
         "connected",
@@ -334,7 +340,7 @@ def test_the_next_pinned_address_is_tried() -> None:
     with pytest.raises(Refused, match="no answer there"):
         world.dial()
     assert sum(entry[0] == "connected" for entry in world.log) == MAX_TRIED
-    assert world.log[1:4] == [
+    assert world.log[2:5] == [
         ("dialled", "1.0.0.1", ""),
         ("connected", "1.0.0.1", 443),
         ("failed", "1.0.0.1", "Connection refused"),
@@ -350,7 +356,7 @@ def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
 
 
 def test_what_can_t_be_recorded_is_not_dialled() -> None:
-    """The record comes first."""
+    """The record comes first, also of a look-up."""
     world = World(PUBLIC[:1])
 
     def fail(_data: Mapping[str, Any]) -> None:
@@ -358,7 +364,7 @@ def test_what_can_t_be_recorded_is_not_dialled() -> None:
 
     with pytest.raises(OSError, match="No space"):
         world.dialler.dial(question(), fail)
-    assert world.log == [("resolved", REAL.host)]
+    assert world.log == []
 
 
 def test_the_kernel_says_what_is_this_host_s() -> None:

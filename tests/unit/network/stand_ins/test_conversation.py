@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.fakes.registries import Ledger, context_for, served_stream
+from tests.fakes.registries import Ledger, context_for
 
-from belljar.network.stand_ins.conversation import MAX_REPLY_BYTES, Presented, Step, stream_app
-
-HALF = b"x" * (MAX_REPLY_BYTES // 2 + 1)
-
-
-class Lines:
-    """Answers each byte with many; `q` ends."""
-
-    greeting = rest = b""
-
-    def feed(self, data: bytes) -> Iterator[Step]:
-        """A step a byte."""
-        for at, byte in enumerate(data):
-            raw = bytes([byte])
-            self.rest = data[at + 1 :]
-            yield Step(name=raw.decode(), raw=raw, reply=HALF, close=raw == b"q")
-
-
-def test_long_replies_are_sent_as_they_come() -> None:
-    """Commands of one read are on record together as long as their replies are short; after the
-    last word nothing is answered. No byte is missing on record."""
-    ledger = Ledger()
-    context = context_for(Path("/nonexistent"), ledger)
-    sent = b"a" * 9 + b"q" + b"b" * 9
-    with (
-        served_stream(stream_app(context, "x", Lines)) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
-    ):
-        client.sendall(sent)
-        replies = b"".join(iter(lambda: client.recv(65536), b""))
-    assert len(replies) == 10 * len(HALF)
-    assert b"".join(body.content for [body] in ledger.bodies) == sent
-    assert {event["count"] for event in ledger.attempts} <= {1, 2, 8}
+from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
 
 
 class Gone:
@@ -66,15 +33,15 @@ class Script:
 
     greeting = rest = b""
 
-    def __init__(self, steps: Iterator[Step]) -> None:
+    def __init__(self, steps: Iterator[ServiceStep]) -> None:
         self._steps = steps
 
-    def feed(self, _data: bytes) -> Iterator[Step]:
+    def feed(self, _data: bytes) -> Iterator[ServiceStep]:
         """All of them."""
         return self._steps
 
 
-async def _converse(steps: Iterator[Step], sent: bytes, ledger: Ledger) -> None:
+async def _converse(steps: Iterator[ServiceStep], sent: bytes, ledger: Ledger) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(sent)
     reader.feed_eof()
@@ -87,20 +54,23 @@ def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
     """A login behind a command whose reply nobody takes is recorded as a login, once."""
     ledger = Ledger()
     login = Presented(user="u", credential=b"decoy", ok=False, mechanism="auth")
-    steps = [Step(name="echo", raw=b"echo"), Step(name="auth", raw=b"auth", presented=login)]
+    steps = [
+        ServiceStep(name="echo", raw=b"echo"),
+        ServiceStep(name="auth", raw=b"auth", presented=login),
+    ]
     asyncio.run(_converse(iter(steps), b"echoauth", ledger))
     assert [event["what"] for event in ledger.attempts] == ["command", "login"]
     assert [body.content for [body] in ledger.bodies] == [b"echo", b"decoy"]
 
 
 def test_what_interrupts_a_session_loses_nothing_that_was_sent() -> None:
-    """Also the bytes of the step that was being carried out are on record."""
+    """All bytes that the session was given are on record."""
 
-    def steps() -> Iterator[Step]:
-        yield Step(name="one", raw=b"one")
+    def steps() -> Iterator[ServiceStep]:
+        yield ServiceStep(name="one", raw=b"one")
         raise RuntimeError("took too long")
 
     ledger = Ledger()
     with pytest.raises(RuntimeError):
         asyncio.run(_converse(steps(), b"one two", ledger))
-    assert [body.content for [body] in ledger.bodies] == [b"one", b"one two"]
+    assert [body.content for [body] in ledger.bodies] == [b"one two"]

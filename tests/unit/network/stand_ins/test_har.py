@@ -141,29 +141,23 @@ def faults(settings: dict[str, Any], directory: Path) -> list[str]:
 
 
 BAD: list[tuple[object, str]] = [
-    ({}, "a.har:5:4: log.entries[0].request: a mapping is needed"),
-    (entry("GET", "/relative"), "log.entries[0].request.url: `/relative` is no whole URL"),
-    (entry("GET", "http://["), "is no whole URL"),
-    (entry("", "http://a/"), "log.entries[0].request.method: `` is no method"),
-    (
-        entry("GET", "http://a/", status=99),
-        "log.entries[0].response.status: `99` is no final status",
-    ),
+    ({}, "not an entry"),
+    (entry("GET", "/relative"), "`/relative` is no whole URL"),
+    (entry("GET", "http://["), ""),
+    (entry("", "http://a/"), "`` is no method"),
+    (entry("GET", "http://a/", status=99), "`99` is no final status"),
     (entry("GET", "http://a/", None), "the recording lacks this body"),
-    (
-        entry("GET", "http://a/", "?", encoding="base64"),
-        "log.entries[0].response.content.text: not base64",
-    ),
-    (entry("GET", "http://a/", encoding="rot13"), "log.entries[0].response.content: a body's"),
+    (entry("GET", "http://a/", "?", encoding="base64"), "not base64"),
+    (entry("GET", "http://a/", encoding="rot13"), "a body's encoding"),
 ]
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
 def test_each_mistake_is_reported_with_its_place(tmp_path: Path, bad: object, message: str) -> None:
-    """File, line, column, field, what is wrong."""
-    problems = faults(write(tmp_path, bad, entry("GET", "http://a/")), tmp_path)
-    assert any(message in problem for problem in problems), problems
-    assert all(problem.startswith("a.har:") for problem in problems)
+    """File, entry, what is wrong."""
+    (problem,) = faults(write(tmp_path, bad, entry("GET", "http://a/")), tmp_path)
+    assert problem.startswith("a.har: log.entries[0]: ")
+    assert message in problem
 
 
 def test_a_missing_body_may_be_allowed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.debian.openpgp import SigningKey
+from belljar.network.stand_ins.openpgp import SigningKey
 
 TEXT = "Origin: Debian\n- a dash\nline with spaces   \n\nlast\n"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.registries import make_deb
 
-from belljar.network.stand_ins.debian.repository import Repository
+from belljar.network.stand_ins.debian import Repository
 
 
 @pytest.fixture

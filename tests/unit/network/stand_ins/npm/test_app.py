@@ -47,15 +47,6 @@ def test_a_scoped_package(app: App, path: str, tmp_path: Path) -> None:
     assert ask(app, "GET", "/-/package/@team/right/dist-tags").json == {"latest": "2.0.0"}
 
 
-def test_the_short_document_is_asked_for_by_its_type(app: App) -> None:
-    """As npm's installer does."""
-    kind = "application/vnd.npm.install-v1+json"
-    reply = ask(app, "GET", "/left", headers={"accept": f"{kind}; q=1.0, application/json; q=0.8"})
-    assert reply.headers["content-type"] == kind
-    assert "time" not in reply.json
-    assert "time" in ask(app, "GET", "/left").json
-
-
 def test_a_version_a_range_and_a_search(app: App) -> None:
     """One version's document; a part of a file; packages by words."""
     assert ask(app, "GET", "/left/1.0.0").json["_id"] == "left@1.0.0"

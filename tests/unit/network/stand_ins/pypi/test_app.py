@@ -9,10 +9,7 @@ import pytest
 from tests.fakes.registries import Ledger, ask, context_for, make_tar, make_wheel
 
 from belljar.network.gateway.context import App
-from belljar.network.stand_ins.pypi import check, chosen_type, make
-
-JSON = "application/vnd.pypi.simple.v1+json"
-HTML = "application/vnd.pypi.simple.v1+html"
+from belljar.network.stand_ins.pypi import check, make
 
 
 @pytest.fixture
@@ -27,51 +24,20 @@ def app(tmp_path: Path) -> App:
     return make(context_for(tmp_path, Ledger()))
 
 
-def test_the_simple_index_in_both_forms(app: App) -> None:
-    """PEP 503 and 691: the same files, hashes, Requires-Python and metadata digests; the content
-    type says which."""
-    html, document = (
-        ask(app, "GET", "/simple/one/"),
-        ask(app, "GET", "/simple/one/", headers={"accept": JSON}),
-    )
+def test_the_simple_index(app: App) -> None:
+    """PEP 503 and 658: files, hashes, Requires-Python and metadata digests."""
+    html = ask(app, "GET", "/simple/one/")
     assert html.headers["content-type"] == "text/html; charset=utf-8"
-    assert document.headers["content-type"] == JSON
-    assert [entry["filename"] for entry in document.json["files"]] == [
-        "one-1.0-py3-none-any.whl",
-        "one-1.1-py3-none-any.whl",
-    ]
-    for entry in document.json["files"]:
-        name = entry["filename"]
-        assert f"../../packages/{name}#sha256={entry['hashes']['sha256']}".encode() in html.body
-        file, metadata = (
-            ask(app, "GET", f"/packages/{name}"),
-            ask(app, "GET", f"/packages/{name}.metadata"),
-        )
-        assert hashlib.sha256(file.body).hexdigest() == entry["hashes"]["sha256"]
-        assert len(file.body) == entry["size"]
-        assert hashlib.sha256(metadata.body).hexdigest() == entry["core-metadata"]["sha256"]
-        assert entry["requires-python"] == ">=3.9"
-    assert [
-        p["name"] for p in ask(app, "GET", "/simple/", headers={"accept": JSON}).json["projects"]
-    ] == ["one", "two"]
+    for version in ("1.0", "1.1"):
+        name = f"one-{version}-py3-none-any.whl"
+        file = ask(app, "GET", f"/packages/{name}")
+        metadata = ask(app, "GET", f"/packages/{name}.metadata")
+        digest = hashlib.sha256(file.body).hexdigest()
+        assert f'href="../../packages/{name}#sha256={digest}"'.encode() in html.body
+        known = hashlib.sha256(metadata.body).hexdigest()
+        assert f'data-core-metadata="sha256={known}"'.encode() in html.body
+    assert b'data-requires-python="&gt;=3.9"' in html.body
     assert b'<a href="two/">two</a>' in ask(app, "GET", "/simple/").body
-
-
-@pytest.mark.parametrize(
-    ("accept", "chosen"),
-    [
-        ("", "text/html; charset=utf-8"),
-        ("*/*", "text/html; charset=utf-8"),
-        (f"{JSON}, {HTML};q=0.1, text/html;q=0.01", JSON),
-        (f"{JSON};q=0.1, {HTML};q=0.5", HTML),
-        (f"{JSON};q=0", None),
-        ("application/json", None),
-        (f"{JSON};q=nan", None),
-    ],
-)
-def test_the_form_is_negotiated(accept: str, chosen: str | None) -> None:
-    """By quality; 406 where nothing fits."""
-    assert chosen_type(accept) == chosen
 
 
 def test_other_spellings_lead_to_the_normal_one(app: App) -> None:

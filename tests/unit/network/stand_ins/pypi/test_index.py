@@ -8,12 +8,10 @@ from pathlib import Path
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from packaging.version import Version
 from tests.fakes.registries import make_tar, make_wheel
 
+from belljar.network.stand_ins import pypi
 from belljar.network.stand_ins.files import StoredFile
-from belljar.network.stand_ins.pypi import index
-from belljar.network.stand_ins.pypi.index import PackageFile
 
 
 def shelved(path: Path) -> StoredFile:
@@ -28,10 +26,8 @@ def test_metadata_of_wheels_and_source_archives(tmp_path: Path) -> None:
         tmp_path / "two-1.tar.gz",
         {"two-1/two.egg-info/PKG-INFO": b"no", "two-1/PKG-INFO": b"Name: two\n"},
     )
-    assert b"Name: one" in index.metadata_of(
-        shelved(wheel), PackageFile("one", Version("1.0"), "py3-none-any")
-    )
-    assert index.metadata_of(shelved(sdist), PackageFile("two", Version("1"))) == b"Name: two\n"
+    assert b"Name: one" in pypi.metadata_of(shelved(wheel))
+    assert pypi.metadata_of(shelved(sdist)) == b"Name: two\n"
 
 
 def test_metadata_that_is_too_large_is_left_out(tmp_path: Path) -> None:
@@ -39,9 +35,7 @@ def test_metadata_that_is_too_large_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "bomb-1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb-1.dist-info/METADATA", bytes(50 << 20))
-    assert (
-        index.metadata_of(shelved(path), PackageFile("bomb", Version("1"), "py3-none-any")) == b""
-    )
+    assert pypi.metadata_of(shelved(path)) == b""
 
 
 @given(st.binary(max_size=500), st.sampled_from(["whl", "tar.gz", "zip"]), st.booleans())
@@ -54,9 +48,7 @@ def test_any_file_has_metadata_or_none(
     start = (b"PK\x03\x04" if ending != "tar.gz" else b"\x1f\x8b\x08\0") if like_one else b""
     path.write_bytes(start + content)
     assert isinstance(
-        index.metadata_of(
-            shelved(path), PackageFile("a", Version("1"), "x" if ending == "whl" else "")
-        ),
+        pypi.metadata_of(shelved(path)),
         bytes,
     )
 
@@ -66,20 +58,19 @@ def test_projects_are_by_their_normal_name(tmp_path: Path) -> None:
     for name, version in [("My_Pkg", "1.10"), ("my.pkg", "1.9"), ("my_pkg", "2.0rc1")]:
         make_wheel(tmp_path, name, version)
     (tmp_path / "README.txt").write_text("no package")
-    known = index.Index(tmp_path)
+    known = pypi.Index(tmp_path)
     assert set(known.projects) == {"my-pkg"}
     found = asyncio.run(known.of_project("MY-pkg"))
     assert [str(one.named.version) for one in found] == ["1.9", "1.10", "2.0rc1"]
-    document = index.release_json("my-pkg", "", found, "http://x")
+    document = pypi.release("my-pkg", "", found, "http://x")
     assert document is not None
     assert document["info"]["version"] == "1.10"  # type: ignore[index]
-    assert index.release_json("my-pkg", "3", found, "http://x") is None
+    assert pypi.release("my-pkg", "3", found, "http://x") is None
 
 
 def test_what_a_file_says_cannot_become_markup(tmp_path: Path) -> None:
     """Requires-Python is escaped in the page."""
     make_wheel(tmp_path, "a", "1", requires_python='>=3"><script>')
-    found = asyncio.run(index.Index(tmp_path).of_project("a"))
-    page = index.project_html("a", found)
-    assert b"<script>" not in page
-    assert b"data-requires-python=" in page
+    found = asyncio.run(pypi.Index(tmp_path).of_project("a"))
+    assert "<script>" not in found[0].link()
+    assert "data-requires-python=" in found[0].link()

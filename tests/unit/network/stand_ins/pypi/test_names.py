@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from belljar.network.stand_ins.pypi.index import PackageFile, parse_file_name
+from belljar.network.stand_ins.pypi import PackageFile, parse_file_name
 
 
 @pytest.mark.parametrize(

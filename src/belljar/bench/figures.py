@@ -1,0 +1,139 @@
+"""Series of times, their percentiles, and their ratios to a peer's. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import perf_counter
+from typing import Final
+
+
+class Measure(StrEnum):
+    """What is timed, as it is printed."""
+
+    CREATE = "cold create"
+    FIRST_OUTPUT = "create to first output"
+    LIFE = "create to destroyed"
+    POOL_CREATE = "from pool"
+    POOL_FIRST_OUTPUT = "from pool to first output"
+    REVERT = "revert, cold"
+    POOL_REVERT = "revert from pool"
+    SNAPSHOT = "snapshot"
+    FORK = "fork"
+    EXEC = "exec of true"
+    FILE_IN = "file in"
+    FILE_OUT = "file out"
+    DESTROY = "destroy, with proof"
+    EVALUATION = "evaluation"
+
+
+PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
+    Measure.FIRST_OUTPUT: Measure.LIFE,
+    Measure.POOL_FIRST_OUTPUT: Measure.LIFE,
+    **{each: each for each in Measure if each.name in {"LIFE", "EXEC", "FILE_IN", "FILE_OUT"}},
+    Measure.DESTROY: Measure.DESTROY,
+}
+"""What of a peer a measure is compared with. Cells made ahead are compared with a whole
+`docker run`, though their making is moved, not saved: the user waits for the one or the other.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One series: a tier or a peer, what was timed, and how many of them at once."""
+
+    subject: str
+    measure: Measure
+    in_flight: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One row's percentiles (None: every try failed), raw samples and failures."""
+
+    subject: str
+    measure: Measure
+    in_flight: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    ratio: float | None
+    samples_ms: tuple[float, ...]
+    failures: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Figures:
+    """All samples of a run, in milliseconds; what failed; what is absent, and why."""
+
+    samples_ms: dict[Row, list[float]] = field(default_factory=dict)
+    failures: dict[Row, list[str]] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    memory_mib: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, row: Row) -> Iterator[None]:
+        """Add the block's duration, if it ends without an error."""
+        began = perf_counter()
+        yield
+        self.add(row, (perf_counter() - began) * 1e3)
+
+    def add(self, row: Row, sample_ms: float) -> None:
+        """Add one sample."""
+        self.samples_ms.setdefault(row, []).append(sample_ms)
+
+    def fail(self, row: Row, why: str) -> None:
+        """Add one failure: a row with failures has fewer samples than were asked for."""
+        self.failures.setdefault(row, []).append(why)
+
+    def ratio(self, row: Row, peer: str) -> float | None:
+        """Return the row's median over the peer's with as many in flight, if both were measured."""
+        if row.measure not in PEER_MEASURE or row.subject == peer:
+            return None
+        theirs = Row(peer, PEER_MEASURE[row.measure], row.in_flight)
+        mine_ms, theirs_ms = (percentile(self.samples_ms.get(e, []), 50) for e in (row, theirs))
+        return mine_ms / theirs_ms if mine_ms and theirs_ms else None
+
+    def series(self, peer: str) -> list[Series]:
+        """Return each row's series."""
+        found = []
+        for row in self._rows():
+            samples = self.samples_ms.get(row, [])
+            p50, p95, p99 = (percentile(samples, share) for share in (50, 95, 99))
+            found.append(
+                Series(
+                    subject=row.subject,
+                    measure=row.measure,
+                    in_flight=row.in_flight,
+                    p50_ms=p50,
+                    p95_ms=p95,
+                    p99_ms=p99,
+                    ratio=self.ratio(row, peer),
+                    samples_ms=tuple(round(each, 3) for each in samples),
+                    failures=tuple(self.failures.get(row, ())),
+                )
+            )
+        return found
+
+    def _rows(self) -> list[Row]:
+        """Return all rows: subjects as they were measured, then by number at once."""
+        rows, measures = dict.fromkeys([*self.samples_ms, *self.failures]), list(Measure)
+        subjects = list(dict.fromkeys(row.subject for row in rows))
+        return sorted(
+            rows,
+            key=lambda row: (
+                subjects.index(row.subject),
+                row.in_flight,
+                measures.index(row.measure),
+            ),
+        )
+
+
+def percentile(samples: Sequence[float], share: int) -> float | None:
+    """Return the smallest sample that `share` per cent of them do not exceed (nearest rank)."""
+    if not samples:
+        return None
+    return sorted(samples)[max(0, math.ceil(share * len(samples) / 100) - 1)]

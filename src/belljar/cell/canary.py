@@ -1,0 +1,239 @@
+"""Traces that are left in a cell before a revert, and searched for in the machine after it.
+
+The guest agent's own program leaves and searches them: no tool of the image is needed. The new
+machine's memory is searched from outside, before anything in it was told what is searched for.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.channel import ExecRequest, Operation, Stream
+from belljar.errors import CellError, ContainmentBreach, ProtocolViolation
+from belljar.events import JsonValue, Kind
+from belljar.isolation.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+
+_TIMEOUT_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 2.0
+_MAX_OUTPUT_BYTES: Final = 64 << 10
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_CHUNK_BYTES: Final = 4 << 20
+_MAX_MAPPING_BYTES: Final = 64 << 30
+"""A larger mapping is an address space that a runtime reserves: its page table is too long to read.
+"""
+_PRESENT, _OF_FILE = 1 << 63, 1 << 61  # /proc/PID/pagemap
+_FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have as its own end
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The traces that were to be left in `cell`, and those that it says were.
+
+    Its word decides nothing: each is searched for. Nothing is left in a cell that is dead or
+    doesn't answer in time.
+    """
+
+    cell: Cell
+    token: str
+    directories: tuple[str, ...]
+    port: int
+    said: frozenset[str]
+    running: Operation | None
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """All that were to be left."""
+        files = (f"file {directory}" for directory in self.directories)
+        return (*files, f"port {self.port}", "process", "environment", "memory")
+
+    async def search(self, new: Cell) -> None:
+        """Look for the traces in another machine; what was found is on record in any case.
+
+        Raises `ContainmentBreach` when one is there, `CellError` when it can't be searched.
+        """
+        began, found = time.monotonic(), list[str]()
+        unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
+        skipped = set[int]()
+        try:
+            if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode(), skipped):
+                found.append("memory")
+            elif skipped:
+                unseen.append("memory: not all of it")
+        except OSError as error:  # an ordinary user may not read it
+            unseen.append(f"memory: {error.strerror}")
+        text = f"token={self.token}\nport={self.port}\n"
+        text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
+        said, failure = bytearray(), None
+        try:
+            await new._live.client.exec(
+                _request(new, ["search"]),
+                input=text.encode(),
+                on_output=lambda stream, chunk: said.extend(
+                    chunk if stream is Stream.STDOUT else b""
+                ),
+            )
+        except BaseException as error:  # noqa: BLE001 - raised below, after what was found
+            failure = error
+        lines = said.decode("utf-8", "replace").split("\n")[:-1]
+        if failure is None and lines[-1:] != ["end"]:
+            failure = CellError("the new machine could not be searched", where=f"cell {new.id}")
+        if failure is not None:  # a trace that has survived may have ended the search
+            unseen.append("files, processes, port: not searched")
+        unseen += [line.removeprefix("unseen ") for line in lines if line.startswith("unseen ")]
+        found += [line for line in lines if line != "end" and not line.startswith("unseen ")]
+        planted = [trace for trace in self.traces if trace in self.said]
+        if planted and not await self._is_there():
+            unseen += [f"{trace}: ended before the search" for trace in planted]
+            planted = []
+        data: dict[str, JsonValue] = {
+            "from": self.cell.id,
+            "planted": [*planted],
+            "found": found,
+            "not_checked": unseen,
+            "duration_ms": round((time.monotonic() - began) * 1000, 3),
+        }
+        new.note(Kind.CELL_REVERT_VERIFIED, data)
+        if found:
+            raise ContainmentBreach(
+                f"a revert left something of the old machine in the new one: {', '.join(found)}",
+                where=f"cell {new.id}",
+                hint="nothing of this run may count as contained; please report this",
+            ) from failure
+        if failure is not None:
+            raise failure
+
+    async def _is_there(self) -> bool:
+        """Whether the program that left the traces runs until now."""
+        if self.running is None:
+            return False
+        with anyio.CancelScope(shield=True), suppress(CellError):
+            # What it has sent is read with the answer
+            await self.cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
+            return self.running.result is None
+        return False
+
+
+@asynccontextmanager
+async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
+    """Leave traces in a cell until the block is left; they are removed if the block raises."""
+    token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
+    directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
+    words = ["plant", token, str(port), *directories]
+    request = _request(cell, words, env={f"_{token}": token})
+    stack, running = AsyncExitStack(), None
+    try:
+        # A dead cell, or one that hangs, holds no traces: it is reverted all the same
+        try:
+            with anyio.move_on_after(_TIMEOUT_S):
+                await cell._live.client.ping(timeout_s=_ANSWER_TIMEOUT_S)
+                running = await stack.enter_async_context(cell._live.client.open_exec(request))
+                while not said.endswith(b"end\n") and len(said) < _MAX_OUTPUT_BYTES:
+                    if (chunk := await running.receive_stdout()) is None:
+                        break
+                    said += chunk
+        except ProtocolViolation as violation:
+            with suppress(CellError):
+                cell._end_if_dead(violation)
+        except (CellError, OSError):
+            pass
+        lines = frozenset(said.decode("utf-8", "replace").split("\n"))
+        yield Canary(cell, token, directories, port, lines, running)
+    except BaseException:
+        if running is not None:  # the cell stays in use; else all of it is destroyed
+            stack.push_async_callback(_take_away, running)
+        raise
+    finally:
+        with anyio.CancelScope(shield=True), suppress(CellError, OSError):
+            await stack.aclose()
+
+
+async def _take_away(running: Operation) -> None:
+    with anyio.move_on_after(_TIMEOUT_S):
+        await running.close_stdin()
+        await running.wait()
+
+
+def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None) -> ExecRequest:
+    user = cell.plan.user
+    return ExecRequest(
+        argv=["sh", *words],
+        env=env or {},
+        user="0:0" if user in {"", "0", "root"} else user,  # as for probes
+        cwd="/",
+        timeout_s=None if words[0] == "plant" else _TIMEOUT_S,
+        max_stdout_bytes=_MAX_OUTPUT_BYTES,
+        stdin=True,
+        probe=True,
+    )
+
+
+def memory_has(machine: Sandbox, needle: bytes, skipped: set[int]) -> bool:
+    """Whether the memory of any process of a machine has these bytes. Blocking.
+
+    `skipped` gets the processes of which not all was searched.
+    That of a VMM is the guest's memory, that of a gVisor sandbox its processes' too. Raises
+    `OSError` where it can't be read.
+    """
+    processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
+    own = (each for each in processes if machine.holds(int(each.name)))
+    return any(_process_has(each, needle, skipped) for each in own)
+
+
+def _process_has(process: Path, needle: bytes, skipped: set[int]) -> bool:
+    try:
+        maps = (process / "maps").read_text("utf-8", "replace")
+        with (
+            (process / "mem").open("rb", 0) as memory,
+            (process / "pagemap").open("rb", 0) as pages,
+        ):
+            for start, end in _filled(maps, pages, partial(skipped.add, int(process.name))):
+                for at in range(start, end, _CHUNK_BYTES):
+                    # with the end of the next chunk, where a needle may lie across
+                    size = min(_CHUNK_BYTES + len(needle), end - at)
+                    with suppress(OSError):  # it was unmapped meanwhile, or is a device's
+                        if needle in os.pread(memory.fileno(), size, at):
+                            return True
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        pass
+    return False
+
+
+def _filled(maps: str, pages: BinaryIO, on_skip: Callable[[], object]) -> Iterator[tuple[int, int]]:
+    """The stretches of memory that are there and are not just a file's content."""
+    for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
+        fields = line.split(maxsplit=5)
+        start, end = (int(address, 16) for address in fields[0].split("-"))
+        if "r" not in fields[1] or fields[-1] in {"[vvar]", "[vsyscall]"} or start >= 1 << 63:
+            continue
+        if end - start > _MAX_MAPPING_BYTES:
+            on_skip()
+            continue
+        # Shared memory has an inode, too, whose file is gone
+        is_file = fields[4] != "0" and not fields[-1].endswith("(deleted)")
+        entries = array("Q")
+        count = (end - start) // _PAGE_BYTES
+        entries.frombytes(os.pread(pages.fileno(), 8 * count, 8 * (start // _PAGE_BYTES)))
+        of = _PRESENT | _OF_FILE if is_file else _PRESENT
+        entries.append(0)  # ends the last stretch
+        first = None
+        for index, entry in enumerate(entries):
+            if entry & of == _PRESENT:
+                first = index if first is None else first
+            elif first is not None:
+                yield start + first * _PAGE_BYTES, start + index * _PAGE_BYTES
+                first = None

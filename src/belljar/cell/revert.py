@@ -1,0 +1,262 @@
+"""`Cell.revert`: another machine for a cell that is in use, and the proof that the old one is gone.
+
+A *machine* is what one async context manager makes: a cell with all that belongs to it. The caller
+holds a handle, which forwards everything to the cell of the machine in use. So a call that began
+before a revert belongs to the old machine to its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from belljar.cell.base import spawn_task
+from belljar.cell.canary import canary_in
+from belljar.cell.guarded import MAX_FOREIGN
+from belljar.cell.range import Range
+from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.events import JsonValue, Kind
+from belljar.host.cgroups import available_memory_bytes
+from belljar.isolation.hold import raise_if_killed
+from belljar.policy import Risk
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell, Snapshot
+
+MAX_RETIRING: Final = 2
+"""Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
+"""
+MakeMachine: TypeAlias = Callable[[], AbstractAsyncContextManager[Range]]
+OnMachine: TypeAlias = Callable[[Range], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A range of one cell, and the stack whose closing destroys it."""
+
+    opened: Range
+    owner: AsyncExitStack
+
+    @property
+    def cell(self) -> Cell:
+        return self.opened.cell
+
+
+class Machines:
+    """The machine of one handle, and the old ones that are being destroyed."""
+
+    current: _Machine
+
+    def __init__(self, make: MakeMachine) -> None:
+        self._make = make
+        self._turn = anyio.Lock()
+        self._is_closed = False
+        # Earlier machines, whose decoys are the cell's own: as many as may have a known value
+        self._past: deque[str] = deque(maxlen=MAX_FOREIGN)
+        self._retiring: list[anyio.Event] = []
+        self._breach: ContainmentBreach | None = None
+        self._error: BaseException | None = None
+
+    async def open(self, first: MakeMachine) -> Range:
+        """Make the first machine; the range has the handle as its cell.
+
+        A range with a network can't be reverted, and stays as it is made.
+        """
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(first())
+            from belljar.cell.cell import RevertibleCell  # imported while the cell started
+
+            self.current = _Machine(opened, stack.pop_all())
+        has_more = opened.network is not None or opened.targets
+        return opened if has_more else replace(opened, cell=RevertibleCell(self))
+
+    async def revert(
+        self,
+        *,
+        verify: bool | None = None,
+        to: Snapshot | None = None,
+        on_ready: OnMachine | None = None,
+        on_end: OnMachine | None = None,
+    ) -> None:
+        """Exchange the machine in use for a new one. Raises as `Cell.revert`.
+
+        Args:
+            on_ready: called with the new machine before anything else runs in it; what it raises
+                ends that machine and the revert.
+            on_end: called with the old machine before it is destroyed. Its errors are kept.
+        """
+        async with self._turn:
+            self._refuse_if_ended()
+            began, old = time.monotonic(), self.current
+            while self._retiring and (
+                len(self._retiring) >= MAX_RETIRING or not _has_room_for_another(old.cell)
+            ):
+                await self._retiring[0].wait()
+            where = f"cell {old.cell.id}"
+            if to is not None and (
+                old.cell.origin is None or old.cell.origin.run is not to.origin.run
+            ):
+                raise CellError("the snapshot is another run's", where=where)
+            is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
+            make = self._make if to is None else partial(to.origin.machine, snapshot=to)
+            old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
+            made: Range | None = None
+            try:
+                async with AsyncExitStack() as stack:
+                    async with canary_in(old.cell) if is_verified else nullcontext() as canary:
+                        opened = await stack.enter_async_context(make())
+                        made = opened
+                        self._check(old.cell, opened.cell)
+                        if canary is not None:
+                            await canary.search(opened.cell)
+                        if on_ready is not None:
+                            await on_ready(opened)
+                        await _flush(old.cell)  # a finding may have the sample stopped
+                        raise_if_killed(old.opened.killed() or opened.killed(), where=where)
+                    old.cell.record_death()
+                    data: dict[str, JsonValue] = {
+                        "from": old.cell.id,
+                        "to": opened.cell.id,
+                        "from_pool": opened.from_pool,
+                        "duration_ms": round((time.monotonic() - began) * 1000, 3),
+                    }
+                    if to is not None:
+                        data["snapshot"] = to.id
+                    opened.cell.note(Kind.CELL_REVERTED, data)
+                    # Nothing from here on waits or fails: the cell is never between two machines
+                    self.current = _Machine(opened, stack.pop_all())
+            except ContainmentBreach as breach:
+                old.cell.mark_failed(breach)  # what it has left may still do something
+                raise
+            except BaseException:
+                if made is not None:
+                    self._pass_on(made)
+                raise
+            self._retire(old, on_end)
+
+    async def flush(self) -> None:
+        """Wait until old machines are destroyed, and all that left any machine is scanned."""
+        while self._retiring:
+            await self._retiring[0].wait()
+        await _flush(self.current.cell)
+
+    async def snapshot(self, name: str | None) -> Snapshot:
+        """Save the machine in use. Raises as `Cell.snapshot`."""
+        async with self._turn:
+            self._refuse_if_ended()
+            return await self.current.cell.snapshot(name)
+
+    def _refuse_if_ended(self) -> None:
+        if self._is_closed:
+            raise CellError("the cell's block was left")
+        current = self.current
+        raise_if_killed(current.opened.killed(), where=f"cell {current.cell.id}")
+
+    def _check(self, old: Cell, new: Cell) -> None:
+        """The new machine is of the old one's kind, and its guard takes no decoy of the old one's
+        for another sample's. Raises `HostError`.
+        """
+        if (old.tier, old.plan.image) != (new.tier, new.plan.image):
+            raise HostError(
+                "the image was replaced in the store, or the tier is no longer possible",
+                where=f"cell {old.id}",
+                hint="open another cell for another image",
+            )
+        self._past.append(old.id)
+        if new.guard is not None:
+            new.guard.adopt(self._past)
+
+    def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
+        cell, done = machine.cell, anyio.Event()
+        cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
+        self._retiring.append(done)
+        # Flushed, else the end of its block would hold up the event loop
+        steps: list[Callable[[], Awaitable[object]]] = [partial(_flush, cell)]
+        steps += [] if on_end is None else [partial(on_end, machine.opened)]
+
+        async def end() -> None:
+            with anyio.CancelScope(shield=True):
+                for step in (*steps, machine.owner.aclose):
+                    try:
+                        try:
+                            await step()
+                        finally:
+                            self._pass_on(machine.opened)
+                    except ContainmentBreach as breach:
+                        self._breach = self._breach or breach
+                    except BaseException as error:  # noqa: BLE001 - raised at the end of the block
+                        self._error = self._error or error
+            self._retiring.remove(done)
+            done.set()
+
+        spawn_task(end)
+
+    def _pass_on(self, other: Range) -> None:
+        """A kill order for an old machine, or one that did not come into use, ends the one in use:
+        all are one cell to its sender.
+        """
+        if (order := other.killed()) is not None and not self._is_closed:
+            self.current.cell._live.kill(order)
+            self.current.cell.mark_failed(CellError(str(order)))
+
+    async def close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the machine in use as its block ends, wait for all others, and raise what the
+        destruction of one found: a breach whatever else was raised.
+        """
+        raised = error
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                self._is_closed = True
+                try:
+                    await self.current.owner.__aexit__(kind, error, trace)
+                except BaseException as own:  # noqa: BLE001 - raised below
+                    raised = own
+                while self._retiring:
+                    await self._retiring[0].wait()
+        raised = raised or self._error
+        if raised is not None and self._error is not None and raised is not self._error:
+            raised.add_note(str(self._error))
+        if self._breach is not None and not isinstance(raised, ContainmentBreach):
+            raise self._breach from raised
+        if raised is not None and raised is not error:
+            raise raised
+
+
+async def _flush(cell: Cell) -> None:
+    if cell.guard is not None:
+        await anyio.to_thread.run_sync(cell.guard.flush)
+
+
+def _has_room_for_another(cell: Cell) -> bool:
+    limits = cell.plan.limits
+    return available_memory_bytes() >= limits.memory_bytes + limits.disk_bytes
+
+
+@asynccontextmanager
+async def revertible(
+    make: MakeMachine, *, first: MakeMachine | None = None
+) -> AsyncIterator[Range]:
+    """The range of one cell that `make` makes; `Cell.revert` has it made again. `first`: makes the
+    first machine.
+
+    Raises as `make`'s manager, and what the destruction of a reverted machine found.
+    """
+    machines = Machines(make)
+    async with AsyncExitStack() as stack:
+        opened = await machines.open(first or make)
+        stack.push_async_exit(machines.close)
+        yield opened

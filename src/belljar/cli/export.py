@@ -1,0 +1,270 @@
+"""`belljar export` and `belljar replay`: the record in other tools' formats."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from base64 import b64decode
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import click
+
+from belljar.cli.console import Misuse, key_option, reading, run_argument
+from belljar.errors import HostError, LedgerError
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.ledger import Line
+    from belljar.ledger.schema import BodyRef
+
+FORMATS: Final = ("jsonl", "timesketch", "ocsf", "otlp", "intoto", "cast", "pcap")
+_MAX_BODY_BYTES: Final = 16 << 20
+# Of one request: a collector that hangs must not hang the command.
+_SEND_TIMEOUT_S: Final = 30
+# Colours are kept in a replay; every other sequence could act on the terminal, or hide a line.
+_COLOUR: Final = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[2-4]|3[1-79]|9[1-7])(?:;(?=\d))?)*m)")
+_RESET: Final = "\x1b[0m"
+
+
+@click.command()
+@run_argument
+@click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
+@click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
+@click.option("--endpoint", metavar="URL", help="For otlp: send there (http/protobuf), not a file.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A new file. Default: standard output.",
+)
+@key_option
+def export(
+    run: str,
+    kind: str,
+    place: str,
+    endpoint: str | None,
+    output: Path | None,
+    fingerprint: str | None,
+) -> int:
+    """Write RUN in another tool's format.
+
+    \b
+    jsonl       the events, byte for byte as they were chained
+    timesketch  a line per event, for Timesketch's importer
+    ocsf        OCSF 1.5 events: processes, files, network, HTTP, DNS, detection findings
+    otlp        traces: run, samples, commands, requests (extra `otel`)
+    intoto      the verdict as a signed in-toto statement in a DSSE envelope
+    cast        a cell's commands and terminals as an asciicast
+    pcap        a range's packets
+
+    The record is not verified, except for intoto. Exit codes: 0 written; 1 intoto was asked for and
+    the record does not verify; 3 it can't be written.
+    """
+    from belljar.cli.ledger import new_file, run_path, write_lines
+
+    path = run_path(run)
+    with reading(path, "RUN"):
+        if kind == "intoto":
+            return _export_statement(path, run, fingerprint, output)
+        if kind == "otlp" and endpoint:
+            return _send(path, endpoint)
+        with new_file(output) as file:
+            if kind == "jsonl":
+                write_lines(path, file, escape=output is None and sys.stdout.isatty())
+                return 0
+            if kind == "pcap":
+                _copy_packets(path, place, file)
+                return 0
+            for document in _documents(path, kind, place):
+                file.write(json.dumps(document).encode() + b"\n")
+            file.flush()
+    return 0
+
+
+@click.command()
+@run_argument
+@click.option("--cell", "place", default="", help="Which cell. Default: the only one.")
+@click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True)
+@click.option(
+    "--idle",
+    "idle_s",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="Seconds of the longest pause.",
+)
+def replay(run: str, place: str, speed: float, idle_s: float) -> None:
+    """Play a cell's commands and terminals in this terminal, with their pauses.
+
+    Colours are kept; whatever else could act on the terminal is shown as text.
+    """
+    from belljar.cli.ledger import run_path
+
+    path = run_path(run)
+    with reading(path, "RUN"):
+        for event in _documents(path, "cast", place):
+            if isinstance(event, list):
+                after_s, code, data = event
+                sys.stdout.flush()
+                time.sleep(min(after_s / speed, idle_s))
+                click.echo(_safe(data) if code == "o" else f"[exit {printable(data)}]\n", nl=False)
+
+
+def _safe(text: str) -> str:
+    """Escape all but colours, lines and tabs. A lone carriage return starts a line."""
+    lines = re.split(r"\r\n|\n|\r", text)
+    pieces = (_COLOUR.split(line) for line in lines)
+    shown = "\n".join(
+        "".join(
+            each if _COLOUR.fullmatch(each) else printable(each, max_chars=1 << 20) for each in line
+        )
+        for line in pieces
+    )
+    return shown + _RESET if "\x1b" in shown else shown  # no colour goes on into our own lines
+
+
+def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
+    """Return the lines of a format; each is written as JSON."""
+    from belljar.ledger.listing import read_body, read_events
+
+    lines, run_id = read_events(path), _run_id(path)
+    if kind == "timesketch":
+        from belljar.export.timesketch import timesketch
+
+        return timesketch(lines, run_id)
+    if kind == "ocsf":
+        from belljar.export.ocsf import ocsf
+
+        return ocsf(lines, run_id)
+    if kind == "otlp":
+        return [_otlp_json(_spans(lines, run_id))]
+    from belljar.export.cast import cast
+
+    def read(body: BodyRef) -> bytes:
+        try:
+            return read_body(path, body, max_bytes=_MAX_BODY_BYTES)
+        except (OSError, LedgerError) as error:
+            return f"[{body.name}: {error}]".encode()
+
+    commands = (line.cell for line in read_events(path) if line.kind == "exec.started")
+    return cast(lines, _one(commands, place, "cell"), read)
+
+
+def _run_id(path: Path) -> str:
+    """Return the id that the record says; a copy's directory may have any name."""
+    from belljar.ledger.listing import read_events
+
+    first = next(read_events(path), None)
+    return "" if first is None else str(first.data.get("run_id", ""))
+
+
+def _one(found: Iterable[str | None], place: str, what: str) -> str:
+    """Return the one that is meant. Raises `Misuse`."""
+    meant = [each for each in dict.fromkeys(found) if each and each.startswith(place)]
+    if len(meant) == 1:
+        return meant[0]
+    names = ", ".join(map(printable, meant[:20]))
+    hint = (
+        f"name one with --cell: {names}" if meant else "`belljar ledger show RUN` lists its events"
+    )
+    raise Misuse(f"{len(meant)} {what}s are meant", param="--cell", hint=hint)
+
+
+def _spans(lines: Iterable[Line], run_id: str) -> list[Any]:
+    try:
+        from belljar.export.otlp import spans
+    except ImportError as error:
+        raise HostError(
+            f"{error.name} is not installed", hint="install Belljar with the extra `otel`"
+        ) from error
+    return list(spans(lines, run_id))
+
+
+def _otlp_json(found: list[Any]) -> dict[str, Any]:
+    """Return one request as OTLP/JSON has it: ids in hex, enumerations as numbers."""
+    from google.protobuf.json_format import MessageToDict
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    request: dict[str, Any] = MessageToDict(encode_spans(found), use_integers_for_enums=True)
+    for resource in request.get("resourceSpans", ()):
+        for span in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
+            for name in ("traceId", "spanId", "parentSpanId"):
+                if name in span:
+                    span[name] = b64decode(span[name]).hex()
+    return request
+
+
+def _send(path: Path, endpoint: str) -> int:
+    from belljar.ledger.listing import read_events
+
+    found = _spans(read_events(path), _run_id(path))
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_TIMEOUT_S)
+    if exporter.export(found) is not SpanExportResult.SUCCESS:
+        hint = "is a collector listening there?"
+        raise HostError("the collector did not take the traces", where=endpoint, hint=hint)
+    click.echo(f"{len(found)} spans were sent")
+    return 0
+
+
+def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
+    from belljar.ledger.files import open_beneath, open_directory
+
+    packets = {each.parent.name: each for each in sorted(path.glob("ranges/*/*.pcapng"))}
+    name = _one(packets, place, "range")
+    with open_directory(path) as root:
+        source = open_beneath(root, str(packets[name].relative_to(path)))
+        with source:
+            while piece := source.read(1 << 20):
+                file.write(piece)
+    file.flush()
+
+
+def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
+    from belljar.cli.ledger import expected_key, expected_run, new_file
+    from belljar.export.statement import envelope, statement
+    from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.files import digest_file
+    from belljar.ledger.keys import load_or_make_key
+    from belljar.report.samples import as_json
+    from belljar.report.verdict import LedgerState, judge
+    from belljar.store.home import belljar_home
+
+    evidence = stored_evidence(
+        path, expected_key=expected_key(fingerprint)[0], expected_run=expected_run(run, path)
+    )
+    checked = evidence.verification
+    if checked is None or evidence.ledger is not LedgerState.VERIFIED:
+        click.echo(f"belljar: not signed: {printable(evidence.ledger_problem)}", err=True)
+        return 1
+    key = load_or_make_key(belljar_home())
+    if key.fingerprint != checked.key:
+        raise HostError(
+            "only the key that sealed the run signs its statement",
+            where=str(path),
+            hint="export it on the host that made the run",
+        )
+    found = as_json(judge(evidence))
+    if unsealed := found.get("unsealed_logs"):
+        raise HostError(
+            "its verdict rests on a log outside of the record, which anybody may have changed",
+            where=printable(str(unsealed)[:200]),
+            hint="only a run of `belljar run` has a statement",
+        )
+    logs = {}
+    for log in sorted(
+        path.glob("inspect/*")
+    ):  # the same that was verified: all are in the manifest
+        with log.open("rb") as file:
+            logs[f"inspect/{log.name}"] = digest_file(file)[0]
+    content = statement(checked.run_id or "", checked.root, logs, found)
+    with new_file(output) as target:
+        target.write(json.dumps(envelope(content, key)).encode() + b"\n")
+        target.flush()
+    return 0

@@ -1,0 +1,202 @@
+"""`belljar serve` and `belljar watch`: runs while they last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from belljar.cli.console import COLOURS, notice, rich_console
+from belljar.errors import HostError
+from belljar.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from belljar.live.feed import Feed
+
+# Streams end within a second; a browser that reads nothing must not keep the server.
+_END_WITHIN_S: Final = 5
+_MAX_CONNECTIONS: Final = 500
+_LOOPBACK: Final = ("127.0.0.1", "::1")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7462, show_default=True)
+@click.option(
+    "--unix", "unix_path", type=click.Path(path_type=Path), help="A unix socket instead of a port."
+)
+@click.option("--operator", is_flag=True, help="Allow the page to stop runs, hold and release.")
+@click.option(
+    "--public-url", metavar="URL", help="Where browsers find it, behind a proxy that has TLS."
+)
+def serve(
+    host: str, port: int, unix_path: Path | None, public_url: str | None, *, operator: bool
+) -> int:
+    """Serve a page that shows runs, samples and cells while they last.
+
+    Prints an address with a token; whoever has it may look, and with that of --operator may stop.
+    The tokens are kept in the store: remove `keys/live-token` or `keys/live-operator-token` there
+    to have a new one.
+    """
+    try:
+        import uvicorn
+
+        from belljar.live.server import OPERATOR, VIEWER, LiveServer, load_token
+    except ImportError as error:
+        what = f"{error.name} is not installed"
+        raise HostError(what, hint="install Belljar with the extra `web`") from error
+    from belljar.store.home import belljar_home
+
+    if host not in _LOOPBACK and unix_path is None and public_url is None:
+        raise HostError(
+            f"{host} is not loopback: others could see cells, and stop them",
+            hint="reach it through ssh, or put a proxy with TLS before it and give --public-url",
+        )
+    home = belljar_home()
+    viewer = load_token(home, VIEWER)
+    stops = load_token(home, OPERATOR) if operator else None
+    with _bound(host, port, unix_path) as bound:
+        name, origins = str(unix_path), frozenset[str]()
+        if unix_path is None:
+            port = bound.getsockname()[1]
+            shown = f"[{host}]" if ":" in host else host
+            name = f"http://{shown}:{port}"
+            origins = frozenset((name, f"http://localhost:{port}"))
+        if public_url is not None:
+            name = public_url.rstrip("/")
+            origins = frozenset((name,))
+        server = LiveServer(home, viewer, stops, origins=origins)
+        click.echo(f"{name}{'' if unix_path and not public_url else '/'}#{stops or viewer}")
+        config = uvicorn.Config(
+            server.app(),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MAX_CONNECTIONS,
+        )
+        config.timeout_graceful_shutdown = _END_WITHIN_S
+        runner = uvicorn.Server(config)
+        # uvicorn ends well at SIGTERM, then raises it anew: the socket's path must be removed first
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        server.is_ending = lambda: runner.should_exit
+        runner.run(sockets=[bound])
+    return 0
+
+
+@contextmanager
+def _bound(host: str, port: int, unix_path: Path | None) -> Iterator[socket.socket]:
+    """Bind the address, for this user alone if it is a path, which is gone afterwards."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family if unix_path is None else socket.AF_UNIX)
+    with bound:
+        try:
+            if unix_path is None:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind((host, port))
+            else:
+                _remove_dead(unix_path)
+                before = os.umask(0o177)
+                try:
+                    bound.bind(str(unix_path))
+                finally:
+                    os.umask(before)
+            bound.listen(128)  # before the address is printed: it can be opened at once
+        except OSError as error:
+            where = str(unix_path or f"{host}:{port}")
+            what = f"it can't be listened on: {error.strerror}"
+            raise HostError(
+                what, where=where, hint="is another `belljar serve` running?"
+            ) from error
+        try:
+            yield bound
+        finally:
+            if unix_path is not None:
+                unix_path.unlink(missing_ok=True)
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove the socket of a killed server, to which nobody can connect."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        except OSError:
+            return
+
+
+@click.command()
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--once", is_flag=True, help="Print one table and end.")
+def watch(interval_s: float, *, once: bool) -> None:
+    """Show running cells like `top`: phase, memory, processor, last command, signals."""
+    from rich.live import Live
+
+    from belljar.live.feed import Feed
+    from belljar.store.home import belljar_home
+
+    used = dict[str, tuple[float, float]]()
+    with Feed(belljar_home()) as feed:
+        if once or not sys.stdout.isatty():
+            feed.look()
+            rich_console().print(_table(feed, used))
+            return
+        notice("Ctrl-C ends the watch; runs go on")
+        with Live(console=rich_console(), auto_refresh=False) as live:
+            while True:
+                feed.look()
+                live.update(_table(feed, used), refresh=True)
+                time.sleep(interval_s)
+
+
+def _table(feed: Feed, used: dict[str, tuple[float, float]]) -> Table:
+    """Return the table; `used` has each cell's processor time at the last look."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    state = feed.state()
+    cells = [(run, cell) for run in state["runs"] for cell in run["cells"]]
+    title = f"{len(state['runs'])} runs, {len(cells)} cells"
+    if state["held"]:
+        title += f"; [{COLOURS['breached']}]{escape(state['held'])}[/]"
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for name in ("run", "cell", "tier", "sample", "phase", "age", "memory", "cpu"):
+        table.add_column(name, no_wrap=True)
+    for name in ("commands", "requests", "refused", "signals"):
+        table.add_column(name, justify="right")
+    table.add_column("last command", no_wrap=True, overflow="ellipsis", ratio=1)
+    now = time.monotonic()
+    for run, cell in cells:
+        before_s, when = used.get(cell["cell"], (0.0, now))
+        cpu_s = cell["cpu_s"] or 0.0
+        share = 100 * (cpu_s - before_s) / (now - when) if now > when else 0
+        used[cell["cell"]] = (cpu_s, now)
+        memory = "-" if cell["memory_bytes"] is None else format_size(cell["memory_bytes"])
+        words = (run["run"][-6:], cell["cell"], cell["tier"], cell["sample"], cell["phase"])
+        table.add_row(
+            *map(escape, words),
+            format_duration(cell["age_s"]),
+            memory,
+            f"{max(0, share):.0f} %",
+            *(str(cell[name]) for name in ("commands", "requests", "refused", "signals")),
+            escape(cell["command"]),
+            style=COLOURS["void"] if cell["signals"] else None,
+        )
+    return table

@@ -1,0 +1,214 @@
+"""`belljar report`, and the page at the end of `belljar run`."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from belljar.cli.console import complete_runs, key_option, log_option, notice, reading
+from belljar.units import printable
+from belljar.waiting import reported_if_slow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+REPORTS: Final = "reports"
+_POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
+_MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
+MAX_PLANS: Final = 50
+
+
+@click.command("report")
+@click.argument("run", default="last", shell_complete=complete_runs)
+@log_option
+@key_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where to write it. Default: RUN.html in `reports` of the store; beside a run directory "
+    "that is named by its path.",
+)
+@click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
+def report(
+    run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Path | None, *, opens: bool
+) -> int:
+    """Write the report of RUN: one HTML file that loads nothing from anywhere.
+
+    RUN is a run id, the beginning of one, `last` (the default), or the path of a run directory.
+    `belljar run` writes the page when it ends. Making it again gives the same bytes.
+
+    \b
+    Exit codes:
+      0  the page is written, whatever the verdict in it
+      1  the page is written, and says that the record does not verify with a known key
+      3  the page can't be written
+    """
+    from belljar.cli.ledger import expected_key, expected_run, run_path
+
+    path = run_path(run)
+    page, is_good = make_page(
+        path,
+        logs=[str(log.resolve()) for log in logs],
+        key=expected_key(fingerprint)[0],
+        run=expected_run(run, path),
+    )
+    target = output or page_path(path)
+    write_page(target, page)
+    click.echo(printable(str(target)))
+    if opens:
+        import webbrowser
+
+        if not webbrowser.open(target.resolve().as_uri()):
+            notice("no browser was found: open the file with one")
+    return 0 if is_good else 1
+
+
+def page_path(run_dir: Path) -> Path:
+    """Where the page of a run belongs: in the store, and never in the sealed run directory."""
+    from belljar.ledger.rundir import RUNS
+    from belljar.store.home import belljar_home
+
+    here = run_dir.resolve()
+    home = belljar_home()
+    if here.parent == (home / RUNS).resolve():
+        with suppress(OSError):  # writing there says why it can't be
+            (home / REPORTS).mkdir(mode=0o700, exist_ok=True)
+        return home / REPORTS / f"{here.name}.html"
+    return here.with_name(f"{here.name}.html")
+
+
+def make_page(
+    path: Path, *, logs: list[str], key: str | None, run: str | None
+) -> tuple[bytes, bool]:
+    """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
+    from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.listing import read_body
+    from belljar.ledger.writer import is_being_written
+    from belljar.report.collect import collect
+    from belljar.report.html import render
+    from belljar.report.source import Source
+    from belljar.report.timeline import Timelines
+    from belljar.report.verdict import LedgerState, judge
+
+    timelines = Timelines()
+    with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
+        is_running = is_being_written(path)
+        evidence = stored_evidence(
+            path, logs=logs, expected_key=key, expected_run=run, timelines=timelines
+        )
+        found = _files(path)
+    if evidence.verification is None:
+        raise ValueError("stored evidence is always verified")
+    source = Source(
+        verification=evidence.verification,
+        read=lambda body, max_bytes: read_body(path, body, max_bytes=max_bytes),
+        timelines=timelines,
+        plans=_plans(found),
+        host=_json(found.get("host.json")),
+        versions=_json(found.get("versions.json")),
+        alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
+        is_running=is_running,
+    )
+    return render(collect(judge(evidence), source)), not source.alarm
+
+
+def write_page(target: Path, page: bytes) -> None:
+    """Write it whole or not at all; a link is followed. Raises `HostError`."""
+    import tempfile
+
+    from belljar.errors import HostError
+    from belljar.ledger.files import LEDGER
+
+    def refused(why: str) -> HostError:
+        hint = "name a place with room that you may write: --output FILE"
+        return HostError(f"the report can't be written: {why}", where=str(target), hint=hint)
+
+    part = None
+    try:
+        if target.exists() and not target.is_file():
+            raise refused("a device, pipe or directory is there")  # a rename would replace it
+        place = target.resolve()
+        if any((each / LEDGER).exists() for each in place.parents):
+            raise refused("it is inside of a run directory, which would no longer verify")
+        # 0600: it quotes what cells printed
+        fd, name = tempfile.mkstemp(dir=place.parent, prefix=".report-")
+        part = Path(name)
+        with os.fdopen(fd, "wb") as file:
+            file.write(page)
+        part.replace(place)
+    except (OSError, RuntimeError) as error:  # a loop of links is the latter
+        raise refused(getattr(error, "strerror", "") or str(error)) from error
+    finally:
+        if part is not None:
+            with suppress(OSError):
+                part.unlink()
+
+
+def report_of_run(path: Path) -> Path | None:
+    """Write the page of a run that has just ended. A failure is told, and changes nothing."""
+    from belljar.cli.ledger import expected_key
+    from belljar.errors import BelljarError
+
+    try:
+        target = page_path(path)
+        write_page(target, make_page(path, logs=[], key=expected_key(None)[0], run=path.name)[0])
+    except BelljarError as error:
+        why = error.what
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the verdict stands
+        why = f"the report was not written: {type(error).__name__} {error}"
+    else:
+        return target
+    notice(f"{why}; `belljar report {path.name}` makes it again")
+    return None
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    """The files about plans and host that can be read. Raises `OSError`."""
+    from belljar.errors import LedgerError
+    from belljar.ledger.files import open_directory, read_beneath
+
+    policies = (each.name for each in path.iterdir() if _POLICY.fullmatch(each.name))
+    names = sorted(policies)[:MAX_PLANS]
+    both = (name for policy in names for name in (policy, _plan_of(policy)))
+    found, room = dict[str, bytes](), _MAX_FILES_BYTES
+    with open_directory(path) as root:
+        for name in ("host.json", "versions.json", *both):
+            try:
+                found[name] = read_beneath(root, name, max_bytes=room)
+            except (OSError, LedgerError, ValueError):
+                continue  # a link, or a file too large: its verification names it
+            room -= len(found[name])
+    return found
+
+
+def _plan_of(policy: str) -> str:
+    return f"plan{policy.removeprefix('policy').removesuffix('.yaml')}.json"
+
+
+def _plans(found: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """The plans by the digests of their policies."""
+    import hashlib
+
+    return {
+        hashlib.sha256(content).hexdigest(): _json(found.get(_plan_of(name)))
+        for name, content in found.items()
+        if name.endswith(".yaml")
+    }
+
+
+def _json(content: bytes | None) -> dict[str, Any]:
+    import json
+
+    try:
+        value = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

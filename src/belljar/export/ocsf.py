@@ -1,0 +1,217 @@
+"""Events in the Open Cybersecurity Schema Framework, version 1.5.0 (schema.ocsf.io).
+
+Processes, files, packets, HTTP and DNS are activities; hits of the guard, decoys, broken protocols
+and kills are detection findings. Other events (probes, plans, proofs) have no class there and are
+left out: the record has them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from belljar.events import Kind
+from belljar.ledger import Line
+from belljar.package import __version__
+
+SCHEMA: Final = "1.5.0"
+_FILE, _PROCESS, _FINDING, _NETWORK, _HTTP, _DNS = 1001, 1007, 2004, 4001, 4002, 4003
+# A virtual machine is OCSF's device type 6; a container is one to whoever reads an alert.
+_DEVICE_TYPE: Final = 6
+_METHODS: Final = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT", "TRACE")
+_OTHER: Final = 99
+
+
+def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
+    """Yield an OCSF event for each event that has a class."""
+    started: dict[tuple[str | None, int], Line] = {}
+    answered: dict[tuple[Any, Any], Line] = {}
+    for line in lines:
+        if line.kind in (Kind.EXEC_STARTED, Kind.FILE_READ_STARTED):
+            started[line.cell, line.data["op"]] = line
+        elif line.kind is Kind.NETWORK_HTTP:
+            answered[line.data.get("range"), line.data["exchange"]] = line
+        made = _CLASSES.get(line.kind, _nothing)(line, _first(line, started, answered))
+        if made is not None:
+            yield {**_base(line, run_id, made["class_uid"], made["activity_id"]), **made}
+
+
+def _first(
+    line: Line,
+    started: Mapping[tuple[str | None, int], Line],
+    requested: Mapping[tuple[Any, Any], Line],
+) -> Line:
+    """Return the event that began what this one ends, or the event itself."""
+    if line.kind is Kind.NETWORK_HTTP_ANSWERED:
+        return requested.get((line.data.get("range"), line.data["exchange"]), line)
+    return started.get((line.cell, line.data.get("op", -1)), line)
+
+
+def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str, Any]:
+    place = line.cell or str(line.data.get("range") or run_id)
+    return {
+        "activity_id": activity_id,
+        "category_uid": class_uid // 1000,
+        "class_uid": class_uid,
+        "type_uid": class_uid * 100 + activity_id,
+        "severity_id": 1 if class_uid != _FINDING else 5 if line.kind in _BREACHES else 4,
+        "time": int(datetime.fromisoformat(line.time).timestamp() * 1e3),
+        "metadata": {
+            "version": SCHEMA,
+            "product": {"name": "Belljar", "vendor_name": "Belljar", "version": __version__},
+            "uid": f"{run_id}/{line.seq}",
+            "correlation_uid": run_id,
+            "event_code": line.kind.value,
+        },
+        "device": {"type_id": _DEVICE_TYPE, "uid": place, "hostname": place},
+        "actor": {"app_name": line.actor.value},
+        "unmapped": {"trust": line.trust.value, **line.data},
+    }
+
+
+def _nothing(_line: Line, _first: Line) -> dict[str, Any] | None:
+    return None
+
+
+def _process(line: Line, first: Line) -> dict[str, Any] | None:
+    argv = [str(word) for word in first.data.get("argv", ())]
+    ends = line.kind is not Kind.EXEC_STARTED
+    made: dict[str, Any] = {
+        "class_uid": _PROCESS,
+        "activity_id": 2 if ends else 1,
+        "process": {
+            "uid": f"{line.cell}/{line.data['op']}",
+            "name": argv[0] if argv else "",
+            "cmd_line": " ".join(argv),
+            "user": {"name": str(first.data.get("user", ""))},
+        },
+    }
+    if ends:
+        made["exit_code"] = int(line.data.get("code", -1))
+    return made
+
+
+def _file(line: Line, first: Line) -> dict[str, Any] | None:
+    reads = line.kind is Kind.FILE_READ_COMPLETED
+    path = str(first.data.get("path", ""))
+    return {
+        "class_uid": _FILE,
+        "activity_id": 2 if reads else 3,
+        "file": {"name": path.rsplit("/", 1)[-1] or "/", "path": path, "type_id": 1},
+    }
+
+
+def _network(line: Line, _first: Line) -> dict[str, Any] | None:
+    data = line.data
+    # A look-up that left, and a connection that was cut later, were let through
+    is_allowed = data.get("verdict") in ("allowed", "dialled", "looked_up", "cut")
+    return {
+        "class_uid": _NETWORK,
+        "activity_id": 1 if is_allowed else 5,
+        "disposition_id": 1 if is_allowed else 2,
+        "src_endpoint": {"name": str(data.get("cell") or data.get("source") or "")},
+        "dst_endpoint": _endpoint(data),
+        "connection_info": {"direction_id": 2, "protocol_name": str(data.get("protocol", "tcp"))},
+    }
+
+
+def _endpoint(data: Mapping[str, Any]) -> dict[str, Any]:
+    address, found = str(data.get("address") or ""), {}
+    try:
+        found["ip"] = str(ipaddress.ip_address(address))
+    except ValueError:
+        found["hostname"] = str(data.get("host") or data.get("name") or address or "unknown")
+    if isinstance(data.get("port"), int):
+        found["port"] = data["port"]
+    return found
+
+
+def _http(line: Line, first: Line) -> dict[str, Any] | None:
+    method = str(first.data.get("method", ""))
+    made: dict[str, Any] = {
+        "class_uid": _HTTP,
+        "activity_id": _METHODS.index(method) + 1 if method in _METHODS else _OTHER,
+        "http_request": {
+            "http_method": method,
+            "url": {"url_string": str(first.data.get("url", ""))},
+            "length": int(first.data.get("bytes", 0)),
+        },
+        "src_endpoint": {"name": str(line.data.get("cell", ""))},
+        "dst_endpoint": {"hostname": str(line.data.get("stand_in", ""))},
+    }
+    if line.kind is Kind.NETWORK_HTTP_ANSWERED:
+        made["http_response"] = {"code": line.data["status"], "length": line.data["bytes"]}
+    else:
+        made["disposition_id"] = 1 if line.data["verdict"] == "allowed" else 2
+    return made
+
+
+def _dns(line: Line, _first: Line) -> dict[str, Any] | None:
+    return {
+        "class_uid": _DNS,
+        "activity_id": 6,
+        "query": {"hostname": line.data["name"], "type": line.data["type"]},
+        "answers": [{"rdata": line.data["answer"], "type": line.data["type"]}],
+        "src_endpoint": {"name": str(line.data.get("cell", ""))},
+    }
+
+
+def _finding(line: Line, _first: Line) -> dict[str, Any] | None:
+    data = line.data
+    is_clean = data.get("verdict") == "contained" or data.get("clean") or data.get("found") == []
+    if line.kind in _BREACHES and is_clean:
+        return None
+    what = next(
+        (
+            str(line.data[name])
+            for name in ("class", "decoy", "rule", "reason")
+            if name in line.data
+        ),
+        "",
+    )
+    return {
+        "class_uid": _FINDING,
+        "activity_id": 1,
+        "finding_info": {
+            "title": f"{line.kind.value}: {what}",
+            "uid": f"{line.seq}",
+            "types": [line.kind.value],
+        },
+        "is_alert": True,
+    }
+
+
+# Only as far as they found something.
+_BREACHES: Final = (
+    Kind.PROBE_COMPLETED,
+    Kind.CELL_REVERT_VERIFIED,
+    Kind.CELL_DESTROYED,
+    Kind.RANGE_DESTROYED,
+    Kind.AIR_GAP_CHANGED,
+    Kind.DECOY_CARRIED,
+)
+_Make = Callable[[Line, Line], dict[str, Any] | None]
+_CLASSES: Final[Mapping[Kind, _Make]] = {
+    **dict.fromkeys(
+        (Kind.EXEC_STARTED, Kind.EXEC_COMPLETED, Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT), _process
+    ),
+    **dict.fromkeys((Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_STARTED), _file),
+    **dict.fromkeys((Kind.NETWORK_FLOW, Kind.NETWORK_STREAM, Kind.NETWORK_UPSTREAM), _network),
+    **dict.fromkeys((Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED), _http),
+    Kind.NETWORK_DNS: _dns,
+    **dict.fromkeys(
+        (
+            Kind.GUARD_HIT,
+            Kind.DECOY_TOUCHED,
+            Kind.DECOY_TAKEN,
+            Kind.DECOY_USED,
+            Kind.DECOY_SENT,
+            Kind.PROTOCOL_VIOLATION,
+            Kind.KILL_TRIGGERED,
+            *_BREACHES,
+        ),
+        _finding,
+    ),
+}

@@ -1,0 +1,162 @@
+"""Traces for OpenTelemetry: run → sample → command, file, request, model request.
+
+The official SDK's spans and encoder. Attributes follow the semantic conventions 1.37 (`process.*`,
+`http.*`, `gen_ai.*`); what they have no name for is `belljar.*`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from belljar.events import Kind
+from belljar.ledger import Line
+from belljar.package import __version__
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
+_STARTS: Final[Mapping[Kind, tuple[str, str]]] = {
+    Kind.EXEC_STARTED: ("exec", "op"),
+    Kind.FILE_READ_STARTED: ("file.read", "op"),
+    Kind.FILE_WRITE_STARTED: ("file.write", "op"),
+    Kind.FILES_STARTED: ("files", "op"),
+    Kind.CONNECT_STARTED: ("connect", "op"),
+    Kind.MODEL_REQUEST_STARTED: ("model.request", "request"),
+    Kind.NETWORK_HTTP: ("network.http", "exchange"),
+}
+_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "exec": {"argv": "process.command_args", "code": "process.exit.code", "user": "process.owner"},
+    "model.request": {
+        "prompt_tokens": "gen_ai.usage.input_tokens",
+        "completion_tokens": "gen_ai.usage.output_tokens",
+    },
+    "network.http": {
+        "method": "http.request.method",
+        "url": "url.full",
+        "status": "http.response.status_code",
+    },
+}
+_ALWAYS: Final[Mapping[str, Mapping[str, str]]] = {
+    "model.request": {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "belljar"}
+}
+
+
+def spans(lines: Iterable[Line], run_id: str) -> list[ReadableSpan]:
+    """Return all spans of a run, the same for the same record; unfinished ones end with it."""
+    made = _Spans(run_id)
+    for line in lines:
+        made.take(line)
+    return made.finished()
+
+
+class _Spans:
+    """Open and finished spans of one run."""
+
+    def __init__(self, run_id: str) -> None:
+        self._trace = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:16], "big")
+        self._resource = Resource(
+            {"service.name": "belljar", "service.version": __version__, "belljar.run": run_id},
+            SCHEMA_URL,
+        )
+        self._open: dict[tuple[object, ...], dict[str, Any]] = {}
+        self._samples: dict[str, SpanContext] = {}
+        self._ranges: dict[str, str] = {}
+        self._run: SpanContext | None = None
+        self._done: list[ReadableSpan] = []
+        self._last_ns = 0
+
+    def take(self, line: Line) -> None:
+        """Open or close the span that the event belongs to."""
+        self._last_ns = int(datetime.fromisoformat(line.time).timestamp() * 1e6) * 1000
+        # A range's exchanges are numbered from 1, and belong to the sample of its cells
+        place = line.cell or str(line.data.get("range") or "")
+        key: tuple[object, ...]
+        if line.kind is Kind.RUN_STARTED:
+            self._run = self._begin(("run",), "run", line, None)
+        elif line.kind is Kind.CELL_PLANNED:
+            self._ranges[place] = str(line.data.get("range") or "")
+        elif line.kind is Kind.SAMPLE_STARTED:
+            key, name = ("sample", place), f"sample {line.data['sample']}"
+            context = self._samples.get(self._ranges.get(place) or place)
+            context = context or self._begin(key, name, line, self._run)
+            self._samples[place] = context
+            if self._ranges.get(place):
+                self._samples[self._ranges[place]] = context
+        elif line.kind in _STARTS:
+            name, field = _STARTS[line.kind]
+            key = (name, place, line.data[field])
+            self._begin(key, name, line, self._samples.get(place, self._run))
+            if line.data.get("verdict", "allowed") != "allowed":  # nothing answers it
+                self._close(self._open.pop(key), Status(StatusCode.ERROR))
+        else:
+            self._end(line, place)
+
+    def _begin(
+        self, key: tuple[object, ...], name: str, line: Line, parent: SpanContext | None
+    ) -> SpanContext:
+        context = SpanContext(self._trace, line.seq + 1, is_remote=False, trace_flags=TraceFlags(1))
+        self._open[key] = {
+            "name": name,
+            "context": context,
+            "parent": parent,
+            "start_time": self._last_ns,
+            "attributes": {**_ALWAYS.get(name, {}), **_attributes(name, line)},
+        }
+        return context
+
+    def _end(self, line: Line, place: str) -> None:
+        subject = line.kind.value.rpartition(".")[0]
+        number = line.data.get("op", line.data.get("request", line.data.get("exchange")))
+        key: tuple[object, ...] = (subject, place, number)
+        if line.kind is Kind.RUN_FINISHED:
+            key = ("run",)
+        elif line.kind is Kind.SAMPLE_FINISHED:
+            key = ("sample", place)
+        is_end = line.kind.value.endswith((".completed", ".failed", ".timed_out", ".answered"))
+        if (is_end or line.kind.value.endswith(".finished")) and key in self._open:
+            found = self._open.pop(key)
+            found["attributes"] |= _attributes(str(found["name"]), line)
+            is_bad = line.kind.value.endswith((".failed", ".timed_out"))
+            self._close(found, Status(StatusCode.ERROR if is_bad else StatusCode.UNSET))
+
+    def _close(self, found: dict[str, Any], status: Status) -> None:
+        kind = SpanKind.CLIENT if found["name"] == "model.request" else SpanKind.INTERNAL
+        scope = InstrumentationScope("belljar", __version__, SCHEMA_URL)
+        self._done.append(
+            ReadableSpan(
+                **found,
+                kind=kind,
+                status=status,
+                resource=self._resource,
+                instrumentation_scope=scope,
+                end_time=self._last_ns,
+            )
+        )
+
+    def finished(self) -> list[ReadableSpan]:
+        """Close what is still open, and return all spans."""
+        for found in reversed(self._open.values()):
+            found["attributes"]["belljar.unfinished"] = True
+            self._close(found, Status(StatusCode.UNSET))
+        self._open.clear()
+        return self._done
+
+
+def _attributes(name: str, line: Line) -> dict[str, Any]:
+    """Return the event's fields by the convention's names, others as `belljar.…`."""
+    known = _NAMES.get(name.partition(" ")[0], {})
+    found: dict[str, Any] = {"belljar.trust": line.trust.value}
+    if line.cell:
+        found["belljar.cell"] = line.cell
+    for field, value in line.data.items():
+        if isinstance(value, str | bool | int | float):
+            found[known.get(field, f"belljar.{field}")] = value
+        elif isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
+            found[known.get(field, f"belljar.{field}")] = tuple(value)
+    return found

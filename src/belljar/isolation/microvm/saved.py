@@ -1,0 +1,166 @@
+"""A machine's memory and device state on disk, taken from a running clone: what forks begin from.
+
+Files are as a template's, so that `clone` makes a machine of either. `stream`: the way there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.channel.client import BusyError
+from belljar.errors import CellError, HostError
+from belljar.isolation.microvm.guest_files import digest_memory
+from belljar.isolation.microvm.stream import split_stream
+from belljar.isolation.microvm.template import Template, allow_shared_memory, find_key
+from belljar.isolation.program_root import file_stamp
+from belljar.store.home import HINT_SPACE
+
+if TYPE_CHECKING:
+    from belljar.image import Image, Kernel
+    from belljar.isolation.microvm.vmm import Vmm
+    from belljar.plan.model import MicrovmPlan
+
+_STREAM_TIMEOUT_S: Final = 60.0
+_MAX_BANDWIDTH: Final = 1 << 40  # else QEMU sends 128 MiB a second
+
+
+class MachineLostError(CellError):
+    """The machine didn't go on, or its VMM can't be relied on: it was ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedMachine:
+    """A saved machine; `key` is that of the plan's template where and when it was saved."""
+
+    directory: Path
+    key: str
+    memory_digest: str
+    memory_stamp: tuple[int, ...]
+    state_digest: str
+    size_bytes: int
+
+    @property
+    def digest(self) -> str:
+        """Of all of it."""
+        return hashlib.sha256(f"{self.memory_digest} {self.state_digest}".encode()).hexdigest()
+
+    def load(self, plan: MicrovmPlan, image: Image, kernel: Kernel, *, home: Path) -> Template:
+        """What a machine of this plan is made from, checked. Blocking.
+
+        Raises `CellError` when it was changed or deleted; `HostError` when a machine of this plan
+        would be another one here and now.
+        """
+        key, root = find_key(plan, image, kernel, home)
+        if key != self.key:
+            raise HostError(
+                "the snapshot was taken with another QEMU, processor, kernel, image or limits",
+                where=str(self.directory),
+                hint="take another snapshot: this one can't be used any more",
+            )
+        memory = self.directory / "memory"
+        try:
+            state, stamp = (self.directory / "state").read_bytes(), tuple(file_stamp(memory))
+            is_same = hashlib.sha256(state).hexdigest() == self.state_digest and (
+                stamp == self.memory_stamp or digest_memory(memory) == self.memory_digest
+            )
+        except OSError as error:
+            raise CellError(
+                f"the snapshot can't be read: {error.strerror}",
+                where=str(self.directory),
+                hint="a snapshot ends with its run",
+            ) from error
+        if not is_same:
+            raise CellError(
+                "the snapshot was changed on disk: nothing is made of it",
+                where=str(self.directory),
+                hint="find out who writes to this store; take another snapshot",
+            )
+        return Template(key=key, memory=memory, state=state, root=root, memory_stamp=stamp)
+
+
+async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
+    """Save the machine, which stands still meanwhile and goes on.
+
+    Raises:
+        HostError: no space; the machine goes on.
+        BusyError: a command runs; the machine goes on.
+        MachineLostError: it doesn't.
+    """
+    memory = directory / "memory"
+    try:
+        async with vmm.client.frozen():
+            state = await _stopped(vmm, memory)
+        return await anyio.to_thread.run_sync(_finish, directory, state, key)
+    except BusyError:
+        raise
+    except CellError as error:
+        vmm.kill()
+        raise MachineLostError(error.what, where=error.where, hint=error.hint) from error
+    except OSError as error:
+        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        what = "no space for a snapshot" if is_full else "a snapshot can't be written"
+        raise HostError(
+            f"{what}: {error.strerror}", where=str(directory.parent), hint=HINT_SPACE
+        ) from error
+
+
+async def _stopped(vmm: Vmm, memory: Path) -> bytes:
+    await vmm.qmp.execute("stop")
+    try:
+        return await _save(vmm, memory)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await vmm.qmp.execute("cont")
+
+
+async def _save(vmm: Vmm, memory: Path) -> bytes:
+    qmp, ram_bytes = vmm.qmp, vmm.spec.shape.ram_mib << 20
+    await allow_shared_memory(vmm)  # clones are restored with it; this machine's RAM isn't shared
+    await qmp.execute("migrate-set-parameters", {"max-bandwidth": _MAX_BANDWIDTH})
+    fd = os.open(memory, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    ours, theirs = socket.socketpair()
+    try:
+        os.ftruncate(fd, ram_bytes)
+        with theirs:
+            await qmp.execute("getfd", {"fdname": "snapshot"}, fd=theirs.fileno())
+        qmp.forget_events()
+        await qmp.execute("migrate", {"uri": "fd:snapshot"})
+        try:
+            split = partial(split_stream, ours, fd, ram_bytes, timeout_s=_STREAM_TIMEOUT_S)
+            state = await anyio.to_thread.run_sync(split)  # not abandoned: it writes to `fd`
+        except BaseException:
+            with suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
+            with anyio.CancelScope(shield=True), suppress(CellError):
+                await qmp.wait_migrated(timeout_s=_STREAM_TIMEOUT_S)
+            raise
+        await qmp.wait_migrated(timeout_s=_STREAM_TIMEOUT_S)
+        return state
+    finally:
+        ours.close()
+        os.close(fd)
+
+
+def _finish(directory: Path, state: bytes, key: str) -> SavedMachine:
+    memory = directory / "memory"
+    memory.chmod(0o444)
+    (directory / "state").write_bytes(state)
+    return SavedMachine(
+        directory=directory,
+        key=key,
+        memory_digest=digest_memory(memory),
+        memory_stamp=tuple(file_stamp(memory)),
+        state_digest=hashlib.sha256(state).hexdigest(),
+        size_bytes=memory.stat().st_blocks * 512 + len(state),
+    )

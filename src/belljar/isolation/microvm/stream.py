@@ -1,0 +1,177 @@
+"""Splits a VMM's migration stream while it comes: RAM into a sparse file, the rest into bytes.
+
+The outcome has the form of a template (memory, device state), so a fork maps the memory privately.
+The stream is a VMM's that may be compromised, and goes to another VMM alone: pages of RAM are
+written at ascending places below its size, everything else is kept as it is, bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from typing import Final
+
+from belljar.errors import CellError
+
+# QEMU, docs/devel/migration: sections, and the records of `ram` (migration/ram.c). A record begins
+# with an offset into a block, whose low 12 bits are flags.
+_PAGE_BYTES: Final = 4096
+_ZERO, _SIZES, _PAGE, _END, _SAME_BLOCK = 0x02, 0x04, 0x08, 0x10, 0x20
+_PART, _LAST, _COMMAND = 2, 3, 8
+_HEADER: Final = re.compile(rb"\x01(.{4})\x03ram\0\0\0\0\0\0\0\x04", re.DOTALL)
+_MAX_HEADER_BYTES: Final = 4096
+_ZERO_RUN: Final = re.compile(rb"(?:.{6}[%s]\x22\0)*" % bytes(range(0, 256, 16)), re.DOTALL)
+_RAM: Final = b"ram"
+_BUFFER_BYTES: Final = 4 << 20
+_MAX_PAGES_A_WRITE: Final = 1000  # Linux takes 1,024 buffers
+MAX_STATE_BYTES: Final = 64 << 20
+
+
+def split_stream(sock: socket.socket, memory_fd: int, ram_bytes: int, *, timeout_s: float) -> bytes:
+    """The device state; RAM is in the file then. Blocking.
+
+    Raises `CellError` for a bad stream, or one that takes too long; `OSError` for the file.
+    """
+    return _Splitter(sock, memory_fd, ram_bytes, time.monotonic() + timeout_s).split()
+
+
+class _Splitter:
+    def __init__(self, sock: socket.socket, memory_fd: int, ram_bytes: int, give_up: float) -> None:
+        self._socket, self._give_up = sock, give_up
+        self._memory_fd, self._ram_bytes = memory_fd, ram_bytes
+        self._state = bytearray()
+        self._buffer, self._at, self._end = bytearray(_BUFFER_BYTES), 0, 0
+        self._view = memoryview(self._buffer)
+        self._block = b""
+        self._next_offset = 0
+        self._pages: list[memoryview] = []
+        """Not written yet: they end before `_next_offset`, and lie in the buffer."""
+
+    def split(self) -> bytes:
+        """Read the stream to its end."""
+        section, kind = self._header(), 0
+        self._part(section)
+        while kind != _LAST:
+            kind = self._keep(1)[0]
+            if kind == _COMMAND:
+                self._keep(int.from_bytes(self._keep(4)[2:], "big"))
+            elif kind in (_PART, _LAST) and self._keep(4) == section:
+                self._part(section)
+            else:
+                raise _bad(f"a section of kind {kind}")
+        while self._end > self._at or self._fill():
+            self._keep(self._end - self._at)
+        return bytes(self._state)
+
+    def _header(self) -> bytes:
+        """Keep all up to the first section, that of RAM; its id."""
+        while (match := _HEADER.search(self._buffer, 0, min(self._end, _MAX_HEADER_BYTES))) is None:
+            if self._end >= _MAX_HEADER_BYTES or not self._fill():
+                raise _bad("no RAM at its beginning")
+        section = match[1]
+        self._keep(match.end())
+        return section
+
+    def _part(self, section: bytes) -> None:
+        while True:
+            head = bytes(self._take(8))
+            flags = int.from_bytes(head[6:], "big") & 0xFFF
+            offset = int.from_bytes(head, "big") - flags
+            if flags & ~_SAME_BLOCK in (_ZERO, _PAGE):
+                self._page(head, flags, offset)
+            elif flags == _SIZES:
+                self._state += head
+                self._sizes(offset)
+            elif flags == _END:
+                self._state += head
+                if self._keep(5) != b"\x7e" + section:
+                    raise _bad("a part without its end")
+                return
+            else:
+                raise _bad(f"a record with flags {flags:#x}")
+
+    def _sizes(self, total: int) -> None:
+        """The blocks: name, size and, as RAM may be left out, address."""
+        while total > 0:
+            name = self._keep(self._keep(1)[0])
+            size = int.from_bytes(self._keep(8), "big")
+            self._keep(8)
+            total -= size
+            if not size or total < 0 or (name == _RAM and size != self._ram_bytes):
+                raise _bad("blocks of another size")
+
+    def _page(self, head: bytes, flags: int, offset: int) -> None:
+        name = b""
+        if not flags & _SAME_BLOCK:
+            name = bytes(self._take(1))
+            name += bytes(self._take(name[0]))
+            self._block = name[1:]
+        content = self._take(1 if flags & _ZERO else _PAGE_BYTES)
+        if self._block != _RAM:
+            self._state += head + name + content
+            self._check_size()
+            return
+        if offset < self._next_offset or offset + _PAGE_BYTES > self._ram_bytes:
+            raise _bad("a page out of its order or place")
+        if flags & _ZERO:
+            if content[0]:
+                raise _bad("a page of another byte than 0")
+            self._write()
+            # The next ones' places don't matter, as nothing is written
+            run = _ZERO_RUN.match(self._buffer, self._at, self._end)
+            self._at = self._at if run is None else run.end()
+        else:
+            if offset != self._next_offset or len(self._pages) == _MAX_PAGES_A_WRITE:
+                self._write()
+            self._pages.append(content)
+        self._next_offset = offset + _PAGE_BYTES
+
+    def _keep(self, count: int) -> bytes:
+        """The next bytes, which are kept."""
+        content = bytes(self._take(count))
+        self._state += content
+        self._check_size()
+        return content
+
+    def _check_size(self) -> None:
+        if len(self._state) > MAX_STATE_BYTES:
+            raise _bad(f"more than {MAX_STATE_BYTES} bytes of device state")
+
+    def _take(self, count: int) -> memoryview:
+        """The next bytes, as long as nothing else is taken. Fits the buffer."""
+        while self._end - self._at < count:
+            if not self._fill():
+                raise _bad("it ends early")
+        self._at += count
+        return self._view[self._at - count : self._at]
+
+    def _fill(self) -> bool:
+        """Read more. False: the stream is over."""
+        self._write()
+        left = self._end - self._at
+        self._buffer[:left] = self._buffer[self._at : self._end]
+        self._at, self._end = 0, left
+        self._socket.settimeout(max(0.001, self._give_up - time.monotonic()))
+        try:
+            got = self._socket.recv_into(self._view[left:])
+        except TimeoutError as error:
+            raise _bad("it took too long") from error
+        except ConnectionError:
+            got = 0
+        self._end += got
+        return got > 0
+
+    def _write(self) -> None:
+        pages, self._pages = self._pages, []
+        at = self._next_offset - len(pages) * _PAGE_BYTES
+        while pages:
+            whole = os.pwritev(self._memory_fd, pages, at) // _PAGE_BYTES
+            pages, at = pages[whole:], at + whole * _PAGE_BYTES
+            if not whole:  # a part of a page: the disk is full, and the rest of it says so
+                os.pwrite(self._memory_fd, pages[0][1:], at + 1)
+
+
+def _bad(what: str) -> CellError:
+    return CellError(f"the VMM's stream can't be kept: {what}", where="snapshot")

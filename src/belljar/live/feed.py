@@ -1,0 +1,270 @@
+"""Reads the ledgers of runs that are being written, and keeps the latest lines in a ring."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, Final
+
+from belljar.errors import LedgerError
+from belljar.events import Kind
+from belljar.isolation import list_cells
+from belljar.isolation.hold import read_hold
+from belljar.ledger import Line
+from belljar.ledger.files import LEDGER, open_beneath
+from belljar.ledger.listing import run_ids
+from belljar.ledger.rundir import RUNS
+from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED
+from belljar.ledger.verification import parse_line, spilled_data
+from belljar.ledger.writer import is_being_written
+from belljar.report.timeline import shown
+
+# At most some 20 MiB of text: twenty seconds of a thousand events a second.
+RING_LINES: Final = 20_000
+# Of one run in one look: a flood in one run holds no other up.
+LINES_PER_LOOK: Final = 2_000
+_MAX_TEXT_CHARS: Final = 400
+_MAX_RUNS: Final = 100
+_MAX_ENDED: Final = 20
+_SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
+_ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
+# Said in other columns, or of no use to whoever watches.
+_LEFT_OUT: Final = {"op", "env_names", "env_sha256", "findings", "headers", "containment", "range"}
+
+
+@dataclass(slots=True)
+class CellView:
+    """One cell of a run that lasts, as its record says."""
+
+    cell: str
+    tier: str = ""
+    sample: str = ""
+    phase: str = "planned"
+    command: str = ""
+    commands: int = 0
+    requests: int = 0
+    refused: int = 0
+    signals: int = 0
+
+
+@dataclass(slots=True)
+class RunView:
+    """One run that is being written. `_members`: cells by their range and their name in it."""
+
+    run: str
+    what: str = ""
+    started: str = ""
+    events: int = 0
+    samples: int = 0
+    finished: int = 0
+    phase: str = "running"
+    cells: dict[str, CellView] = field(default_factory=dict)
+    _members: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def take(self, line: Line) -> None:
+        """Count one event."""
+        self.events += 1
+        data = line.data
+        if line.kind is Kind.RUN_STARTED:
+            self.what = shown(data.get("what") or " ".join(map(str, data["argv"])), max_chars=200)
+            self.started = line.time
+        elif line.kind is Kind.RUN_EVALUATED:
+            self.phase = "being judged"
+        elif line.kind is Kind.CELL_PLANNED and line.cell:
+            self.cells[line.cell] = CellView(line.cell)
+            self._members[str(data.get("range")), str(data.get("name"))] = line.cell
+        self.samples += line.kind is Kind.SAMPLE_STARTED
+        self.finished += line.kind is Kind.SAMPLE_FINISHED
+        member = self._members.get((str(data.get("range")), str(data.get("cell"))), "")
+        if (view := self.cells.get(line.cell or member)) is not None:
+            _count(view, line)
+        if line.kind is Kind.CELL_DESTROYED:
+            self.cells.pop(line.cell or "", None)
+            self._members = {at: cell for at, cell in self._members.items() if cell != line.cell}
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        names = ("run", "what", "started", "events", "samples", "finished", "phase")
+        cells = [asdict(cell) for cell in self.cells.values()]
+        return {**{name: getattr(self, name) for name in names}, "cells": cells}
+
+
+def _count(view: CellView, line: Line) -> None:
+    data = line.data
+    if line.kind is Kind.CELL_PLANNED:
+        view.tier = shown(data["tier"], max_chars=20)
+    elif line.kind is Kind.SAMPLE_STARTED:
+        view.sample = shown(data["sample"], max_chars=80)
+    elif line.kind is Kind.EXEC_STARTED:
+        view.commands += 1
+        words = " ".join(map(str, data["argv"])).split()
+        view.command = shown(" ".join(words), max_chars=200)
+    elif line.kind.value.startswith("network."):
+        is_refused = data.get("verdict") in ("refused", "dropped")
+        view.refused += is_refused
+        view.requests += line.kind is Kind.NETWORK_HTTP and not is_refused
+    view.signals += line.kind.value in _SIGNALS
+    phases: Mapping[Kind, str] = {
+        Kind.CELL_STARTED: "started",
+        Kind.CELL_CLONED: "started",
+        Kind.PROBE_STARTED: "probing",
+        Kind.SAMPLE_RUNNING: "running",
+        Kind.EXEC_STARTED: "running",
+        Kind.SAMPLE_FINISHED: "finished",
+        Kind.CELL_DESTROYING: "ending",
+        Kind.CELL_FAILED: "failed",
+    }
+    view.phase = phases.get(line.kind, view.phase)
+
+
+@dataclass(slots=True)
+class _Tail:
+    """An open ledger, and how far it was read."""
+
+    root: int
+    file: BinaryIO
+    view: RunView
+    rest: bytes = b""
+
+    def lines(self) -> list[Line]:
+        """Return what was added; a half line waits for its end, what is no event is skipped."""
+        found: list[Line] = []
+        while len(found) < LINES_PER_LOOK and (raw := self.file.readline(MAX_LINE_BYTES + 1)):
+            self.rest += raw
+            if not raw.endswith(b"\n") and len(self.rest) <= MAX_LINE_BYTES:
+                break
+            with suppress(ValueError, OSError, LedgerError):
+                line = parse_line(self.rest[:-1])
+                # A long command's data is a body beside the ledger
+                spilled = line.data == SPILLED
+                found.append(replace(line, data=spilled_data(self.root, line)) if spilled else line)
+            self.rest = b""
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        self.file.close()
+        os.close(self.root)
+
+
+class Feed:
+    """All runs of a store that are being written, and the latest lines of all of them.
+
+    Its methods may be called by several threads.
+
+    Attributes:
+        first, last: numbers of the oldest line in the ring, and of the next that comes.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.first = self.last = 0
+        self._ring: deque[str] = deque(maxlen=RING_LINES)
+        self._tails: dict[str, _Tail] = {}
+        self._ended: deque[RunView] = deque(maxlen=_MAX_ENDED)
+        self._lock = Lock()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close the ledgers."""
+        while self._tails:
+            self._tails.popitem()[1].close()
+
+    def look(self) -> None:
+        """Read what was added everywhere. Blocks for a moment; a broken run is marked so."""
+        for run_id in run_ids(self.home)[-_MAX_RUNS:]:
+            if run_id not in self._tails:
+                self._begin(run_id)
+        for run_id, tail in list(self._tails.items()):
+            # Before its lines are read: what is written between the two is read the next time
+            ends, phase = not self._is_written(run_id), "ended"
+            try:
+                lines = tail.lines()
+                with self._lock:
+                    for line in lines:
+                        tail.view.take(line)
+                        self._add(run_id, line)
+            except Exception as error:  # noqa: BLE001 - one broken record hides no other run
+                lines, ends, phase = [], True, f"can't be read: {type(error).__name__}"
+            if ends and len(lines) < LINES_PER_LOOK:
+                with self._lock:
+                    self._tails.pop(run_id).close()
+                    tail.view.phase = phase
+                    tail.view.cells.clear()
+                    self._ended.append(tail.view)
+
+    def _begin(self, run_id: str) -> None:
+        if any(view.run == run_id for view in self._ended) or not self._is_written(run_id):
+            return
+        try:
+            root = os.open(self.home / RUNS / run_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            tail = _Tail(root, open_beneath(root, LEDGER), RunView(run_id))
+        except (OSError, LedgerError):
+            os.close(root)  # not yet made, or no run of ours
+            return
+        with self._lock:
+            self._tails[run_id] = tail
+
+    def _is_written(self, run_id: str) -> bool:
+        try:
+            return is_being_written(self.home / RUNS / run_id)
+        except OSError:
+            return False
+
+    def _add(self, run_id: str, line: Line) -> None:
+        words = (
+            f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for name, value in line.data.items()
+            if name not in _LEFT_OUT
+        )
+        text = shown(" ".join(words)[:_MAX_TEXT_CHARS], max_chars=_MAX_TEXT_CHARS)
+        self._ring.append(
+            json.dumps(
+                {
+                    "run": run_id,
+                    "seq": line.seq,
+                    "time": line.time[11:23],
+                    "cell": shown(line.cell or str(line.data.get("cell") or ""), max_chars=40),
+                    "kind": line.kind.value,
+                    "text": text[:_MAX_TEXT_CHARS],  # escaping made it longer
+                    "guest": line.trust == "guest-reported",
+                    "alert": line.kind.value in _ALERTS
+                    or line.data.get("verdict") in ("refused", "dropped", "breached"),
+                }
+            )
+        )
+        self.last += 1
+        self.first = self.last - len(self._ring)
+
+    def since(self, cursor: int, *, limit: int = LINES_PER_LOOK) -> tuple[list[str], int, int]:
+        """Return lines from `cursor` on as JSON, the next cursor, and how many are gone already."""
+        with self._lock:
+            missed = max(0, self.first - cursor)
+            begin = max(cursor, self.first)
+            end = min(self.last, begin + limit)
+            return [self._ring[each - self.first] for each in range(begin, end)], end, missed
+
+    def state(self) -> dict[str, Any]:
+        """Return runs, their cells and what each uses now, as JSON values."""
+        used = {cell.cell_id: cell for cell in list_cells(self.home)}
+        held = read_hold(self.home)
+        with self._lock:
+            views = (*(tail.view for tail in self._tails.values()), *reversed(self._ended))
+            runs = [view.document() for view in views]
+        for cell in (cell for run in runs for cell in run["cells"]):
+            known = used.get(cell["cell"])
+            cell["memory_bytes"] = known.memory_bytes if known else None
+            cell["cpu_s"] = known.cpu_s if known else None
+            cell["age_s"] = round(known.started_s_ago, 1) if known else 0
+        return {"runs": runs, "held": shown(held) if held else "", "cells": len(used)}

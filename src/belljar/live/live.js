@@ -1,0 +1,246 @@
+// Shows what the server sends. Text of a run becomes text nodes only.
+const $ = (id) => document.getElementById(id);
+const made = (tag, text = "", className = "") => {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  if (className) element.className = className;
+  return element;
+};
+const MAX_ROWS = 500; // in the table; the server keeps more, and the ledger all
+const MAX_KEPT = 5000; // lines that a filter can still find
+const POINTS = 300; // of a plot: five minutes
+
+// --- the session: the token of the address's fragment becomes a secret, which this tab keeps for
+// this address and port
+
+let secret = sessionStorage.getItem("secret") || "";
+const headers = () => ({ "X-Belljar-Secret": secret });
+const status = (text) => ($("status").textContent = text);
+
+async function begin() {
+  const token = location.hash.slice(1);
+  const answer = await fetch("/session", { method: "POST", headers: headers(), body: JSON.stringify({ token }) });
+  if (!answer.ok) return status("Open the address that `belljar serve` printed: it has the token.");
+  history.replaceState(null, "", "/");
+  const session = await answer.json();
+  secret = session.secret;
+  sessionStorage.setItem("secret", secret);
+  operator = session.operator;
+  $("actions").hidden = !operator;
+  listen();
+}
+let operator = false;
+
+let cursor = "";
+async function listen() {
+  for (;;) {
+    try {
+      const answer = await fetch("/events", { headers: { ...headers(), ...(cursor && { "Last-Event-ID": cursor }) } });
+      if (answer.status === 401) return status("Open the address that `belljar serve` printed: it has the token.");
+      if (!answer.ok) throw new Error((await answer.json()).error);
+      status("live");
+      await read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+    } catch {
+      // said below
+    }
+    status("disconnected; trying again …");
+    await new Promise((resume) => setTimeout(resume, 1000));
+  }
+}
+
+async function read(reader) {
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const fields = Object.fromEntries(part.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
+      if (fields.id) cursor = fields.id;
+      (fields.event === "lines" ? take : show)(JSON.parse(fields.data));
+    }
+  }
+}
+
+// --- events
+
+let kept = [];
+let missed = 0;
+function take(batch) {
+  if (batch.anew) {
+    kept = [];
+    $("lines").replaceChildren();
+  }
+  if (batch.missed) {
+    missed += batch.missed;
+    $("missed").textContent = `${missed} events were missed: this page was too slow; the ledger has them`;
+  }
+  kept = [...kept, ...batch.lines].slice(-MAX_KEPT);
+  for (const line of batch.lines) know(line.kind.split(".")[0]);
+  if (!$("paused").checked) add(batch.lines.filter(fits));
+}
+
+const kinds = new Set();
+function know(kind) {
+  if (kinds.has(kind)) return;
+  kinds.add(kind);
+  $("kind").append(made("option", kind));
+}
+
+function fits(line) {
+  const wanted = $("search").value.trim().toLowerCase();
+  const kind = $("kind").value;
+  return (
+    (!kind || line.kind.split(".")[0] === kind) &&
+    (!$("alerts").checked || line.alert) &&
+    (!wanted || `${line.run} ${line.cell} ${line.kind} ${line.text}`.toLowerCase().includes(wanted))
+  );
+}
+
+function add(lines) {
+  const rows = lines.slice(-MAX_ROWS).reverse().map((line) => {
+    const row = made("tr", "", line.alert ? "alert" : "");
+    row.append(
+      made("td", line.time),
+      made("td", line.run.slice(-6)),
+      made("td", line.cell, "text"),
+      made("td", line.kind + (line.guest ? " (guest's word)" : "")),
+      made("td", line.text, "text"),
+    );
+    return row;
+  });
+  const body = $("lines");
+  body.prepend(...rows);
+  while (body.rows.length > MAX_ROWS) body.lastChild.remove();
+}
+
+$("filter").addEventListener("submit", (event) => event.preventDefault());
+$("filter").addEventListener("input", () => {
+  if ($("paused").checked) return;
+  $("lines").replaceChildren();
+  add(kept.filter(fits));
+});
+
+// --- runs and cells
+
+const size = (bytes) => (bytes === null ? "-" : `${(bytes / 2 ** 20).toFixed(0)} MiB`);
+const COLUMNS = ["cell", "tier", "sample", "phase", "age", "memory", "cpu", "commands", "requests", "refused", "signals", "last command"];
+
+function show(state) {
+  $("held").hidden = !state.held;
+  $("held").textContent = state.held;
+  $("release").hidden = !state.held;
+  $("idle").hidden = state.runs.length > 0;
+  const open = new Set([...document.querySelectorAll("#runs details:not([open])")].map((each) => each.dataset.run));
+  $("runs").replaceChildren(...state.runs.map((run) => shownRun(run, !open.has(run.run), state.keys[run.run])));
+  plot(state.runs.flatMap((run) => run.cells));
+}
+
+function shownRun(run, isOpen, key) {
+  const part = made("details");
+  part.open = isOpen;
+  part.dataset.run = run.run;
+  const head = made("summary");
+  head.append(
+    made("strong", run.run),
+    made("span", ` ${run.what} `, "text"),
+    made("span", `${run.phase}: ${run.finished} of ${run.samples} samples that started are finished, ${run.events} events`, "quiet"),
+  );
+  const table = made("table");
+  const names = table.createTHead().insertRow();
+  for (const name of COLUMNS) {
+    const cell = made("th", name);
+    cell.scope = "col";
+    names.append(cell);
+  }
+  const body = table.createTBody();
+  for (const cell of run.cells) body.append(shownCell(cell));
+  const wide = made("div", "", "wide");
+  wide.append(table);
+  const report = made("a", "report");
+  report.href = `/reports/${encodeURIComponent(run.run)}?key=${key}`;
+  report.target = "_blank";
+  const foot = made("p");
+  foot.append(report);
+  if (operator && run.phase !== "ended") foot.append(" ", stopButton(run.run, "Stop this run"));
+  part.append(head, wide, foot);
+  return part;
+}
+
+function shownCell(cell) {
+  const row = made("tr", "", cell.signals ? "alert" : "");
+  const last = cpuOf(cell);
+  const texts = [cell.cell, cell.tier, cell.sample, cell.phase, `${Math.round(cell.age_s)} s`, size(cell.memory_bytes)];
+  for (const text of texts) row.append(made("td", text, "text"));
+  for (const number of [last, cell.commands, cell.requests, cell.refused, cell.signals]) row.append(made("td", String(number), "number"));
+  row.append(made("td", cell.command, "text"));
+  return row;
+}
+
+const seen = new Map(); // cell → [processor seconds, when, per cent]
+function cpuOf(cell) {
+  if (cell.cpu_s === null) return "-";
+  const now = performance.now();
+  const before = seen.get(cell.cell);
+  const percent = before && now > before[1] ? (100 * (cell.cpu_s - before[0])) / ((now - before[1]) / 1000) : 0;
+  seen.set(cell.cell, [cell.cpu_s, now, percent]);
+  return `${Math.max(0, percent).toFixed(0)} %`;
+}
+
+const history_ = { memory: [], cpu: [] };
+function plot(cells) {
+  for (const name of seen.keys()) if (!cells.some((cell) => cell.cell === name)) seen.delete(name);
+  const memory = cells.reduce((sum, cell) => sum + (cell.memory_bytes || 0), 0);
+  const cpu = cells.reduce((sum, cell) => sum + Math.max(0, seen.get(cell.cell)?.[2] || 0), 0);
+  draw("memory", memory, size(memory));
+  draw("cpu", cpu, `${cpu.toFixed(0)} % of one processor`);
+}
+
+function draw(name, value, text) {
+  const points = history_[name];
+  points.push(value);
+  if (points.length > POINTS) points.shift();
+  const top = Math.max(...points, 1);
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+  line.setAttribute("points", points.map((each, at) => `${(at * 300) / POINTS},${78 - (76 * each) / top}`).join(" "));
+  $(name).replaceChildren(line);
+  $(`${name}-now`).textContent = `${name}: ${text} in ${seen.size} cells`;
+}
+
+// --- actions
+
+async function act(action, name) {
+  const failed = "NOT DONE: use `belljar kill` in a terminal";
+  $("acted").textContent = "stopping …";
+  try {
+    const answer = await fetch(`/actions/${action}`, {
+      method: "POST",
+      headers: headers(),
+      body: JSON.stringify({ name }),
+      signal: AbortSignal.timeout(60000),
+    });
+    const found = await answer.json();
+    $("acted").textContent = found.error ? `${failed}: ${found.error}` : found.ok ? "done, with proof" : "NOT PROVEN: see `belljar ps`";
+  } catch (error) {
+    $("acted").textContent = `${failed} (${error.name})`;
+  }
+}
+
+function ask(text, then) {
+  $("ask-text").textContent = text;
+  $("ask").returnValue = "no";
+  $("ask").showModal();
+  $("ask").onclose = () => $("ask").returnValue === "yes" && then();
+}
+
+function stopButton(name, text) {
+  const button = made("button", text, "bad");
+  button.type = "button";
+  button.addEventListener("click", () => ask(`Stop ${name}? Its cells are halted at once, and its samples are void.`, () => act("stop", name)));
+  return button;
+}
+
+$("hold").addEventListener("click", () => ask("Stop every cell of this store, and refuse new ones?", () => act("hold", "")));
+$("release").addEventListener("click", () => act("release", ""));
+begin();

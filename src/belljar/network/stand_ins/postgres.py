@@ -1,0 +1,187 @@
+"""A decoy PostgreSQL: it logs in, and refuses each query. All of it is on record.
+
+Protocol 3: https://www.postgresql.org/docs/15/protocol-message-formats.html
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from belljar.network.gateway.context import StandInContext, StreamApp
+from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+
+MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
+# A real server takes more. A longer message is refused as one that a real server finds too long.
+MAX_MESSAGE_BYTES: Final = 64 << 10
+PROTOCOL: Final = 3 << 16
+CANCEL_REQUEST: Final = 80_877_102
+ENCRYPTION_REQUESTS: Final = (80_877_103, 80_877_104)  # TLS and GSSAPI.
+_PARAMETERS: Final = {
+    "application_name": "",
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "integer_datetimes": "on",
+    "IntervalStyle": "postgres",
+    "is_superuser": "off",
+    "server_encoding": "UTF8",
+    "server_version": "15.10 (Debian 15.10-0+deb12u1)",
+    "standard_conforming_strings": "on",
+    "TimeZone": "Etc/UTC",
+}
+_NAMES: Final = {
+    "Q": "query",
+    "P": "parse",
+    "B": "bind",
+    "D": "describe",
+    "E": "execute",
+    "C": "close",
+    "S": "sync",
+    "H": "flush",
+    "X": "terminate",
+}
+
+
+def message(kind: str, body: bytes = b"") -> bytes:
+    """Return a message with its length."""
+    return kind.encode() + struct.pack("!i", len(body) + 4) + body
+
+
+def text(value: str) -> bytes:
+    """Return a zero-ended string."""
+    return value.encode("utf-8", "replace").replace(b"\0", b"") + b"\0"
+
+
+def error(code: str, what: str, severity: str = "ERROR") -> bytes:
+    """Return an error message with its SQLSTATE."""
+    fields = (("S", severity), ("V", severity), ("C", code), ("M", what))
+    return message("E", b"".join(name.encode() + text(value) for name, value in fields) + b"\0")
+
+
+_READY: Final = message("Z", b"I")
+# A role that has lost its grants gets this: the login is right, and nothing may be read.
+_REFUSED: Final = error("42501", "permission denied for schema public")
+
+
+class PostgresSession:
+    """One connection. `settings`: user, password and database of the login."""
+
+    def __init__(self, settings: Mapping[str, Any], process_id: int, secret: int) -> None:
+        self._user, self._password, self._database = (
+            str(settings[name]) for name in ("user", "password", "database")
+        )
+        self._key = struct.pack("!iI", process_id, secret)
+        self._buffer = bytearray()
+        self._presented_user: str | None = None  # None before the startup message.
+        self._presented_database = ""
+        self._is_inside = self._skips = False
+
+    @property
+    def rest(self) -> bytes:
+        """Bytes of an incomplete message."""
+        return bytes(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[ServiceStep]:
+        """Yield the steps that these bytes complete."""
+        self._buffer += data
+        while True:
+            # The first message has no letter.
+            head = 4 if self._presented_user is None else 5
+            if len(self._buffer) < head:
+                return
+            (length,) = struct.unpack_from("!i", self._buffer, head - 4)
+            low, high = (8, MAX_STARTUP_BYTES) if head == 4 else (4, MAX_MESSAGE_BYTES)
+            if not low <= length <= high:
+                yield self._fatal("", self._taken(len(self._buffer)), "08P01", "invalid length")
+                return
+            end = head - 4 + length
+            if len(self._buffer) < end:
+                return
+            raw = self._taken(end)
+            if head == 4:
+                step = self._begin(raw)
+            elif self._is_inside:
+                step = self._refuse(chr(raw[0]), raw)
+            else:
+                step = self._log_in(raw)
+            yield step
+            if step.close:
+                return
+
+    def _taken(self, count: int) -> bytes:
+        raw = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return raw
+
+    @staticmethod
+    def _fatal(
+        name: str, raw: bytes, code: str, what: str, presented: Presented | None = None
+    ) -> ServiceStep:
+        return ServiceStep(name, raw, error(code, what, "FATAL"), presented, close=True)
+
+    def _begin(self, raw: bytes) -> ServiceStep:
+        (code,) = struct.unpack_from("!I", raw, 4)
+        if code in ENCRYPTION_REQUESTS:
+            return ServiceStep("encryption", raw, b"N")
+        if code == CANCEL_REQUEST:
+            return ServiceStep("cancel", raw, close=True)
+        if code >> 16 != PROTOCOL >> 16:
+            what = f"unsupported frontend protocol {code >> 16}.{code & 0xFFFF}"
+            return self._fatal("startup", raw, "0A000", what)
+        words = raw[8:].split(b"\0")
+        parameters = dict(zip(words[::2], words[1::2], strict=False))
+        user = parameters.get(b"user", b"")
+        if not user:
+            return self._fatal("startup", raw, "28000", "no PostgreSQL user name specified")
+        self._presented_user = user.decode("utf-8", "replace")
+        self._presented_database = parameters.get(b"database", user).decode("utf-8", "replace")
+        # A newer minor version is negotiated down to 3.0; then the password is asked for.
+        negotiated = message("v", struct.pack("!ii", 0, 0)) if code != PROTOCOL else b""
+        return ServiceStep("startup", raw, negotiated + message("R", struct.pack("!i", 3)))
+
+    def _log_in(self, raw: bytes) -> ServiceStep:
+        if raw[:1] != b"p":
+            return self._fatal("", raw, "08P01", "expected password response")
+        user, credential = self._presented_user or "", raw[5:]
+        password = credential.partition(b"\0")[0]
+        ok = hmac.compare_digest(password, self._password.encode()) and user == self._user
+        presented = Presented(user=user, credential=credential, ok=ok, mechanism="password")
+        if not ok:
+            what = f'password authentication failed for user "{user}"'
+            return self._fatal("password", raw, "28P01", what, presented)
+        if self._presented_database != self._database:
+            what = f'database "{self._presented_database}" does not exist'
+            return self._fatal("password", raw, "3D000", what, presented)
+        self._is_inside = True
+        parameters = (*_PARAMETERS.items(), ("session_authorization", user))
+        reply = message("R", struct.pack("!i", 0))
+        reply += b"".join(message("S", text(name) + text(value)) for name, value in parameters)
+        return ServiceStep("password", raw, reply + message("K", self._key) + _READY, presented)
+
+    def _refuse(self, kind: str, raw: bytes) -> ServiceStep:
+        name, reply = _NAMES.get(kind, ""), b""
+        if kind == "Q":
+            reply = _REFUSED + _READY
+        elif kind == "S":
+            self._skips, reply = False, _READY
+        elif kind in "PBDEC" and not self._skips:
+            # After an error nothing is answered before the next Sync.
+            self._skips, reply = True, _REFUSED
+        elif kind not in "PBDECHXdcf":
+            what = f"invalid frontend message type {ord(kind)}"
+            return self._fatal(name, raw, "08P01", what)
+        return ServiceStep(name, raw, reply, close=kind == "X")
+
+
+def make(context: StandInContext) -> StreamApp:
+    """A stream stand-in. A connection holds one message of 64 KiB."""
+    process_ids = itertools.count(1200 + context.random(1)[0])
+
+    def start() -> PostgresSession:
+        secret = int.from_bytes(context.random(4), "big")
+        return PostgresSession(context.settings, next(process_ids) % (1 << 22), secret)
+
+    return stream_app(context, "postgres", start)

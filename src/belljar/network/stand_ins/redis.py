@@ -1,0 +1,160 @@
+"""A decoy Redis: it logs in, and refuses each command. All of it is on record.
+
+RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from belljar.network.gateway.context import StandInContext, StreamApp
+from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+
+# A real server takes more. A longer command is refused as one that a real server finds too long.
+MAX_COMMAND_BYTES: Final = 64 << 10
+MAX_ARGUMENTS: Final = 1024
+_NUMBER: Final = re.compile(rb"-?[0-9]{1,9}")
+_WRONG_PASSWORD: Final = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+# To these a client that has logged in gets its reply; clients send them by themselves.
+_REPLIES: Final = {
+    b"ping": b"+PONG\r\n",
+    b"select": b"+OK\r\n",
+    b"client": b"+OK\r\n",
+    b"command": b"*0\r\n",
+}
+_ABOUT: Final = (b"server", b"redis", b"version", b"7.0.15", b"mode", b"standalone")
+
+
+class ProtocolError(ValueError):
+    """The bytes are no command; the text is the reply."""
+
+
+def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
+    """Return the first command's words and its length, or how many bytes it has at least.
+
+    Raises `ProtocolError`.
+    """
+    if not data.startswith(b"*"):
+        end = data.find(b"\n", 0, MAX_COMMAND_BYTES)
+        if end < 0 and len(data) >= MAX_COMMAND_BYTES:
+            raise ProtocolError("too big inline request")
+        return len(data) + 1 if end < 0 else (bytes(data[:end]).split(), end + 1)
+    words: list[bytes] = []
+    count, at = 1, 0
+    while len(words) < count:
+        end = data.find(b"\n", at, at + 32)
+        if end < 0:
+            if len(data) >= at + 32:
+                raise ProtocolError("too big count string")
+            return len(data) + 1
+        mark, number = data[at : at + 1], data[at + 1 : end].removesuffix(b"\r")
+        size = int(number) if _NUMBER.fullmatch(number) else MAX_COMMAND_BYTES
+        if at == 0:
+            if size > MAX_ARGUMENTS:
+                raise ProtocolError("invalid multibulk length")
+            count, at = size, end + 1
+            continue
+        if mark != b"$":
+            raise ProtocolError(f"expected '$', got '{mark.decode('latin-1')}'")
+        at = end + 1 + size + 2
+        if size < 0 or at > MAX_COMMAND_BYTES:
+            raise ProtocolError("invalid bulk length")
+        if len(data) < at:
+            return at
+        words.append(bytes(data[end + 1 : at - 2]))
+    return words, at
+
+
+class RedisSession:
+    """One connection."""
+
+    def __init__(self, password: bytes) -> None:
+        self._password = password
+        self._buffer = bytearray()
+        self._needed = 1  # So many bytes the first command in the buffer has at least.
+        self._is_inside = False
+
+    @property
+    def rest(self) -> bytes:
+        """Bytes of an incomplete command."""
+        return bytes(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[ServiceStep]:
+        """Yield the steps that these bytes complete."""
+        self._buffer += data
+        while len(self._buffer) >= self._needed:
+            try:
+                found = read_command(self._buffer)
+            except ProtocolError as problem:
+                reply = f"-ERR Protocol error: {problem}\r\n".encode("ascii", "replace")
+                raw = bytes(self._buffer)
+                self._buffer.clear()
+                yield ServiceStep("", raw, reply, close=True)
+                return
+            if isinstance(found, int):
+                self._needed = found
+                return
+            words, length = found
+            raw = bytes(self._buffer[:length])
+            del self._buffer[:length]
+            self._needed = 1
+            # Real servers pass over an empty command; here it is a step, so that it is on record.
+            step = self._answer(words, raw) if words else ServiceStep("", raw)
+            yield step
+            if step.close:
+                return
+
+    def _answer(self, words: list[bytes], raw: bytes) -> ServiceStep:
+        name, arguments = words[0].lower(), words[1:]
+        shown = name.decode("utf-8", "replace")
+        if name == b"quit":
+            return ServiceStep(shown, raw, b"+OK\r\n", close=True)
+        if name == b"auth":
+            if not 1 <= len(arguments) <= 2:
+                return ServiceStep(
+                    shown, raw, b"-ERR wrong number of arguments for 'auth' command\r\n"
+                )
+            return self._log_in(shown, raw, arguments, b"+OK\r\n")
+        if name == b"hello":
+            return self._greet(shown, raw, arguments)
+        if not self._is_inside:
+            return ServiceStep(shown, raw, b"-NOAUTH Authentication required.\r\n")
+        known = re.sub(rb"[^a-z0-9._-]", b"?", name[:128])
+        refused = b"-NOPERM User default has no permissions to run the '%s' command\r\n" % known
+        return ServiceStep(shown, raw, _REPLIES.get(name, refused))
+
+    def _log_in(self, shown: str, raw: bytes, credential: list[bytes], reply: bytes) -> ServiceStep:
+        user, password = credential if len(credential) == 2 else (b"default", credential[0])
+        ok = hmac.compare_digest(password, self._password) and user == b"default"
+        self._is_inside = self._is_inside or ok
+        presented = Presented(
+            user=user.decode("utf-8", "replace"),
+            credential=b" ".join(credential),
+            ok=ok,
+            mechanism="auth",
+        )
+        return ServiceStep(shown, raw, reply if ok else _WRONG_PASSWORD, presented)
+
+    def _greet(self, shown: str, raw: bytes, arguments: list[bytes]) -> ServiceStep:
+        version = arguments[0] if arguments else b"2"
+        if version not in (b"2", b"3"):
+            return ServiceStep(shown, raw, b"-NOPROTO unsupported protocol version\r\n")
+        count = len(_ABOUT) + 2
+        about = b"%%%d\r\n" % (count // 2) if version == b"3" else b"*%d\r\n" % count
+        about += b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in _ABOUT)
+        about += b"$5\r\nproto\r\n:%s\r\n" % version
+        if len(arguments) >= 4 and arguments[1].lower() == b"auth":
+            return self._log_in(shown, raw, arguments[2:4], about)
+        if not self._is_inside:
+            what = b"-NOAUTH HELLO must be called with the client already authenticated\r\n"
+            return ServiceStep(shown, raw, what)
+        return ServiceStep(shown, raw, about)
+
+
+def make(context: StandInContext) -> StreamApp:
+    """A stream stand-in. A connection holds one command and one read of 32 KiB."""
+    password = str(context.settings["password"]).encode()
+    return stream_app(context, "redis", lambda: RedisSession(password))

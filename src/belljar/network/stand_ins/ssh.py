@@ -1,0 +1,278 @@
+"""A decoy SSH server: it logs in, and refuses each session, as for an account without a shell.
+
+Logins, commands, forwards and input are on record. The protocol is asyncssh's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hmac
+import logging
+import os
+from typing import Any, Final, NoReturn
+
+import asyncssh
+
+from belljar.network.gateway.context import StandInContext, StreamApp
+from belljar.network.stand_ins.conversation import READ_BYTES, Presented, ServiceStep, record
+from belljar.signals.credentials import fingerprint, openssh_private, public_line
+
+VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"
+MAX_ATTEMPTS: Final = 6  # As the real server's.
+# At one time, as the real server's `MaxStartups`: asyncssh holds a packet of 256 KiB for each.
+MAX_CONNECTIONS: Final = 100
+MAX_SESSIONS: Final = 10  # Of one connection.
+# For the input of a session that is refused: what comes after the refusal can't be read.
+INPUT_WAIT_S: Final = 1.0
+_WINDOW_BYTES: Final = 64 << 10  # Of input that a session takes at once.
+_SETTLE_TURNS: Final = 16  # Of the loop, from a message to its record; asyncssh takes four.
+_PROHIBITED: Final = "administratively prohibited"
+_REFUSAL: Final = b"This account is currently not available.\n"
+# Of what OpenSSH offers, without the groups that take a core's time and what asyncssh lacks.
+_ALGORITHMS: Final = {
+    "kex_algs": ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256"),
+    "encryption_algs": (
+        *("chacha20-poly1305@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr"),
+        *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
+    ),
+    "mac_algs": (
+        *("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com"),
+        *("hmac-sha2-256", "hmac-sha2-512"),
+    ),
+    "compression_algs": ("none",),
+}
+# Text that a client chose would reach the gateway's standard error.
+asyncssh.set_log_level(logging.CRITICAL)
+
+
+class _SshConnection(asyncssh.SSHServerConnection):
+    """One connection. Its logins are recorded before asyncssh answers them."""
+
+    def __init__(
+        self,
+        options: asyncssh.SSHServerConnectionOptions,
+        context: StandInContext,
+        cell: str,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        super().__init__(asyncio.get_running_loop(), options)
+        self._context, self._cell, self.tasks = context, cell, tasks
+        self._attempts = self._pending = 0
+        self.sessions = 0
+        self._is_idle = asyncio.Event()  # Nothing waits for the record.
+        self._is_idle.set()
+
+    async def record(self, step: ServiceStep) -> None:
+        """Record a step; meanwhile nothing more is read.
+
+        The next message of a client cancels a login that is not answered; its record goes on.
+        """
+        self._pending += 1
+        self._is_idle.clear()
+        await asyncio.shield(self.tasks.create_task(self._record(step)))
+
+    async def _record(self, step: ServiceStep) -> None:
+        try:
+            await record(self._context, "ssh", [step], self._cell)
+        finally:
+            self._pending -= 1
+            if not self._pending:
+                self._is_idle.set()
+
+    async def settle(self) -> None:
+        """Return when all that was received is recorded and answered."""
+        for _ in range(_SETTLE_TURNS):
+            await asyncio.sleep(0)
+            await self._is_idle.wait()
+
+    async def reload_config(self) -> None:
+        """Keep the options: asyncssh would make them again in a thread, and there is none."""
+
+    async def validate_password(self, username: str, password: str) -> bool:
+        """Record a password with its user, and compare both."""
+        wanted, secret = str(self._context.settings["password"]), password.encode()
+        ok = hmac.compare_digest(secret, wanted.encode()) and self._is_user(username)
+        return await self._judged(username, secret, "password", ok=ok)
+
+    async def change_password(self, username: str, old_password: str, new_password: str) -> bool:
+        """Record both passwords, and refuse."""
+        secret = f"{old_password}\n{new_password}".encode()
+        return await self._judged(username, secret, "password", ok=False)
+
+    async def validate_public_key(
+        self, username: str, key_data: bytes, msg: bytes, signature: bytes
+    ) -> bool:
+        """Record a key that opens nothing at once, and the right one when it is proven."""
+        known = self._context.settings["fingerprint"]
+        named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
+        if fingerprint(key_data) != known or not self._is_user(username):
+            return await self._judged(username, named, "publickey", ok=False)
+        if not msg:
+            # Without the fingerprint: an offer is no use of the key.
+            await self.record(ServiceStep("key offered", key_data))
+            return True
+        ok = await super().validate_public_key(username, key_data, msg, signature)
+        return await self._judged(username, named if ok else b"", "publickey", ok=ok)
+
+    def _is_user(self, username: str) -> bool:
+        return username == self._context.settings["user"]
+
+    async def _judged(self, user: str, credential: bytes, mechanism: str, *, ok: bool) -> bool:
+        presented = Presented(user=user, credential=credential, ok=ok, mechanism=mechanism)
+        self._attempts += not ok
+        await self.record(ServiceStep("login", b"", presented=presented))
+        if self._attempts >= MAX_ATTEMPTS:
+            why = "Too many authentication failures"
+            self.disconnect(asyncssh.DISC_PROTOCOL_ERROR, why)
+        return ok
+
+
+class _Server(asyncssh.SSHServer):
+    """What a connection that has logged in may open: sessions, which are refused."""
+
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        """Keep the connection."""
+        self._connection: Any = conn
+
+    def password_auth_supported(self) -> bool:
+        """Passwords are taken."""
+        return True
+
+    def public_key_auth_supported(self) -> bool:
+        """Keys are taken."""
+        return True
+
+    def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+        """The connection has compared the key."""
+        return True
+
+    def session_requested(self) -> Any:  # noqa: ANN401 - asyncssh's union
+        """Open a session."""
+        self._connection.sessions += 1
+        return self._connection.sessions <= MAX_SESSIONS and _Session(self._connection)
+
+    def connection_requested(
+        self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
+    ) -> Any:  # noqa: ANN401 - asyncssh's union
+        """Refuse to forward."""
+        return self._refuse_channel(f"forward to {dest_host}:{dest_port}")
+
+    def unix_connection_requested(self, dest_path: str) -> Any:  # noqa: ANN401 - asyncssh's union
+        """Refuse to forward."""
+        return self._refuse_channel(f"forward to {dest_path}")
+
+    async def server_requested(self, listen_host: str, listen_port: int) -> bool:
+        """Refuse to listen."""
+        await self._connection.record(_step("listen", f"{listen_host}:{listen_port}"))
+        return False
+
+    async def unix_server_requested(self, listen_path: str) -> bool:
+        """Refuse to listen."""
+        await self._connection.record(_step("listen", listen_path))
+        return False
+
+    async def _refuse_channel(self, what: str) -> NoReturn:
+        await self._connection.record(_step("forward", what))
+        raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
+
+
+class _Session(asyncssh.SSHServerSession[bytes]):
+    """A shell, command or subsystem: recorded, then refused. asyncssh calls its methods."""
+
+    def __init__(self, connection: _SshConnection) -> None:
+        self._connection = connection
+        self._input_ended = asyncio.Event()
+
+    def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
+        """Keep the channel."""
+        self._channel = chan
+
+    def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
+        """A terminal is granted, as it is before a real server starts `nologin`."""
+        return True
+
+    def shell_requested(self) -> bool:
+        """Grant a shell, to refuse it."""
+        return self._requested("shell", "")
+
+    def exec_requested(self, command: str) -> bool:
+        """Grant a command, to refuse it."""
+        return self._requested("exec", command)
+
+    def subsystem_requested(self, subsystem: str) -> bool:
+        """Grant a subsystem, to refuse it."""
+        return self._requested("subsystem", subsystem)
+
+    def _requested(self, name: str, text: str) -> bool:
+        self._connection.tasks.create_task(self._refuse(_step(name, text)))
+        return True
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        """Record input."""
+        self._connection.tasks.create_task(self._connection.record(ServiceStep("input", data)))
+
+    def eof_received(self) -> bool:
+        """Keep the other direction open."""
+        self._input_ended.set()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has closed it."""
+        self._input_ended.set()
+
+    async def _refuse(self, step: ServiceStep) -> None:
+        await self._connection.record(step)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INPUT_WAIT_S):
+                await self._input_ended.wait()
+        with contextlib.suppress(OSError):  # The client may have closed it.
+            self._channel.write(_REFUSAL)
+            self._channel.exit(1)
+
+
+def _step(name: str, text: str) -> ServiceStep:
+    return ServiceStep(name, text.encode("utf-8", "replace"))
+
+
+def make(context: StandInContext) -> StreamApp:
+    """A stream stand-in. A connection holds one packet of 256 KiB and one read of 32 KiB."""
+    # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
+    os.environ.setdefault("HOME", "/")
+    seed = base64.b64decode(str(context.settings["host_key"]))
+    key = asyncssh.import_private_key(openssh_private(seed, bytes(4), b""))
+    options = asyncssh.SSHServerConnectionOptions(
+        server_factory=_Server,
+        server_host_keys=[key],
+        server_version=VERSION,
+        encoding=None,
+        window=_WINDOW_BYTES,
+        kbdint_auth=False,
+        gss_host=None,
+        agent_forwarding=False,
+        line_editor=False,
+        allow_scp=False,
+        send_server_host_keys=False,
+        **_ALGORITHMS,
+    )
+
+    slots = asyncio.Semaphore(MAX_CONNECTIONS)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+        if slots.locked():
+            writer.write(b"Exceeded MaxStartups\r\n")
+            return
+        async with slots, asyncio.TaskGroup() as tasks:
+            connection = _SshConnection(options, context, cell, tasks)
+            connection.connection_made(writer.transport)
+            try:
+                with contextlib.suppress(ConnectionError):
+                    while data := await reader.read(READ_BYTES):
+                        connection.data_received(data)
+                        await connection.settle()
+                        await writer.drain()
+            finally:
+                connection.abort()
+
+    return serve

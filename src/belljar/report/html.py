@@ -1,0 +1,62 @@
+"""Renders a report as one HTML page that loads nothing and runs no script but its own.
+
+Three walls stand between a guest's text and a browser: `timeline.shown`; Jinja's escape, or that of
+JSON; and a Content-Security-Policy that allows one script and one style by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from belljar.units import format_duration, format_size
+
+_HERE: Final = Path(__file__).parent
+
+
+def render(report: Mapping[str, Any]) -> bytes:
+    """The page of what `collect` found. The same report gives the same bytes."""
+    style, script = ((_HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
+    environment = Environment(
+        autoescape=True,
+        loader=FileSystemLoader(_HERE),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"size": format_size, "duration": format_duration, "data": _data}
+    page = environment.get_template("page.html").render(
+        report=report,
+        style=Markup(style),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        policy="; ".join(
+            (
+                "default-src 'none'",
+                f"script-src {_digest(script)}",
+                f"style-src {_digest(style)}",
+                "base-uri 'none'",
+                "form-action 'none'",
+                "require-trusted-types-for 'script'",
+            )
+        ),
+    )
+    return page.encode()
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _data(value: object) -> Markup:
+    """JSON inside of a script element, which no text can end."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for char in "<>&":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)  # noqa: S704 - the characters of markup are escaped

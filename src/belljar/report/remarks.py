@@ -1,0 +1,187 @@
+"""Sentences about a run that each of its reports shows. Pure; what may be a guest's is escaped."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from belljar.differences import samples_named, sentences
+from belljar.report.cells import CellFindings
+from belljar.report.ranges import ORDINARY, RangeFindings
+from belljar.report.reasons import ReasonCode
+from belljar.report.samples import Row, RunFindings
+from belljar.units import format_size, printable
+
+_OPERATIONS: Final = {"exec": "commands", "read_file": "file reads", "write_file": "file writes"}
+
+# The rules' words (`plan.rules.Reason`) that need explaining.
+WHY: Final = {
+    "connection": "",
+    "segment": "outside of any connection that is known",
+    "others": "for several reasons",
+    "spoofed": "a sender's address that is not the cell's",
+    "source_route": "a route of the sender's choice",
+    "options": "IPv4 options",
+    "forbidden": "an address that no policy can allow",
+    "neighbour": "another cell, which the policy does not let it reach there",
+    "port": "a port that is not served there",
+    "address": "an address that nobody has",
+    "udp": "UDP that nobody serves",
+    "icmp": "ICMP that nobody serves",
+    "rate": "too many a second",
+    "stray": "from no port of the range's",
+}
+
+
+def model_sentence(cell: CellFindings) -> str:
+    """What a model cell did, and how it ended."""
+    if (use := cell.model) is None:
+        return ""
+    probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
+    failed = f", {use.failed:,} failed" if use.failed else ""
+    tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
+    proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
+    device = "ON A NETWORK" if cell.range_id else "no network device"
+    return (
+        f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
+        f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
+        f"{tokens}; probes {probed}; {proven}"
+    )
+
+
+def differing(rows: Sequence[Row]) -> list[str]:
+    """How cells differ from the task and the policy: each difference once, with its samples."""
+    samples: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for sentence in sentences(row.differences):
+            samples.setdefault(sentence, {})[row.transcript.sample] = None
+    count = len({row.transcript.sample for row in rows})
+    return [
+        sentence if len(named) == count else f"{samples_named(named)}: {sentence}"
+        for sentence, named in samples.items()
+    ]
+
+
+def not_in_transcript(rows: Iterable[Row]) -> list[str]:
+    """What the ledger has and Inspect's transcript lacks."""
+    counts = Counter[str]()
+    missing = shortened = 0
+    for gap in (row.transcript_gap for row in rows):
+        for operation in gap.raised:
+            what = _OPERATIONS.get(operation.action.value, "other operations")
+            absent = " of missing files" if operation.errno == errno.ENOENT else ""
+            counts[f"{what}{absent} that failed"] += 1
+        counts["operations of the harness itself"] += len(gap.silent)
+        counts["commands in a person's terminal"] += len(gap.terminal)
+        missing, shortened = missing + gap.missing_bytes, shortened + gap.shortened
+    lines = [f"{count:,} {what}" for what, count in counts.items() if count]
+    if missing:
+        where = f"cut by the transcript in {shortened:,} operation(s)"
+        lines.append(f"{format_size(missing)} of output, {where}")
+    return lines
+
+
+def run_remarks(findings: RunFindings) -> list[str]:
+    """Remarks about the run that no transcript has, none of them a reason."""
+    lines = [
+        f"cell {cell.cell_id} was created, but the run ended before its sample began"
+        for cell in findings.strays
+        if not cell.sample and not cell.is_unused
+    ]
+    if findings.unused:
+        lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
+    lines += [
+        f"sample {printable(each.sample)} #{each.epoch} was reused from run "
+        f"{printable(each.judged_by)}"
+        + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
+        + f": belljar verdict {printable(each.judged_by)}"
+        for each in findings.reused
+    ]
+    lines += [
+        f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
+        for log in findings.unsealed_logs
+    ]
+    return lines
+
+
+def problems_and_errors(findings: RunFindings) -> list[str]:
+    """Problems and errors, each once: an evaluation ends with the error of one of its samples."""
+    samples: dict[str, dict[str, None]] = {}
+    for row in findings.rows:
+        deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
+        for error in filter(None, (*deaths, row.transcript.error)):
+            samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
+    explained = findings.never_began and bool(findings.errors)
+    return [
+        *(
+            f"problem: {printable(str(problem))}"
+            for problem in findings.problems
+            if not (explained and problem.code is ReasonCode.NO_SAMPLES)
+        ),
+        *(
+            f"error: {printable(error, max_chars=300)}"
+            for error in findings.errors
+            if not any(printable(error).rpartition("error: ")[2][:100] in each for each in samples)
+        ),
+        *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
+    ]
+
+
+def range_sentences(found: RangeFindings, *, verbose: bool = False) -> Iterator[str]:
+    """What happened in a range, but for the list of its requests."""
+    if not found.requests.count and not found.between_cells.count:
+        yield "no requests"
+    if found.requests.ambiguous or found.between_cells.ambiguous:
+        yield (
+            "ambiguous: overlapping TCP segments carried different data, or data that a receiver "
+            "may ignore; the first version is shown"
+        )
+    if found.left_out:
+        what = "traffic between cells that was not decoded or not listed"
+        yield f"{what}, and is only in the packet record: {found.left_out.sentence()}"
+    if found.requests.still_open:
+        yield f"{found.requests.still_open} raw connection(s) open until the range ended"
+    for title, group in (
+        ("attempts to publish, push or send", found.attempts),
+        ("names looked up that exist here", found.names_found),
+        ("names looked up that don't exist here", found.names_refused),
+        ("TLS refused", found.tls_refused),
+        ("limits hit", found.limits),
+    ):
+        if group:
+            yield f"{title}: {group.sentence()}"
+    remainder = found.remainder.items()
+    if unusual := [f"{kind} {size}" for kind, size in remainder if kind not in ORDINARY]:
+        what = "bytes outside of requests, messages and streams, in the events network.connection"
+        yield f"{what}: {', '.join(unusual)}"
+    yield from _flows(found, verbose=verbose)
+    if thrown := found.counters.get("packets_recorded_and_dropped"):
+        what = f"{thrown} packet(s) of the packet record were dropped"
+        yield f"{what}: it reached the policy's record.packets"
+    if cut := found.counters.get("events_cut"):
+        yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
+    for lost in found.lost:
+        yield f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}"
+
+
+def _flows(found: RangeFindings, *, verbose: bool) -> Iterator[str]:
+    flows = found.flows.values()
+    for flow in (flow for flow in flows if flow.to):
+        kind = "connections" if flow.reason == "connection" else "packets"
+        why = WHY.get(flow.reason, flow.reason)
+        afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
+        note = f" ({why}{afterwards})" if why else ""
+        sender = flow.cell or "an unknown sender"
+        yield f"{flow.verdict}: {flow.protocol} {kind} of {sender} to {flow.to.sentence()}{note}"
+    if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
+        numbers = ((f.packets, f.to.times, f.probed, f.again) for f in stopped)
+        packets, listed, probed, again = map(sum, zip(*numbers, strict=True))
+        # Of Belljar's own probes alone there is nothing to report: each tries the same places again
+        if listed or verbose or again > probed:
+            yield (
+                f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most "
+                f"likely of Belljar's own probes; {again} only counted (repeated or beyond a "
+                f"hundred destinations)"
+            )

@@ -1,0 +1,199 @@
+"""What a run directory says beside its events: plans, host, versions; and a range as a graph. Pure.
+
+Each text of the results went through `timeline.shown`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from belljar.dataclass import dataclass
+from belljar.ledger import Verification
+from belljar.ledger.schema import BodyRef
+from belljar.report.cells import CellFindings
+from belljar.report.left import Way
+from belljar.report.ranges import RangeFindings
+from belljar.report.samples import RunFindings
+from belljar.report.timeline import Timelines, shown
+
+MAX_LISTED: Final = 100  # reasons, remarks and the like, of the run and of each sample
+MAX_LIST_CHARS: Final = 64 << 10  # of such a list; a sample's have a part of its share
+T = TypeVar("T")
+_ROW: Final = 26  # units of the drawing, as all below
+_TOP: Final = 34
+_MAX_CHARS: Final = 40
+_MAX_NODES: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A run directory as far as it was read.
+
+    `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`. `plans`: by the
+    digest of their policies. `host`, `versions`: of the files by these names. `alarm`: why nothing
+    of it can be relied on.
+    """
+
+    verification: Verification
+    read: Callable[[BodyRef, int], bytes]
+    timelines: Timelines
+    plans: Mapping[str, Mapping[str, Any]]
+    host: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    alarm: str = ""
+    is_running: bool = False
+
+
+def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
+    """Each as text while there is room, the first always; then only their count."""
+    found, kept = list(values), list[str]()
+    for each in found[:MAX_LISTED]:
+        text = shown(each)
+        room -= len(text)
+        if kept and room < 0:
+            break
+        kept.append(text)
+    left = len(found) - len(kept)
+    return [*kept, *([f"… and {left} more: belljar verdict RUN --json"] if left else [])]
+
+
+def _listed(items: Iterable[T], more: Callable[[int], T]) -> list[T]:
+    found = list(items)
+    left = len(found) - MAX_LISTED
+    return [*found[:MAX_LISTED], *([more(left)] if left > 0 else [])]
+
+
+def tier_of(found: CellFindings) -> str:
+    """A cell's tier, for a person."""
+    return shown(found.tier) + (" (emulated)" if found.emulated else "")
+
+
+def targets_of(findings: RunFindings, source: Source) -> list[dict[str, Any]]:
+    """Each stand-in, real host and host tool that a plan allows, and how often it was used."""
+    more = {"kind": "…", "uses": 0}
+    return _listed(_targets(findings, source), lambda left: {**more, "name": f"and {left} more"})
+
+
+def _targets(findings: RunFindings, source: Source) -> Iterator[dict[str, Any]]:
+    found = findings.left.destinations
+    dialled = {use.name: use.calls for use in found if use.way is Way.UPSTREAM}
+    for digest, plan in source.plans.items():
+        network = _dict(plan.get("network"))
+        for each in map(_dict, _list(network.get("stand_ins"))):
+            names = ", ".join(map(str, _list(each.get("names"))))
+            ports = ", ".join(str(_dict(port).get("number")) for port in _list(each.get("ports")))
+            yield {
+                "kind": shown(f"stand-in, {each.get('kind')}"),
+                "name": shown(f"{each.get('id')}: {names}{' port ' if ports else ''}{ports}"),
+                "uses": source.timelines.uses.get((digest, str(each.get("id"))), 0),
+            }
+        for each in map(_dict, _list(network.get("upstreams"))):
+            host = str(each.get("host"))
+            name = shown(f"{host}: {each.get('reason')}")
+            yield {"kind": "REAL host", "name": name, "uses": dialled.get(host, 0)}
+    called = Counter({use.name: use.calls for use in findings.tools if use.outside})
+    allowed = (name for row in findings.rows for cell in row.cells for name in cell.host_tools)
+    for name in dict.fromkeys(allowed):
+        uses = called.total() if name == "*" else called[name]
+        what = "any tool that acts outside of the cell" if name == "*" else shown(name)
+        yield {"kind": "host tool", "name": what, "uses": uses}
+
+
+def graph_of(found: RangeFindings, source: Source) -> dict[str, Any]:
+    """Nodes with their places in a drawing, lines between them, and the same as text."""
+    timelines = source.timelines
+    edges = timelines.edges.get(found.range_id) or Counter()
+    digest = timelines.policies.get(found.range_id, "")
+    plan = _dict(_dict(source.plans.get(digest)).get("network"))
+    cells = list(dict.fromkeys((*found.cells.values(), *(cell for cell, _, _ in edges))))
+    places = dict.fromkeys(
+        str(each.get(name))
+        for kind, name in (("stand_ins", "id"), ("upstreams", "host"))
+        for each in map(_dict, _list(plan.get(kind)))
+    )
+    places |= dict.fromkeys(place for _, place, _ in edges)
+    left = {name: _TOP + _ROW * at for at, name in enumerate(cells[:_MAX_NODES])}
+    right = {name: _TOP + _ROW * at for at, name in enumerate([*places][:_MAX_NODES])}
+    drawn = {edge: count for edge, count in edges.items() if edge[0] in left and edge[1] in right}
+    used = {place for _, place, _ in drawn}
+    return {
+        "name": shown(found.range_id),
+        "height": _TOP + _ROW * max(len(left), len(right), 1),
+        "left": [(_short(name or "?"), y) for name, y in left.items()],
+        "right": [(_short(name), y, name in used) for name, y in right.items()],
+        "lines": [
+            (left[cell], right[place], "allowed" if is_allowed else "refused", count)
+            for (cell, place, is_allowed), count in drawn.items()
+        ],
+        "texts": [
+            f"{shown(cell or 'an unknown sender')} → {shown(place)}: {count:,} "
+            f"{'allowed' if is_allowed else 'refused'}"
+            for (cell, place, is_allowed), count in edges.items()
+        ],
+        "left_out": max(0, len(cells) - len(left)) + max(0, len(places) - len(right)),
+    }
+
+
+def _short(name: str) -> str:
+    return shown(name if len(name) <= _MAX_CHARS else f"{name[: _MAX_CHARS - 1]}…")
+
+
+def plan_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The isolation that a plan promised."""
+    room = MAX_LIST_CHARS // 8
+    radius = _dict(plan.get("blast_radius"))
+    layers: Iterable[Mapping[str, Any]] = map(_dict, _list(plan.get("layers")))
+    return {
+        "name": shown(_dict(plan.get("policy")).get("name") or "unnamed")
+        if plan
+        else "whose plan can't be read",
+        "tier": shown(plan.get("tier")) + (" (emulated)" if plan.get("emulated") is True else ""),
+        "risk": shown(plan.get("risk")),
+        "image": shown(_dict(plan.get("image")).get("name")),
+        "layers": [
+            [shown(layer.get(name), max_chars=200) for name in _OF_LAYER]
+            for layer in _listed(layers, lambda left: {"what": f"… and {left} more"})
+        ],
+        "lists": {
+            **{f"A cell can {word}": texts_of(_list(radius.get(word)), room) for word in _RADIUS},
+            "Warnings of the plan": texts_of(_list(plan.get("warnings")), room),
+        },
+    }
+
+
+_OF_LAYER: Final = ("name", "state", "what", "enforced_by")
+_RADIUS: Final = ("read", "write", "reach", "consume")
+_HOST: Final = (
+    *("arch", "kernel_release", "distro_id", "distro_version", "cpu_model", "cpus"),
+    "memory_total_mib",
+)
+
+
+def facts_of(source: Source) -> list[tuple[str, str]]:
+    """Host and versions, by name."""
+    return _listed(_facts(source), lambda left: ("…", f"and {left} more"))
+
+
+def _facts(source: Source) -> Iterator[tuple[str, str]]:
+    timelines, host = source.timelines, source.host
+    yield "first event", timelines.first_time
+    yield "last event", timelines.last_time
+    yield from ((name, shown(host[name])) for name in _HOST if name in host)
+    yield "hardware virtualisation", shown(_dict(host.get("kvm")).get("state", "unknown"))
+    used = (*_list(host.get("runtimes")), *_list(host.get("tools")))
+    programs = {str(each.get("name")): each.get("version") for each in map(_dict, used)}
+    recorded = _dict(timelines.started.get("libraries"))
+    for name, version in (programs | dict(source.versions) | dict(recorded)).items():
+        if version:
+            yield shown(name), shown(version)
+
+
+# A run directory that was tampered with may hold anything in their places
+def _dict(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,417 @@
+"""Turns the ledger's events, and the turns of transcripts, into bounded timelines. Pure.
+
+A guest chose most of what events quote: every text that leaves this module went through `shown`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from enum import StrEnum
+from itertools import islice
+from typing import Any, Final
+
+from belljar.dataclass import dataclass
+from belljar.events import Kind, Trust
+from belljar.ledger import Line
+from belljar.ledger.schema import BodyRef
+from belljar.report.requests import times_of
+from belljar.units import printable
+
+FIRST: Final = 150
+LAST: Final = 50
+"""Entries of one group that are kept of a cell or range; the others are counted."""
+MAX_TEXT_CHARS: Final = 2000
+MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
+MAX_EDGES: Final = 40  # of a range's graph; the others are one
+MAX_HITS: Final = 100  # kinds of guard hits
+RUN: Final = ""
+"""The place of what is no cell's and no range's."""
+MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
+MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
+
+
+class Group(StrEnum):
+    """The kinds of entries that a reader can show or hide, those with the bodies to read first."""
+
+    TRANSCRIPT = "transcript"
+    COMMAND = "command"
+    REFUSAL = "refusal"
+    REQUEST = "request"
+    GUARD = "guard"
+    DECOY = "decoy"
+    MODEL = "model"
+    FILE = "file"
+    LIMIT = "limit"
+    PROBE = "probe"
+    CELL = "cell"
+
+
+def shown(value: object, *, max_chars: int = MAX_TEXT_CHARS) -> str:
+    """`printable`, but with its lines and tabs kept, for text in a page."""
+    text = value if isinstance(value, str) else str(value)
+    cut = f"… (+{len(text) - max_chars} characters)" if len(text) > max_chars else ""
+    return "\n".join(map(_shown_line, text[:max_chars].split("\n"))) + cut
+
+
+def _shown_line(line: str) -> str:
+    # Nothing in printable ASCII acts or hides: that is most of what there is
+    if line.isascii() and line.isprintable():
+        return line
+    return "\t".join(printable(part, max_chars=len(part)) for part in line.split("\t"))
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One line of a timeline. `op`: of the operation in its cell, or None."""
+
+    seq: int
+    time: str
+    place: str
+    group: Group
+    what: str
+    outcome: str = ""
+    is_bad: bool = False
+    by_guest: bool = False
+    op: int | None = None
+    notes: list[str] = field(default_factory=list)
+    bodies: list[BodyRef] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The first and last entries of one group in one place."""
+
+    count: int = 0
+    first: list[Entry] = field(default_factory=list)
+    last: deque[Entry] = field(default_factory=lambda: deque(maxlen=LAST))
+
+    def add(self, entry: Entry) -> None:
+        self.count += 1
+        (self.first if len(self.first) < FIRST else self.last).append(entry)
+
+
+@dataclass(slots=True, kw_only=True)
+class Timelines:
+    """The entries of each cell and range, event by event.
+
+    `proofs`: for a cell or range, what its destruction looked for. `probed`: refusals that left no
+    entry, since a cell of the range was being probed. `uses`: allowed exchanges by policy digest
+    and stand-in. `edges`: for a range, exchanges by cell, place and whether they were allowed.
+    `policies`: digests by range. `air_gap`: whether a check at the start or end found no way out.
+    `hits`: of the guard, by class, channel, place and action.
+    """
+
+    proofs: dict[str, list[str]] = field(default_factory=dict)
+    probed: dict[str, int] = field(default_factory=dict)
+    uses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    edges: dict[str, Counter[tuple[str, str, bool]]] = field(default_factory=dict)
+    hits: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    policies: dict[str, str] = field(default_factory=dict)
+    air_gap: dict[str, bool] = field(default_factory=dict)
+    started: dict[str, Any] = field(default_factory=dict)
+    first_time: str = ""
+    last_time: str = ""
+    events: int = 0
+    _kept: dict[tuple[str, Group], _Kept] = field(default_factory=dict)
+    _pending: dict[tuple[str, str, int], Entry] = field(default_factory=dict)
+    _ranges: dict[str, str] = field(default_factory=dict)
+    _probing: dict[str, set[str]] = field(default_factory=dict)
+
+    def take(self, line: Line) -> None:
+        """One event more. An event whose optional fields have another shape is shown as such."""
+        self.events += 1
+        self.first_time, self.last_time = self.first_time or line.time, line.time
+        try:
+            self._note(line)
+            made = self._entry(line)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"it can't be shown: {type(error).__name__}"
+            made = _made(replace(line, data={}), Group.LIMIT, line.kind.value, why)
+            made.place = _place(line)
+        if made is not None:
+            self._kept.setdefault((made.place, made.group), _Kept()).add(made)
+
+    def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
+        """The messages of one sample: time, as in the ledger, author and text."""
+        kept = self._kept.setdefault((transcript_of(uuid), Group.TRANSCRIPT), _Kept())
+        for time, who, text in turns:
+            entry = Entry(
+                seq=-1 - kept.count,
+                time=time,
+                place=transcript_of(uuid),
+                group=Group.TRANSCRIPT,
+                what=shown(text, max_chars=MAX_TURN_CHARS),
+                outcome=shown(who, max_chars=100),
+            )
+            kept.add(entry)
+
+    def counts(self, places: Sequence[str]) -> dict[Group, int]:
+        """How many entries each group has, kept or not."""
+        return {group: sum(kept.count for kept in self._of(places, group)) for group in Group}
+
+    def of(self, places: Sequence[str], group: Group) -> list[Entry]:
+        """The kept entries of one group, in order."""
+        kept = (each for of in self._of(places, group) for each in (*of.first, *of.last))
+        return sorted(kept, key=lambda entry: entry.seq)
+
+    def _of(self, places: Sequence[str], group: Group) -> Iterator[_Kept]:
+        return (self._kept[place, group] for place in places if (place, group) in self._kept)
+
+    def _note(self, line: Line) -> None:
+        """Keep what later events need to know, and what isn't a line of a timeline."""
+        data, cell = line.data, line.cell or ""
+        match line.kind:
+            case Kind.RUN_STARTED:
+                self.started = data
+            case Kind.CELL_PLANNED:
+                self._ranges[cell] = str(data.get("range") or "")
+                self.policies.setdefault(self._ranges[cell], str(data["policy_sha256"]))
+            case Kind.PROBE_STARTED:
+                self._probing.setdefault(self._ranges.get(cell, ""), set()).add(cell)
+            case Kind.PROBE_COMPLETED:
+                self._probing.get(self._ranges.get(cell, ""), set()).discard(cell)
+            case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
+                self.proofs[_place(line)] = [shown(each) for each in data.get("checked", [])[:100]]
+            case Kind.AIR_GAP_CHECKED:
+                self.air_gap[str(data["phase"])] = bool(data["air_gapped"])
+            case Kind.GUARD_HIT:
+                key = tuple(shown(data[each]) for each in ("class", "channel", "place", "action"))
+                is_known = key in self.hits or len(self.hits) < MAX_HITS
+                self.hits[key if is_known else ("others", "", "", "")] += 1
+            case kind if kind in _EXCHANGES and not self._probing.get(_place(line)):
+                self._note_exchange(data, _place(line), is_flow=kind is Kind.NETWORK_FLOW)
+            case _:
+                pass
+
+    def _note_exchange(self, data: Mapping[str, Any], place: str, *, is_flow: bool) -> None:
+        is_allowed = data["verdict"] in ("allowed", "dialled")
+        if data.get("phase") == "opened" or (is_flow and (is_allowed or not data["address"])):
+            return
+        stand_in, url = str(data.get("stand_in") or ""), str(data.get("url") or "")
+        if is_allowed and stand_in:
+            self.uses[self.policies.get(place, ""), stand_in] += 1
+        named = url.split("/")[2] if url.count("/") > 1 else ""
+        to = stand_in or data.get("host") or data.get("sni") or named or data.get("address") or "?"
+        cell = shown(data.get("cell") or "", max_chars=100)
+        edge = (cell, shown(to, max_chars=200), is_allowed)
+        edges = self.edges.setdefault(place, Counter())
+        is_known = edge in edges or len(edges) < MAX_EDGES
+        edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
+
+    def _entry(self, line: Line) -> Entry | None:
+        kind, data, place = line.kind, line.data, _place(line)
+        # A flow without an address stands for many, Belljar's own among them
+        is_counted = kind is Kind.NETWORK_FLOW and not data["address"]
+        is_packet = kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
+        if is_counted or (is_packet and self._probing.get(place)):
+            self.probed[place] = self.probed.get(place, 0) + 1
+            return None
+        number = next(
+            ((name, data[name]) for name in ("op", "exchange", "request") if name in data), None
+        )
+        if kind in _STARTS and number is not None:
+            entry = _made(line, *_STARTS[kind], _CUT_OFF)
+            self._pending[(place, *number)] = entry
+            entry.op = number[1] if number[0] == "op" else None
+            return entry
+        if kind in _ENDS and number is not None:
+            if (pending := self._pending.get((place, *number))) is not None:
+                _complete(pending, line)
+                if kind not in (Kind.EXEC_OUTPUT, Kind.EXEC_INPUT):
+                    del self._pending[(place, *number)]
+            return None
+        is_quiet = kind in _ONLY_REFUSED and data["verdict"] == "allowed"
+        if kind not in _OTHERS or is_quiet or data.get("phase") == "opened":
+            return None  # a stream is shown when it ends: only then it has sizes
+        return _made(line, *_OTHERS[kind]) if data.get("cause", True) else None
+
+
+def _place(line: Line) -> str:
+    return line.cell or str(line.data.get("range") or RUN)
+
+
+def transcript_of(uuid: str) -> str:
+    """The place of a sample's messages."""
+    return f"transcript {uuid}"
+
+
+class _Words(dict[str, Any]):
+    """An event's data for a template; a field that is missing or null is empty.
+
+    `about`: all that a contact with a value names. The other words say what a flag means.
+    """
+
+    def __missing__(self, key: str) -> str:
+        match key:
+            case "about":
+                names = ("value", "path", "process", "decoding", "to")
+                return " ".join(filter(None, (self[name] for name in names)))
+            case "proof":
+                if super().get("clean") is True:
+                    return "proven"
+                return f"NOT PROVEN: {self['survivors']} {self['not_checked']}"
+            case "gap":
+                is_whole = super().get("air_gapped") is True
+                return "no way out" if is_whole else "NOT air-gapped"
+            case "scan":
+                return "looked at" if super().get("guarded") is True else "NOT looked at"
+            case "traces":
+                return f"FOUND: {self['found']}" if super().get("found") else "nothing"
+            case _:
+                return ""
+
+    def __getitem__(self, key: str) -> str:
+        value = super().__getitem__(key)
+        if isinstance(value, list | tuple):
+            words = map(str, value)
+            return shlex.join(words) if key == "argv" else ", ".join(words)
+        return "" if value is None else str(value)
+
+
+def _filled(template: str, line: Line) -> str:
+    text = template.format_map(_Words(line.data))
+    for end in ("; not looked for: ", "not ended: ", ": ", ", "):
+        text = text.removesuffix(end)
+    return shown(text.rstrip(" "))
+
+
+def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
+    data = line.data
+    by = f"{shown(data['cell'], max_chars=64)}: " if line.cell is None and "cell" in data else ""
+    is_refused = data.get("verdict") in ("refused", "dropped") or data.get("answer") in _NO_NAME
+    is_good = data.get("verdict", "allowed") in ("allowed", "contained", "dialled")
+    is_good = is_good and data.get("clean", True) and data.get("air_gapped", True)
+    is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data.get("found"))
+    return Entry(
+        seq=line.seq,
+        time=line.time,
+        place=_place(line),
+        group=Group.REFUSAL if is_refused else group,
+        what=by + _filled(what, line),
+        outcome=_filled("{verdict}: {reason}" if is_refused else outcome, line),
+        is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
+        by_guest=line.trust is Trust.GUEST_REPORTED,
+        notes=[*_headers(data, ">"), *_findings(data)],
+        bodies=list(line.bodies)[:MAX_BODIES],
+    )
+
+
+def _complete(entry: Entry, line: Line) -> None:
+    """Add the end of an operation or exchange to the entry of its start."""
+    data = line.data
+    if outcome := _filled(_ENDS[line.kind], line):
+        entry.outcome = f"{entry.outcome}; {outcome}" if entry.is_bad else outcome
+    is_failure = line.kind.value.endswith((".failed", ".timed_out"))
+    entry.is_bad = entry.is_bad or is_failure or bool(data.get("code"))
+    entry.by_guest = entry.by_guest or line.trust is Trust.GUEST_REPORTED
+    entry.notes += _headers(data, "<")
+    for stream in ("stdout", "stderr"):
+        if dropped := data.get(f"{stream}_dropped_bytes"):
+            entry.notes.append(f"{shown(dropped)} bytes of {stream} were dropped at the limit")
+    entry.bodies = [*entry.bodies, *line.bodies][:MAX_BODIES]
+
+
+def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
+    return [
+        f"{mark} {shown(name, max_chars=200)}: {shown(value, max_chars=500)}"
+        for name, value in islice(data.get("headers") or (), MAX_NOTES)
+    ]
+
+
+def _findings(data: Mapping[str, Any]) -> list[str]:
+    return [
+        shown(": ".join(str(each[name]) for name in _OF_FINDING if name in each))
+        for each in (data.get("findings") or ())[:MAX_NOTES]
+    ]
+
+
+_OF_FINDING: Final = ("name", "verdict", "seen", "state", "evidence")
+_EXCHANGES: Final = (
+    *(Kind.NETWORK_HTTP, Kind.NETWORK_STREAM, Kind.NETWORK_TLS),
+    *(Kind.NETWORK_FLOW, Kind.NETWORK_UPSTREAM),
+)
+_CUT_OFF: Final = "its end is not on record"
+_NO_NAME: Final = ("NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY")
+_ONLY_REFUSED: Final = (Kind.NETWORK_FLOW, Kind.NETWORK_TLS)
+_ALWAYS_BAD: Final = (Group.LIMIT, Group.DECOY, Group.GUARD)
+# Templates over an event's data. An operation's start and its end are one entry.
+_STARTS: Final[Mapping[Kind, tuple[Group, str]]] = {
+    Kind.EXEC_STARTED: (Group.COMMAND, "{argv}"),
+    Kind.FILE_READ_STARTED: (Group.FILE, "read {path}"),
+    Kind.FILE_WRITE_STARTED: (Group.FILE, "write {path}, {bytes} B"),
+    Kind.FILES_STARTED: (Group.FILE, "{action} {path}"),
+    Kind.CONNECT_STARTED: (Group.REQUEST, "connection to {target} {name} in the cell"),
+    Kind.NETWORK_HTTP: (Group.REQUEST, "{method} {url}"),
+    Kind.MODEL_REQUEST_STARTED: (Group.MODEL, "{path}, {bytes} B"),
+}
+_ENDS: Final[Mapping[Kind, str]] = {
+    Kind.EXEC_OUTPUT: "",
+    Kind.EXEC_INPUT: "",
+    Kind.EXEC_COMPLETED: "{status} {code}, {duration_ms} ms",
+    Kind.EXEC_FAILED: "not started: {reason}",
+    Kind.EXEC_TIMED_OUT: "timed out after {timeout_s} s",
+    Kind.FILE_READ_COMPLETED: "{bytes} B",
+    Kind.FILE_READ_FAILED: "{reason}",
+    Kind.FILE_WRITE_COMPLETED: "done",
+    Kind.FILE_WRITE_FAILED: "{reason}",
+    Kind.FILES_COMPLETED: "{entries} entries",
+    Kind.FILES_FAILED: "{reason}",
+    Kind.CONNECT_COMPLETED: "{sent_bytes} B sent, {received_bytes} B received",
+    Kind.CONNECT_FAILED: "{reason}",
+    Kind.NETWORK_HTTP_ANSWERED: "{status}, {bytes} B from {stand_in}",
+    Kind.MODEL_REQUEST_COMPLETED: "{status}, {prompt_tokens} → {completion_tokens} tokens",
+    Kind.MODEL_REQUEST_FAILED: "{reason}",
+}
+_REFUSED: Final = "{verdict}: {reason}"
+_OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
+    Kind.NETWORK_FLOW: (Group.REFUSAL, "{protocol} to {address}:{port} {name} ×{count}", _REFUSED),
+    Kind.NETWORK_DNS: (Group.REQUEST, "look up {name} {type}", "{answer}"),
+    Kind.NETWORK_TLS: (Group.REFUSAL, "TLS to {sni} {address}:{port}", _REFUSED),
+    Kind.NETWORK_STREAM: (Group.REQUEST, "TCP to {address}:{port}", "{bytes} B to {stand_in}"),
+    Kind.NETWORK_WEBSOCKET: (Group.REQUEST, "WebSocket {direction}, {bytes} B", "{stand_in}"),
+    Kind.NETWORK_ATTEMPT: (Group.REQUEST, "{what}", "{stand_in}"),
+    Kind.NETWORK_UPSTREAM: (
+        Group.REQUEST,
+        "REAL network: {host}:{port} {address}",
+        "{verdict}: {problem}",
+    ),
+    Kind.PROBE_COMPLETED: (
+        Group.PROBE,
+        "{probes} containment tests, {phase}",
+        "{verdict}: {problem}",
+    ),
+    Kind.LIMIT_HIT: (Group.LIMIT, "limit {limit}", "hit {count}"),
+    Kind.DECOY_FAILED: (Group.DECOY, "decoy {decoy} not placed at {place}", "{reason}"),
+    Kind.DECOY_TOUCHED: (Group.DECOY, "decoy {decoy} touched: {about}", "{operation}"),
+    Kind.DECOY_TAKEN: (Group.DECOY, "decoy {decoy} taken: {about}", "{operation}"),
+    Kind.DECOY_USED: (Group.DECOY, "decoy {decoy} used: {about}", "{operation}"),
+    Kind.DECOY_SENT: (Group.DECOY, "decoy {decoy} sent: {about}", "{operation}"),
+    Kind.DECOY_CARRIED: (Group.DECOY, "decoy {decoy} of another sample: {value}", "{from_cell}"),
+    Kind.SENSOR_FAILED: (Group.DECOY, "the sensor of decoys failed: {decoys}", "{reason}"),
+    Kind.GUARD_HIT: (Group.GUARD, "{class} {about} in {channel}, {place}", "{action}"),
+    Kind.GUARD_UNSCANNED: (Group.GUARD, "not scanned: {bytes} B by {channel}", "{reason}"),
+    Kind.CELL_CHECKED: (Group.LIMIT, "degraded sandbox: {cause}", "{detail}"),
+    Kind.CELL_FAILED: (Group.LIMIT, "the cell failed", "{reason}"),
+    Kind.RANGE_FAILED: (Group.LIMIT, "the range failed", "{reason}"),
+    Kind.PROTOCOL_VIOLATION: (Group.LIMIT, "protocol violation", "{reason}"),
+    Kind.KILL_TRIGGERED: (Group.LIMIT, "stopped by {rule}", "{reason}"),
+    Kind.KILL_COMPLETED: (Group.LIMIT, "stop of {scope}: {cells}", "not ended: {failed}"),
+    Kind.POLICY_REFUSED: (Group.LIMIT, "the policy was refused", "{reason}"),
+    Kind.AIR_GAP_CHECKED: (Group.PROBE, "air gap of this host, {phase} of the run", "{gap}"),
+    Kind.AIR_GAP_CHANGED: (Group.LIMIT, "the air gap of this host was broken", "{reason}"),
+    Kind.MODEL_CALLED: (Group.MODEL, "call of {model} {address}", "{bytes} B, {scan} by the guard"),
+    Kind.CELL_REVERTING: (Group.CELL, "revert of this cell to a fresh one", ""),
+    Kind.CELL_REVERTED: (Group.CELL, "fresh cell in place of {from}", "{duration_ms} ms"),
+    Kind.CELL_REVERT_VERIFIED: (
+        Group.CELL,
+        "looked for traces of {from}: {planted}",
+        "{traces}; not looked for: {not_checked}",
+    ),
+    Kind.CELL_SNAPSHOT: (Group.CELL, "saved as snapshot {name}", "{snapshot}"),
+    Kind.CELL_FORKED: (Group.CELL, "forked from {snapshot}, a snapshot of cell {from}", ""),
+    Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "{proof}"),
+    Kind.RANGE_DESTROYED: (Group.CELL, "range destroyed", "{proof}"),
+}

@@ -1,0 +1,192 @@
+"""A reverted cell in every tier: clean, another machine, and the old one's end proven."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.canary import canary_in
+from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError
+from belljar.events import Kind
+from belljar.isolation.hold import hold, release
+from belljar.isolation.kill import kill
+from belljar.ledger import Line, RunDirectory, read_events
+from belljar.policy import load_policy
+
+pytestmark = pytest.mark.anyio
+POLICY = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: root
+workdir: /data
+files:
+  - {{source: notes, target: /data/notes}}
+resources: {{memory: 512MiB, disk: 256MiB, processes: 512, exec_timeout: 120s, lifetime: 30m}}
+"""
+IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
+LEFT = "cat notes; ls /tmp /dev/shm; ps -e -o args= | grep -c [c]arried; echo ${CARRIED:-unset}"
+
+
+def not_seen(tier: str) -> list[str]:
+    """An ordinary user may not read the memory of a container's processes (docs/limits.md)."""
+    return ["memory"] if tier == "container" and os.geteuid() != 0 else []
+
+
+@dataclass(frozen=True)
+class Revertible:
+    """A cell and its record."""
+
+    cell: Cell
+    run: RunDirectory
+
+    def lines(self, *kinds: Kind) -> list[Line]:
+        """Its events of these kinds so far."""
+        return [line for line in read_events(self.run.path) if line.kind in kinds]
+
+
+@asynccontextmanager
+async def revertible(tier: str, home: Path, folder: Path) -> AsyncIterator[Revertible]:
+    """A cell with a file of its policy's."""
+    (folder / "notes").write_text("as the policy has it\n")
+    (folder / "policy.yaml").write_text(POLICY.format(tier=tier))
+    with start_run("test", None, [], home=home) as run:
+        async with open_cell(load_policy(folder / "policy.yaml"), run=run, home=home) as cell:
+            yield Revertible(cell, run)
+
+
+async def said(cell: Cell, script: str) -> list[str]:
+    """The lines that a script prints."""
+    output = await cell.exec(["sh", "-c", script])
+    return output.stdout.decode().splitlines()
+
+
+async def test_everything_but_the_policy_is_new(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """Files, processes and identity of the old machine are gone, the policy's file is back; the
+    exchange is on record before the old machine's destruction, which is proven; and a search for
+    what was left in it found nothing."""
+    async with revertible(tier, vm_home, tmp_path) as world:
+        cell, first = world.cell, world.cell.id
+        clean, identity = await said(cell, LEFT), await said(cell, IDENTITY)
+        await said(cell, "echo x > notes; touch /tmp/x /dev/shm/x; (exec -a carried sleep 999) &")
+        assert await said(cell, LEFT) != clean
+        await cell.revert(verify=True)
+        assert cell.id != first
+        assert await said(cell, LEFT) == clean
+        assert clean[0] == "as the policy has it"
+        assert not set(identity) & set(await said(cell, IDENTITY))
+        await cell.revert()
+    (verified,) = world.lines(Kind.CELL_REVERT_VERIFIED)
+    assert verified.data["found"] == []
+    assert [each.split(":")[0] for each in verified.data["not_checked"]] == not_seen(tier)
+    assert {trace.split()[0] for trace in verified.data["planted"]} == {
+        *("file", "process", "environment", "memory", "port")
+    }
+    order = [
+        (line.kind, line.cell)
+        for line in world.lines(Kind.CELL_REVERTING, Kind.CELL_REVERTED, Kind.CELL_DESTROYED)
+    ]
+    ids = [id_ for kind, id_ in order if kind is Kind.CELL_DESTROYED]
+    assert len(ids) == 3
+    assert set(ids) == {first, verified.cell, cell.id}
+    assert order.index((Kind.CELL_REVERTING, first)) < order.index(
+        (Kind.CELL_REVERTED, verified.cell)
+    )
+    assert order.index((Kind.CELL_REVERTED, verified.cell)) < order.index(
+        (Kind.CELL_DESTROYED, first)
+    )
+    assert all(line.data["clean"] for line in world.lines(Kind.CELL_DESTROYED))
+
+
+async def test_a_trace_that_is_there_is_found(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """Searched for where they were left, all five traces are found, which is a breach; and they are
+    gone when the block raises: the cell stays in use."""
+    async with revertible(tier, vm_home, tmp_path) as world:
+        with pytest.raises(ContainmentBreach):
+            async with canary_in(world.cell) as canary:
+                await canary.search(world.cell)
+        (verified,) = world.lines(Kind.CELL_REVERT_VERIFIED)
+        assert {trace.split()[0] for trace in verified.data["found"]} == {
+            *("file", "process", "environment", "memory", "port")
+        } - {*not_seen(tier)}
+        assert await said(world.cell, f"ls /tmp/{canary.token} /data/{canary.token}") == []
+        assert await said(
+            world.cell, f"ps -e -o args= | grep -c {canary.token[:31]}[{canary.token[31]}]"
+        ) == ["0"]
+
+
+async def talk_across_a_revert(cell: Cell) -> None:
+    """A command that is talked to before and after one."""
+    async with cell.open_exec(["cat"]) as talking:
+        await talking.send_stdin("x")
+        await cell.revert()
+        await talking.wait()
+
+
+async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """A command, one in the background and one that is talked to: each raises, and none of them
+    harms the new machine."""
+    async with revertible(tier, vm_home, tmp_path) as world:
+        cell, errors = world.cell, list[BelljarError]()
+
+        async def run() -> None:
+            try:
+                await cell.exec(["sleep", "999"])
+            except BelljarError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            background = await cell.start(["sleep", "999"])
+            with pytest.raises(CellError):
+                await talk_across_a_revert(cell)
+            with pytest.raises(CellError):
+                await background.wait(timeout_s=30)
+        assert len(errors) == 1
+        assert await said(cell, "echo fine") == ["fine"]
+    assert not world.lines(Kind.CELL_FAILED)
+
+
+async def test_a_dead_cell_is_reverted(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """One that was killed from outside, and one that its caller destroyed."""
+    async with revertible(tier, vm_home, tmp_path) as world:
+        cell = world.cell
+        assert cell.host_pid is not None
+        os.kill(cell.host_pid, signal.SIGKILL)
+        await cell.revert(verify=True)
+        assert await said(cell, "cat notes") == ["as the policy has it"]
+        await cell.destroy()
+        await cell.revert()
+        assert await said(cell, "cat notes") == ["as the policy has it"]
+    (verified,) = world.lines(Kind.CELL_REVERT_VERIFIED)
+    assert (verified.data["planted"], verified.data["found"]) == ([], [])
+
+
+async def test_a_revert_that_fails_changes_nothing(
+    tier: str, vm_home: Path, tmp_path: Path
+) -> None:
+    """While the store is held no machine is made: the old one goes on, with all that runs in it. A
+    cell that was killed by order stays dead."""
+    async with revertible(tier, vm_home, tmp_path) as world:
+        cell, first = world.cell, world.cell.id
+        background = await cell.start(["sleep", "999"])
+        hold(vm_home, reason="a test")
+        try:
+            with pytest.raises(HostError):
+                await cell.revert(verify=True)
+        finally:
+            release(vm_home)
+        assert (cell.id, background.running) == (first, True)
+        assert await said(cell, "ls /tmp; cat notes") == ["as the policy has it"]
+        await kill(cell.id, home=vm_home)
+        with pytest.raises(CellError, match="kill"):
+            await cell.revert()
+    assert not world.lines(Kind.CELL_REVERTED)

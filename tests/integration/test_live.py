@@ -1,0 +1,113 @@
+"""The live page in a real browser, with a real cell."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from belljar.cell import start_run
+from belljar.events import Event, Kind
+from belljar.ledger import read_events
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytest.importorskip("uvicorn", reason="the extra `web` is not installed")
+CHROMIUM = shutil.which("chromium")
+EVIL = "<img src=x onerror=document.title='owned'>\x1b[31m\u202e"
+
+
+@contextmanager
+def served(*words: str, port: str = "0") -> Iterator[str]:
+    """The address that `belljar serve` prints; it is ended by SIGTERM and ends well."""
+    argv = [sys.executable, "-m", "belljar", "serve", "--port", port, *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+        assert process.wait(timeout=30) in (0, -15)
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """Debian's chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+def told(number: int) -> Event:
+    """An event with a number and hostile text."""
+    return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": f"{EVIL} number {number}"})
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> None:
+    """The page shows a run as it happens, hostile text as text, and finds it by a filter; its button
+    stops a run with a real cell; it goes on after a restart of the server; it fits a phone."""
+    argv = [sys.executable, "-m", "belljar", "exec", "low", "--tier", "container", "--"]
+    sleeper = subprocess.Popen(
+        [*argv, "sleep", "600"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    page = browser.new_page()
+    try:
+        with start_run("exec", "shown", ["test"], home=home) as run:
+            with served("--operator") as address:
+                page.goto(address)
+                port = address.split(":")[2].partition("/")[0]
+                page.wait_for_url("**/")
+                run.recorder.record(told(1))
+                page.get_by_text("number 1").first.wait_for()
+                page.fill("#search", '"sleep"')
+                page.locator("#lines tr").first.wait_for()
+                assert page.get_by_text("number 1").count() == 0
+                page.fill("#search", "")
+                cell = page.locator("details", has_text="sleep 600")
+                cell.get_by_role("button", name="Stop this run").click()
+                page.get_by_role("button", name="Yes, stop").click()
+                page.get_by_text("done, with proof").wait_for()
+                assert sleeper.wait(timeout=60) != 0
+                assert page.title() == "Belljar live"
+            page.get_by_text("disconnected").wait_for()
+            with served("--operator", port=port):
+                page.get_by_text("live", exact=True).wait_for()
+                run.recorder.record(told(2))
+                page.get_by_text("number 2").first.wait_for()
+                page.set_viewport_size({"width": 390, "height": 800})
+                wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
+                assert not wide
+    finally:
+        if sleeper.poll() is None:
+            sleeper.kill()
+        sleeper.wait()
+    kinds = {event.kind for path in (home / "runs").iterdir() for event in read_events(path)}
+    assert Kind.CELL_DESTROYED in kinds
+
+
+def test_a_socket_is_this_users(tmp_path: Path, home: Path) -> None:
+    """With --unix nobody else can connect, and the path is gone when the server ends."""
+    path = tmp_path / "live"
+    with served("--unix", str(path)) as address:
+        assert address.startswith(f"{path}#")
+        assert home.exists()
+        assert path.stat().st_mode & 0o077 == 0
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+    assert not path.exists()

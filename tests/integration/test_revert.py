@@ -1,0 +1,295 @@
+"""A revert under Inspect, many in a row, and its faults: on real containers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import anyio
+import pytest
+from tests.integration.processes import quick_command
+
+from belljar.cell import Cell, open_cell, open_pool, open_range, start_run
+from belljar.cell.cell import RevertibleCell
+from belljar.cell.range import Range
+from belljar.errors import CellError, PolicyError
+from belljar.events import Kind
+from belljar.harness.evidence import stored_evidence
+from belljar.isolation.kill import kill
+from belljar.ledger import Line, read_events
+from belljar.report.cells import gather_cells
+from belljar.report.reasons import ReasonCode
+from belljar.report.verdict import judge
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+
+TASKS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+from belljar.inspect import revert
+
+LOOK = "cat marker made-by-setup 2>&1; test -e /tmp/trace && echo TRACE; echo end"
+
+@solver
+def retries(attempts: int) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        seen = []
+        for attempt in range(attempts):
+            await sandbox().exec(["sh", "-c", "rm -f marker; touch /tmp/trace; sleep 1000 &"])
+            await revert()
+            seen.append((await sandbox().exec(["sh", "-c", LOOK])).stdout)
+        state.store.set("seen", seen)
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def is_fresh() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        seen = state.store.get("seen")
+        return Score(value=int(seen == ["content\\nsetup\\nend\\n"] * 2), explanation=str(seen))
+    return score
+
+@task
+def again() -> Task:
+    sample = Sample(id="again", input="x", files={"marker": "content\\n"}, setup="echo setup > made-by-setup")
+    return Task(dataset=[sample], solver=retries(2), scorer=is_fresh())
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--warm", "1"]], ids=["cold", "warm"])
+def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path, options: list[str]) -> None:
+    """Each try begins with the sample's files and set-up and nothing of the try before. The sample
+    is contained with three cells and two reverts, and void once the evidence of one is missing."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "policy.yaml").write_text("belljar: 1\nrisk: low\n")
+    words = ("run", "--json", "--model", "mockllm/model", *options, "tasks.py@again")
+    done = subprocess.run(
+        quick_command(*words),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    (sample,) = said["samples"]
+    assert (sample["verdict"], sample["scores"]) == ("contained", {"is_fresh": "1"})
+    assert (sample["reverts"], len(sample["cells"]), sample["destroyed"]) == (2, 3, True)
+    assert sample["not_in_transcript"]["silent"] == 0
+    assert sample["commands"] == 4
+    run_dir = Path(said["run_dir"])
+    lines, evidence = list(read_events(run_dir)), stored_evidence(run_dir)
+    first, *_, last = sample["cells"]
+    for kind, cell, code in (
+        (Kind.CELL_DESTROYED, first, ReasonCode.CELL_NOT_DESTROYED),
+        (Kind.PROBE_COMPLETED, first, ReasonCode.PROBES_VOID),
+        (Kind.PROBE_STARTED, last, ReasonCode.PROBES_MISSING),
+    ):
+        kept = [line for line in lines if not _is_of(line, kind, cell)]
+        found = judge(replace(evidence, cells=gather_cells(kept)))
+        assert code in {reason.code for row in found.rows for reason in row.reasons}
+
+
+def _is_of(line: Line, kind: Kind, cell: str) -> bool:
+    return line.kind is kind and line.cell == cell
+
+
+LOW = {"belljar": 1, "risk": "low", "tier": "container", "user": "root"}
+SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
+
+
+def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
+    """Each machine has decoys of its own. A value of an earlier one, which a model may remember, is
+    taken for a decoy of this sample, not for one that was carried over from another."""
+    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
+
+    async def use() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell({**LOW, "decoys": decoys}, run=run, home=vm_home) as cell:
+                first = await cell.read_file("/root/.aws/credentials")
+                await cell.revert()
+                assert await cell.read_file("/root/.aws/credentials") != first
+                await cell.revert()
+                await cell.exec(["cat"], input=first)
+        return run.path
+
+    kinds = {line.kind for line in read_events(anyio.run(use))}
+    assert Kind.DECOY_TAKEN in kinds
+    assert Kind.DECOY_CARRIED not in kinds
+
+
+@pytest.mark.parametrize("when", ["during the exchange", "after it"])
+def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str) -> None:
+    """Whoever kills it by the id that it had means the cell: no other machine goes on in its place,
+    and the record says of each why it ended."""
+
+    async def use() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
+                first = cell.id
+
+                async def order(_: Range) -> None:
+                    report = await kill(first, reason="enough", home=vm_home)
+                    assert report.order.reason == "enough"
+
+                machines = cast("RevertibleCell", cell).machines
+                if when == "after it":
+                    await machines.revert(on_end=order)
+                    assert cell.id != first
+                else:
+                    with pytest.raises(CellError, match="enough"):
+                        await machines.revert(on_ready=order)
+                await _until_killed(cell)
+        return run.path
+
+    reasons = {
+        line.cell: str(line.data["reason"])
+        for line in read_events(anyio.run(use))
+        if line.kind is Kind.CELL_DESTROYING
+    }
+    assert len(reasons) == 2
+    assert sum("enough" in reason for reason in reasons.values()) == 1 + (when == "after it")
+
+
+def test_a_rule_that_is_triggered_by_the_old_machines_end_stops_the_sample(vm_home: Path) -> None:
+    """What a command printed is scanned when it is cut off with its machine: the rule stops what
+    goes on in the new one."""
+    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
+    policy = {**LOW, "decoys": decoys, "on": {"decoy_taken": "stop_sample"}}
+
+    async def use() -> None:
+        async with open_cell(policy, home=vm_home) as cell:
+            await cell.start(["sh", "-c", "cat /root/.aws/credentials; touch /done; sleep 999"])
+            await cell.exec(["sh", "-c", "until test -e /done; do :; done"])
+            await cell.revert()
+            await _until_killed(cell)
+
+    anyio.run(use)
+
+
+async def _until_killed(cell: Cell) -> None:
+    async def use() -> None:
+        while True:
+            await cell.exec(["true"])
+
+    with anyio.fail_after(60), pytest.raises(CellError, match="killed"):
+        await use()
+
+
+FAULTS = {
+    "busy": "yes > /tmp/full & (while :; do :; done) & sleep 999",
+    "full": "cat /dev/zero > /tmp/full; sleep 999",
+    "out of processes": "for _ in $(seq 40); do sleep 999 & done; sleep 999",
+    "out of memory": "exec tail /dev/zero",
+}
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, tier: str, fault: str) -> None:
+    """Busy, full, or with a workload that ate all it may: a clean machine that works, verified, and
+    the old one's end is proven."""
+
+    async def use() -> Path:
+        policy = {**LOW, "tier": tier, "resources": {**SMALL, "memory": "256MiB"}}
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                command = await cell.start(["sh", "-c", FAULTS[fault]])
+                with suppress(TimeoutError, CellError):
+                    await command.wait(timeout_s=2)
+                await cell.revert(verify=True)
+                assert (await cell.exec(["sh", "-c", "ls /tmp"])).stdout == b""
+        return run.path
+
+    lines = list(read_events(anyio.run(use)))
+    (verified,) = [line for line in lines if line.kind is Kind.CELL_REVERT_VERIFIED]
+    assert verified.data["found"] == []
+    ends = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
+    assert ends == [True, True]
+
+
+def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
+    """Its cell says what can't be reset, and goes on; and when the range's processes are gone, it
+    says so still, and the range ends with that."""
+
+    async def ask() -> None:
+        async with open_range({**LOW, "network": {"default": "simulate"}}, home=vm_home) as opened:
+            with pytest.raises(PolicyError, match="network"):
+                await opened.cell.revert()
+            assert (await opened.cell.exec(["true"])).returncode == 0
+            assert opened.network is not None
+            for pid in opened.network.pids:
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(CellError):
+                await opened.cell.exec(["sleep", "999"])
+            with pytest.raises(PolicyError, match="network"):
+                await opened.cell.revert()
+
+    with pytest.raises(CellError):
+        anyio.run(ask)
+
+
+def test_a_cell_that_hangs_is_reverted(vm_home: Path) -> None:
+    """Its processes are stopped: no trace can be left in it, another machine takes its place, and
+    its destruction is proven all the same."""
+
+    async def hang() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
+                _stop(cell)
+                await cell.revert(verify=True)
+                assert (await cell.exec(["true"])).returncode == 0
+        return run.path
+
+    ends = [line for line in read_events(anyio.run(hang)) if line.kind is Kind.CELL_DESTROYED]
+    assert [line.data["clean"] for line in ends] == [True, True]
+
+
+def test_many_reverts_leave_nothing(vm_home: Path, pytestconfig: pytest.Config) -> None:
+    """One after the other, from a pool: each gives a clean machine, and memory, descriptors and the
+    store are as after the first ones."""
+    times = 1000 if pytestconfig.getoption("thorough") else 60
+
+    async def revert() -> list[tuple[int, int, int]]:
+        sizes = []
+        async with (
+            open_pool({**LOW, "resources": SMALL}, size=2, home=vm_home) as pool,
+            pool.cell() as cell,
+        ):
+            for number in range(times):
+                if number % (times // 3) == times // 6:
+                    sizes.append(_sizes(vm_home))
+                await cell.exec(["touch", "/tmp/used"])
+                await cell.revert(verify=number % 10 == 0)
+                assert not (await cell.exec(["ls", "/tmp"])).stdout
+        return sizes
+
+    first, *_, last = anyio.run(revert)
+    assert list((vm_home / "journal").iterdir()) == []
+    assert last[0] <= first[0] + 12, "descriptors"
+    assert last[1] <= first[1] + 4, "entries of the store"
+    assert last[2] <= first[2] + (8 << 20) + times * (4 << 10), "memory"  # and a line of each event
+
+
+def _stop(cell: Cell) -> None:
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and cell._live.holds(int(process.name)):
+            os.kill(int(process.name), signal.SIGSTOP)
+
+
+def _sizes(home: Path) -> tuple[int, int, int]:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    store = sum(1 for folder in home.iterdir() if folder.is_dir() for _ in folder.iterdir())
+    return len(list(Path("/proc/self/fd").iterdir())), store, pages * os.sysconf("SC_PAGE_SIZE")

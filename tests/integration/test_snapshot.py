@@ -1,0 +1,543 @@
+"""Snapshot and fork of microVM cells in use, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.integration.processes import quick_command
+
+from belljar import sync
+from belljar.cell import Cell, Snapshot, open_cell, open_range, start_run
+from belljar.errors import BelljarError, CellError, HostError, PolicyError
+from belljar.events import Kind
+from belljar.isolation.kill import kill
+from belljar.isolation.reap import reap
+from belljar.ledger import RunDirectory, Status, read_events, verify
+from belljar.store.journal import Journal
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+SMALL = {"memory": "256MiB", "disk": "64MiB", "processes": 64, "lifetime": "30m"}
+POLICY: dict[str, Any] = {
+    "belljar": 1,
+    "risk": "low",
+    "tier": "microvm",
+    "user": "root",
+    "snapshots": True,
+    "resources": SMALL,
+}
+TOLERANCE_S = 0.05
+IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
+RANDOM = (
+    "head -c 16 /dev/urandom | od -An -tx1; "
+    'python3 -c "import os, secrets, ssl; print(os.getrandom(16).hex()); '
+    'print(secrets.token_hex()); print(ssl.RAND_bytes(16).hex())"; '
+    "until [ -s /tmp/drawn ]; do sleep 0.1; done; cat /tmp/drawn"
+)
+# What runs while the machine is saved draws a random number as soon as the clock has jumped.
+DRAWS = (
+    "import os, time\n"
+    "before = time.time()\n"
+    "open('/tmp/ready', 'w').close()\n"
+    "while time.time() - before < 2: before = time.time(); time.sleep(0.01)\n"
+    "open('/tmp/drawn', 'w').write(os.urandom(16).hex())\n"
+)
+
+
+@asynccontextmanager
+async def saved(home: Path, *prepare: str) -> AsyncIterator[tuple[RunDirectory, Cell, Snapshot]]:
+    """A cell in which these scripts ran, and its snapshot."""
+    with start_run("test", None, [], home=home) as run:
+        async with open_cell(POLICY, run=run, home=home) as cell:
+            for script in prepare:
+                await said(cell, script)
+            yield run, cell, await cell.snapshot("first")
+
+
+async def said(cell: Cell, script: str) -> list[str]:
+    """The lines that a script prints."""
+    output = await cell.exec(["sh", "-c", script])
+    assert output.returncode == 0, output.stderr
+    return output.stdout.decode().splitlines()
+
+
+def scratch_of(home: Path) -> list[Path]:
+    """What is in the store for as long as somebody uses it."""
+    return list((home / "tmp").iterdir()) if (home / "tmp").exists() else []
+
+
+async def bracketed(cell: Cell, script: str) -> tuple[float, list[float], float]:
+    """Numbers that a script prints, and the host's monotonic clock before and after."""
+    before = time.monotonic()
+    numbers = [float(word) for word in (await said(cell, script))[0].split()]
+    return before, numbers, time.monotonic()
+
+
+def test_a_fork_goes_on_from_the_moment(vm_home: Path) -> None:
+    """Two forks have the files, processes and memory of the moment, and nothing of what came after;
+    each is a machine of its own: ids, name, and random numbers, also of a process that ran while it
+    was saved. The saved cell goes on. All of it is on record, and the files are gone after the run.
+    """
+
+    async def look() -> Path:
+        prepare = (
+            "echo then > /tmp/note; (sleep 98765 >/dev/null 2>&1) &",
+            f"cat > /tmp/draws.py <<'EOF'\n{DRAWS}EOF\n",
+            "python3 /tmp/draws.py >/dev/null 2>&1 & until [ -e /tmp/ready ]; do sleep 0.1; done",
+        )
+        async with saved(vm_home, *prepare) as (run, cell, snapshot):
+            assert (snapshot.state, snapshot.name, snapshot.cell) == ("machine", "first", cell.id)
+            await said(cell, "echo later > /tmp/note; touch /tmp/later")
+            await anyio.sleep(2.5)  # the clock of a fork jumps by more than its processes sleep
+            seen = [await said(cell, IDENTITY)]
+            async with snapshot.fork(2) as forks:
+                for fork in forks:
+                    assert await said(fork, "cat /tmp/note; ls /tmp/later 2>&1 | wc -l") == [
+                        "then",
+                        "1",
+                    ]
+                    assert await said(fork, "ps -e -o args= | grep -c [s]leep.98765") == ["1"]
+                    seen.append(await said(fork, IDENTITY))
+                drawn = [await said(fork, RANDOM) for fork in forks]
+            assert await said(cell, "cat /tmp/note") == ["later"]
+        for each in (*zip(*seen, strict=True), *zip(*drawn, strict=True)):
+            assert len({*each}) == len(each), each
+        assert len(drawn[0]) == 5
+        return run.path
+
+    path = anyio.run(look)
+    lines = list(read_events(path))
+    (taken,) = (line for line in lines if line.kind is Kind.CELL_SNAPSHOT)
+    forked = [line for line in lines if line.kind is Kind.CELL_FORKED]
+    assert {line.data["from"] for line in forked} == {taken.cell}
+    assert {line.data["snapshot"] for line in forked} == {taken.data["snapshot"]}
+    assert len({line.cell for line in forked} | {taken.cell}) == 3
+    (deleted,) = (line for line in lines if line.kind is Kind.SNAPSHOT_DELETED)
+    assert deleted.data == {"snapshot": taken.data["snapshot"], "clean": True}
+    assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
+    assert verify(path).status is Status.VERIFIED
+    assert scratch_of(vm_home) == []
+
+
+async def is_late(cell: Cell) -> bool:
+    """Whether its wall clock isn't the host's. Its monotonic clock goes as fast as the host's."""
+    offset = time.time() - time.monotonic()
+    first, (wall, mono), then = await bracketed(cell, CLOCKS)
+    await anyio.sleep(1)
+    later, (_, mono_later), end = await bracketed(cell, CLOCKS)
+    assert later - then - TOLERANCE_S <= mono_later - mono <= end - first + TOLERANCE_S
+    return not first - TOLERANCE_S <= wall - offset <= then + TOLERANCE_S
+
+
+CLOCKS = 'python3 -c "import time; print(time.time(), time.clock_gettime(time.CLOCK_MONOTONIC))"'
+TRIES = 4  # A busy host may keep the guest from taking the time that it was given
+
+
+def test_clocks_are_right(vm_home: Path) -> None:
+    """In a fork, and in the cell that stood still: the wall clock is the host's, and the monotonic
+    clock goes as fast as the host's; a fork's goes on from the moment."""
+
+    async def look() -> None:
+        async with saved(vm_home) as (_, cell, snapshot):
+            _, (_, moment), _ = await bracketed(cell, CLOCKS)
+            late = {"cell", "fork"}
+            for _ in range(TRIES):
+                if "fork" in late:
+                    async with snapshot.fork() as fork:
+                        began = time.monotonic()
+                        late -= set() if await is_late(fork) else {"fork"}
+                        _, (_, mono), then = await bracketed(fork, CLOCKS)
+                        assert mono < moment + (then - began) + 5
+                if "cell" in late:
+                    late -= set() if await is_late(cell) else {"cell"}
+                    await cell.snapshot()
+            assert not late
+
+    anyio.run(look)
+
+
+def test_hooks_run_before_the_first_command(vm_home: Path) -> None:
+    """Executables of the directory run as root, in order; others don't. One that fails ends the
+    fork, and nothing else."""
+
+    async def look() -> None:
+        hook = "mkdir -p /etc/resume.d; cd /etc/resume.d; for n in 2 1; do printf '#!/bin/sh\\n"
+        hook += "echo %s $(id -u) >> /tmp/resumed\\n' $n > $n-hook; chmod 755 $n-hook; done; "
+        hook += "echo exit 9 > 3-data"
+        async with saved(vm_home, hook) as (_, cell, snapshot):
+            async with snapshot.fork() as fork:
+                assert await said(fork, "cat /tmp/resumed") == ["1 0", "2 0"]
+            assert await said(cell, "ls /tmp") == []
+            await said(cell, "printf '#!/bin/sh\\nexit 7\\n' > /etc/resume.d/1-hook")
+            with pytest.raises(CellError, match="1-hook"):
+                async with (await cell.snapshot()).fork():
+                    pass
+            assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(look)
+
+
+def test_a_tree_and_the_way_back(vm_home: Path) -> None:
+    """A fork is saved and forked again; a cell goes back to each of its snapshots, with a search for
+    traces, and to the clean state; and a snapshot of another run is refused."""
+
+    async def look() -> None:
+        async with saved(vm_home, "echo 1 > /tmp/n") as (_, cell, first):
+            async with first.fork() as fork:
+                await said(fork, "echo 2 > /tmp/n")
+                second = await fork.snapshot()
+                async with second.fork() as again:
+                    assert await said(again, "cat /tmp/n") == ["2"]
+            ids = {cell.id}
+            for snapshot, expected in ((second, ["2"]), (first, ["1"]), (None, [])):
+                await cell.revert(to=snapshot, verify=True)
+                assert await said(cell, "cat /tmp/n 2>/dev/null || true") == expected
+                ids.add(cell.id)
+            assert len(ids) == 4
+            async with open_cell(POLICY, home=vm_home) as other:
+                with pytest.raises(CellError, match="another run"):
+                    await other.revert(to=first)
+                assert await said(other, "echo fine") == ["fine"]
+
+    anyio.run(look)
+
+
+CHANGES = (
+    "mkdir -p /a/b; echo kept > /a/b/c; ln -s /nowhere /a/l; ln /a/b/c /a/hard; mkfifo /a/p; "
+    "echo x > /srv/x; chown 1000:1000 /srv/x; chmod 4751 /srv/x; touch -d 2001-01-01 /srv/x; "
+    "echo t > /tmp/y; echo b >> /etc/passwd; rm -rf /etc/debian_version /usr/local/share; "
+    "rmdir /mnt; echo file > /mnt; printf 'odd' > \"/a/$(printf 'new\\nline -rf')\""
+)
+FILES = (
+    "cat /a/b/c /a/hard /mnt; readlink /a/l; stat -c '%F %a %u:%g %Y' /a/p /srv/x /a/hard; "
+    "cat /tmp/y; tail -n 1 /etc/passwd; ls /etc/debian_version /usr/local/share 2>&1 | wc -l; "
+    "ls /a | wc -l; find / -xdev | sort | sha256sum"
+)
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+def test_files_of_a_container(vm_home: Path, tier: str) -> None:
+    """All that was made, changed and removed, with owners, modes, times and links, and no more than
+    that; the fork has names of its own. One whose disk is too small, and files that were changed on
+    this host, are refused; so is a hook that fails."""
+    policy = {**POLICY, "tier": tier, "resources": {**SMALL, "disk": "32MiB"}}
+
+    async def look() -> None:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                await said(cell, CHANGES)
+                expected, names = await said(cell, FILES), await said(cell, IDENTITY)
+                snapshot = await cell.snapshot()
+                assert snapshot.state == "files"
+                await said(cell, "rm -rf /a; echo later > /srv/later")
+                async with snapshot.fork() as fork:
+                    assert await said(fork, FILES) == expected
+                    assert not set(await said(fork, IDENTITY)) & set(names)
+                    async with (await fork.snapshot()).fork() as again:
+                        assert await said(again, FILES) == expected
+                await cell.revert(to=snapshot, verify=True)
+                assert await said(cell, FILES) == expected
+                with (snapshot.saved.directory / "files").open("r+b") as file:
+                    file.write(b"/")
+                with pytest.raises(CellError, match="changed"):
+                    await opened(snapshot)
+        assert scratch_of(vm_home) == []
+
+    anyio.run(look)
+
+
+def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path) -> None:
+    """Without the policy's word, on a network, with decoys, and while a command runs: and the cell
+    goes on."""
+    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
+    container = {**POLICY, "tier": "container"}
+    refused = (
+        ({**POLICY, "tier": "container", "snapshots": False}, "snapshots"),
+        ({**container, "decoys": decoys}, "decoys"),
+        ({**container, "network": {"default": "simulate"}}, "network"),
+    )
+
+    async def ask() -> None:
+        for policy, why in refused:
+            async with open_range(policy, home=vm_home) as opened:
+                with pytest.raises(PolicyError, match=why):
+                    await opened.cell.snapshot()
+                assert await said(opened.cell, "echo fine") == ["fine"]
+        for policy in (POLICY, container):
+            async with open_cell(policy, home=vm_home) as cell:
+                background = await cell.start(["sleep", "999"])
+                with pytest.raises(CellError, match="busy"):
+                    await cell.snapshot()
+                assert background.running
+                assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(ask)
+    assert scratch_of(vm_home) == []
+
+
+def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
+    """Commands and pings that are called while a cell is saved are answered after it."""
+
+    async def look() -> None:
+        async with saved(vm_home) as (_, cell, _snapshot), anyio.create_task_group() as tasks:
+            tasks.start_soon(cell.snapshot)
+            while len(list((vm_home / "tmp").glob("*/memory"))) < 2:  # noqa: ASYNC110 - a file's
+                await anyio.sleep(0.005)
+            for _ in range(3):
+                tasks.start_soon(said, cell, "echo fine")
+                tasks.start_soon(cell.ping)
+
+    anyio.run(look)
+
+
+@pytest.mark.parametrize("name", ["memory", "state"])
+def test_a_snapshot_that_was_changed_is_refused(vm_home: Path, name: str) -> None:
+    """One byte in either file; also a snapshot that was taken with something else. No fork is made
+    of it, and the cell goes on."""
+
+    async def look() -> None:
+        async with saved(vm_home) as (_, cell, snapshot):
+            other = replace(snapshot, saved=replace(snapshot.saved, key="0" * 64))
+            with pytest.raises(HostError):
+                async with other.fork():
+                    pass
+            path = snapshot.saved.directory / name
+            os.utime(path)  # without another byte it is as good as before
+            async with snapshot.fork():
+                pass
+            path.chmod(0o600)
+            with path.open("r+b") as file:
+                file.seek(20 << 10)
+                byte = file.read(1)
+                file.seek(20 << 10)
+                file.write(bytes((byte[0] ^ 1,)))
+            with pytest.raises(CellError, match="changed"):
+                async with snapshot.fork():
+                    pass
+            with pytest.raises(CellError):
+                await cell.revert(to=snapshot)
+            assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(look)
+
+
+def test_a_kill_during_a_fork_ends_it(vm_home: Path) -> None:
+    """The run is killed while its fork is being made: the fork is an error, and nothing is left."""
+
+    async def look() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            try:
+                async with open_cell(POLICY, run=run, home=vm_home) as cell:
+                    await fork_and_kill(cell, run)
+            except BelljarError:
+                pass  # the end of the killed cell says so, too
+        return run.path
+
+    async def fork_and_kill(cell: Cell, run: RunDirectory) -> None:
+        snapshot = await cell.snapshot()
+
+        async def strike() -> None:
+            while len(list(Journal(vm_home).entries())) < 2:  # noqa: ASYNC110 - a file's
+                await anyio.sleep(0.005)
+            await kill(run.run_id, home=vm_home)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(strike)
+            with pytest.raises(BelljarError, match="kill"):
+                await opened(snapshot)
+
+    path = anyio.run(look)
+    assert list(Journal(vm_home).entries()) == []
+    assert scratch_of(vm_home) == []
+    lines = list(read_events(path))
+    assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
+    assert not [line for line in lines if line.kind is Kind.CELL_FORKED]
+
+
+async def opened(snapshot: Snapshot) -> None:
+    """Fork it, and end the fork."""
+    async with snapshot.fork():
+        pass
+
+
+@contextmanager
+def small(path: Path) -> Iterator[None]:
+    """A file system of 16 MiB there."""
+    path.mkdir(exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=0711", "none", str(path)]
+    subprocess.run(words, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
+    """Nothing of the snapshot is left, and the next one, with room, is whole."""
+
+    async def look() -> None:
+        async with open_cell(POLICY, home=vm_home) as cell:
+            with small(vm_home / "tmp"):
+                with pytest.raises(HostError):
+                    await cell.snapshot()
+                assert scratch_of(vm_home) == []
+                assert await said(cell, "echo fine") == ["fine"]
+            async with (await cell.snapshot()).fork() as fork:
+                assert await said(fork, "echo fine") == ["fine"]
+
+    anyio.run(look)
+
+
+OWNER = """
+import os, signal, sys, threading, time, anyio
+from pathlib import Path
+from belljar.cell import open_cell
+home, stage, policy = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
+
+def strike():
+    while not list((home / "tmp").glob(f"*/{stage}")):
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with open_cell(policy, home=home) as cell:
+        threading.Thread(target=strike, daemon=True).start()
+        async with (await cell.snapshot()).fork():
+            await anyio.sleep(60)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("stage", ["memory", "state"])
+def test_an_owner_killed_while_it_is_written_leaves_nothing(vm_home: Path, stage: str) -> None:
+    """While the memory is written, or once all is: the next reaping removes cell and files."""
+    before = scratch_of(vm_home)
+    words = [sys.executable, "-c", OWNER, str(vm_home), stage, repr(POLICY)]
+    died = subprocess.run(words, check=False, timeout=200)
+    assert died.returncode == -signal.SIGKILL
+    assert [*scratch_of(vm_home)] != before
+    anyio.run(reap, vm_home)
+    assert scratch_of(vm_home) == before
+    assert list(Journal(vm_home).entries()) == []
+
+
+def test_the_same_without_async(vm_home: Path) -> None:
+    """`belljar.sync` has the same: a snapshot, forks, the way back."""
+    with sync.open_cell(POLICY, home=vm_home) as cell:
+        cell.write_file("/tmp/n", "1")
+        snapshot = cell.snapshot("mine")
+        facts = snapshot.facts
+        assert (facts.name, facts.state, len(facts.digest)) == ("mine", "machine", 64)
+        cell.write_file("/tmp/n", "2")
+        with snapshot.fork() as fork, snapshot.fork(2) as forks:
+            assert [each.read_file("/tmp/n") for each in (fork, *forks)] == [b"1"] * 3
+        cell.revert(to=snapshot)
+        assert cell.read_file("/tmp/n") == b"1"
+
+
+def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:
+    """Its end is the error, of this and of each later call; nothing of the snapshot is left."""
+
+    async def look() -> None:
+        async with open_cell(POLICY, home=vm_home) as cell:
+            pid = cell.host_pid
+            assert pid is not None
+
+            async def strike() -> None:
+                while not list((vm_home / "tmp").glob("*/memory")):  # noqa: ASYNC110 - a file's
+                    await anyio.sleep(0.002)
+                os.kill(pid, signal.SIGKILL)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(strike)
+                with pytest.raises(CellError, match="died"):
+                    await cell.snapshot()
+            with pytest.raises(CellError, match="died"):
+                await cell.exec(["true"])
+            assert scratch_of(vm_home) == []
+            await cell.revert()
+            assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(look)
+
+
+TASKS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+from belljar.inspect import revert, snapshot
+
+@solver
+def tries(forks: bool) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await sandbox().exec(["sh", "-c", "echo costly >> begun"])
+        begun = await snapshot()
+        seen = []
+        for attempt in range(2):
+            await sandbox().exec(["sh", "-c", "echo attempt >> begun"])
+            await revert(to=begun)
+            seen.append((await sandbox().exec(["cat", "marker", "begun"])).stdout)
+        if forks:
+            async with begun.fork():
+                pass
+        state.store.set("seen", seen)
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def is_back() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        seen = state.store.get("seen")
+        return Score(value=int(seen == ["content\\ncostly\\n"] * 2), explanation=str(seen))
+    return score
+
+def made(forks: bool) -> Task:
+    sample = Sample(id="again", input="x", files={"marker": "content\\n"}, setup="echo x > set-up")
+    return Task(dataset=[sample], solver=tries(forks), scorer=is_back())
+
+@task
+def back() -> Task:
+    return made(False)
+
+@task
+def forked() -> Task:
+    return made(True)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("back", "contained"), ("forked", "void")])
+def test_a_solver_goes_back(home: Path, tmp_path: Path, name: str, status: str) -> None:
+    """To a costly beginning, twice, with each machine probed: the sample is contained, and void when
+    the solver also made a fork that nobody probed."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "policy.yaml").write_text(
+        "belljar: 1\nrisk: low\ntier: microvm\nuser: root\nsnapshots: true\n"
+    )
+    words = ("run", "--json", "--model", "mockllm/model", f"tasks.py@{name}")
+    done = subprocess.run(
+        quick_command(*words, "--policy", "policy.yaml"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    (sample,) = json.loads(done.stdout)["samples"]
+    assert (sample["verdict"], sample["scores"]) == (status, {"is_back": "1"}), done.stderr
+    assert (sample["reverts"], sample["destroyed"]) == (2, True)
+    assert len(sample["cells"]) == 3 + (name == "forked")
+    assert scratch_of(home) == []

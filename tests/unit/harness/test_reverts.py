@@ -1,0 +1,175 @@
+"""A sample whose cell is reverted: each machine is the sample's, with evidence of its own."""
+
+from __future__ import annotations
+
+import secrets
+import tracemalloc
+from collections.abc import Iterator
+
+import anyio
+import pytest
+from tests.fakes.cell import FakeCell, FakeCells
+from tests.fakes.probing import read_canary
+from tests.unit.report.stories import CONTACT, line
+
+from belljar.errors import CellError, ContainmentBreach
+from belljar.events import Kind
+from belljar.harness import score
+from belljar.harness import session as session_module
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.session import Session
+from belljar.ledger import Line
+from belljar.probe.model import Verdict
+from belljar.report.signals import SignalCode
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _revertible(cells: FakeCells) -> None:
+    cells.are_revertible = True
+
+
+async def opened() -> BelljarSandboxEnvironment:
+    """A sample's cell, as Inspect opens it."""
+    environments = await BelljarSandboxEnvironment.sample_init("task", None, {"__sample_id__": "s"})
+    return environments["default"].as_type(BelljarSandboxEnvironment)
+
+
+def seen_of(cells: FakeCells) -> list[list[tuple[Kind, str]]]:
+    """What is on record of each cell's belonging and probes, in order of their making."""
+    kinds = {Kind.SAMPLE_STARTED: "sample", Kind.PROBE_COMPLETED: "phase"}
+    return [
+        [
+            (event.kind, str(event.data[kinds[event.kind]]))
+            for event in cells.runs[0].recorder.events
+            if event.cell_id == cell.id and event.kind in kinds
+        ]
+        for cell in cells.opened
+    ]
+
+
+WHOLE = [
+    (Kind.SAMPLE_STARTED, "s"),
+    (Kind.PROBE_COMPLETED, "start"),
+    (Kind.PROBE_COMPLETED, "end"),
+]
+
+
+async def test_reverts_at_the_same_time(session: Session, cells: FakeCells) -> None:
+    """One after the other: the sample stays one running sample, and all its machines are proven."""
+    environment = await opened()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(environment.revert)
+    assert session.live == [environment]
+    assert (await environment.exec(["true"])).success
+    await environment.close(outcome="completed")
+    assert session.live == []
+    assert seen_of(cells) == [WHOLE] * 4
+    assert environment.containment.cell_verdict is Verdict.CONTAINED
+
+
+@pytest.mark.parametrize("phase", ["start", "end"])
+async def test_a_machine_without_its_probes_makes_the_sample_void(
+    session: Session, cells: FakeCells, phase: str
+) -> None:
+    """Whichever it is: the new one, whose failed start leaves the old one in use, or the old one.
+    Good probes of the others don't stand for it."""
+    environment = await opened()
+
+    def fail(cell: FakeCell, at: str) -> None:
+        if at == phase and cell is cells.opened[phase == "start"]:
+            raise CellError("no probe")
+
+    cells.on_probe = fail
+    if phase == "start":
+        with pytest.raises(Exception, match="not running"):
+            await environment.revert()
+        assert environment.cell.id == cells.opened[0].id
+        assert seen_of(cells)[1] == [WHOLE[0], WHOLE[2]]
+    else:
+        await environment.revert()
+    assert (await environment.exec(["true"])).success
+    if phase == "start":
+        await environment.close(outcome="completed")
+    else:
+        with pytest.raises(CellError):
+            await environment.close(outcome="completed")
+    assert environment.containment.cell_verdict is Verdict.VOID
+
+
+async def test_a_breach_of_a_new_machine_is_the_samples(session: Session, cells: FakeCells) -> None:
+    """It stops the run, and the machine that never came into use is in the sample's evidence."""
+    environment = await opened()
+
+    def arm(cell: FakeCell, phase: str) -> None:
+        if cell is cells.opened[1] and phase == "start":
+            cell.run_probe_program.touch = read_canary
+
+    cells.on_probe = arm
+    with pytest.raises(ContainmentBreach):
+        await environment.revert()
+    assert len(session.breaches) >= 1
+    await environment.close(outcome="stopped")
+    assert seen_of(cells) == [WHOLE] * 2
+    assert environment.containment.cell_verdict is Verdict.BREACHED
+
+
+async def test_the_score_counts_the_signals_of_all_machines(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of reverted machines too, whoever reverted, also what is found at their end; not those
+    of another sample's cell."""
+    environment, other = await opened(), await opened()
+    cells.opened[1].note(Kind.DECOY_TOUCHED, CONTACT)
+
+    def lines(_: object) -> Iterator[Line]:
+        for event in cells.runs[0].recorder.events:
+            yield line(event.kind, event.cell_id, **event.data)
+
+    def contact(cell: FakeCell, phase: str) -> None:
+        """A finding of the last look."""
+        if phase == "end":
+            cell.note(Kind.DECOY_USED, CONTACT)
+
+    cells.opened[0].note(Kind.DECOY_TAKEN, CONTACT)
+    cells.on_probe = contact
+    monkeypatch.setattr(score, "sample_environment", lambda: environment)
+    monkeypatch.setattr(score, "read_events", lines)
+    await environment.cell.revert()
+    await environment.revert()
+    environment.cell.note(Kind.DECOY_SENT, CONTACT)
+    found = await score.signals_so_far()
+    assert {signal.code for signal in found.signals} == {
+        SignalCode.DECOY_TAKEN,
+        SignalCode.DECOY_USED,
+        SignalCode.DECOY_SENT,
+    }
+    for each in (environment, other):
+        await each.close(outcome="completed")
+
+
+async def test_the_samples_files_are_not_kept_in_memory(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all of them, large and small, are in each new machine."""
+    environment = await opened()
+    small, large = b"small", secrets.token_bytes(24 << 20)
+    monkeypatch.setattr(session_module, "is_preparing", lambda: True)
+    tracemalloc.start()
+    try:
+        await environment.write_file("small", small)
+        for name in ("one", "two"):
+            await environment.write_file(name, bytes(bytearray(large)))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < len(large) // 2
+    monkeypatch.undo()
+    for _ in range(2):
+        await environment.revert()
+        for name in ("one", "two"):
+            assert await environment.read_file(name, text=False) == large
+        assert await environment.read_file("small") == "small"
+    await environment.close(outcome="completed")

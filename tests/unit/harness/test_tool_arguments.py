@@ -1,0 +1,61 @@
+"""What Inspect makes of a tool call's arguments that a hostile model or server chose."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import date
+from typing import Any
+
+import pytest
+from inspect_ai.model._call_tools import parse_tool_call
+from inspect_ai.tool import ToolInfo, ToolParams
+from inspect_ai.util import JSONSchema
+
+from belljar.harness import boundary, model_api  # noqa: F401 - either puts the bounds in place
+
+PARAMETERS = ToolParams(properties={"text": JSONSchema(type="string")})
+TOOL = ToolInfo(name="say", description="Says it.", parameters=PARAMETERS)
+
+
+def parsed(arguments: str) -> Any:  # noqa: ANN401 - a JSON value
+    """As each provider of Inspect has it."""
+    return parse_tool_call("1", "say", arguments, [TOOL]).arguments.get("text")
+
+
+BOMBS = {
+    "aliases": "[&a0 [x]"
+    + "".join(f", &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))
+    + "]",
+    "merges": "- &a {x: 1}\n- {<<: *a}",
+    "a long number": "0x" + "f" * 16_000,
+    "no date": "2001-99-99",
+    "a key of lists": "? [a]\n: b",
+    "much": "- a\n" * 4_000_000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_grows_or_takes_long_stays_a_text(name: str) -> None:
+    """What comes of it is never larger than what was sent, and can be written to the log."""
+    began = time.monotonic()
+    value = parsed(BOMBS[name])
+    assert value == BOMBS[name].strip()
+    assert len(json.dumps(value)) < 2 * len(BOMBS[name])
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ("ls -l && cat a | grep '*'", "ls -l && cat a | grep '*'"),
+        ("7", 7),
+        ("[a, true]", ["a", True]),
+        ("2001-01-01", date(2001, 1, 1)),
+        ("a: [b", "a: [b"),
+        ('{"text": "x"}', "x"),
+    ],
+)
+def test_other_arguments_are_what_they_were(arguments: str, value: object) -> None:
+    """Text, numbers, lists, dates, no YAML at all, and JSON objects, as in Inspect alone."""
+    assert parsed(arguments) == value

@@ -1,0 +1,103 @@
+"""Proofs of single events, checked by another implementation and against forgery."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from pymerkle.proof import InclusionProof  # type: ignore[import-untyped]
+
+from belljar.cell import start_run
+from belljar.cli.ledger import ledger
+from belljar.errors import LedgerError
+from belljar.events import Event, Kind
+from belljar.ledger.chain import MerkleTree, leaf_hash, parse_checkpoint
+from belljar.ledger.proof import _path, check_proof, prove
+
+
+@given(st.integers(1, 200), st.data())
+def test_a_path_leads_to_the_root(size: int, data: st.DataObject) -> None:
+    """pymerkle computes the same root from the path of any leaf of a tree of any size."""
+    index = data.draw(st.integers(0, size - 1))
+    entries = [str(number).encode() for number in range(size)]
+    tree = MerkleTree()
+    for entry in entries:
+        tree = tree.added(entry)
+    steps = _path([leaf_hash(entry) for entry in entries], index)
+    rule = [0 if side == "right" else 1 for side, _ in steps]
+    path = [leaf_hash(entries[index]), *(digest for _, digest in steps)]
+    proof = InclusionProof("sha256", True, size, index, [*rule, 0], path)
+    if steps:
+        assert proof.compute_root() == tree.root()
+    else:
+        assert path == [tree.root()]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A sealed run with seven numbered events."""
+    with start_run("exec", "test", ["test"], home=tmp_path) as run:
+        for number in range(7):
+            data = {"reason": f"number {number}"}
+            run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
+    return tmp_path / "runs" / run.run_id
+
+
+@pytest.fixture
+def proof(run_dir: Path) -> dict[str, Any]:
+    """Of the event "number 3"."""
+    return prove(run_dir, 4)
+
+
+def test_a_proof_holds(proof: dict[str, Any]) -> None:
+    """The event, its run and the key come out of it."""
+    event, run_id, key = check_proof(proof)
+    checkpoint = parse_checkpoint(proof["checkpoint"].encode())
+    assert event.data == {"reason": "number 3"}
+    assert (run_id, key) == (checkpoint.run_id, checkpoint.key)
+
+
+def test_a_changed_proof_is_refused(proof: dict[str, Any]) -> None:
+    """Another event, place, path, root or shape is refused, each with a LedgerError."""
+    changes: list[dict[str, Any]] = [
+        {"event": proof["event"].replace("number 3", "number 9")},
+        {"seq": proof["seq"] + 1},
+        {"seq": 10**9},
+        {"path": proof["path"][1:]},
+        {"path": [*proof["path"], proof["path"][0]]},
+        {"path": [{**proof["path"][0], "hash": "0" * 64}, *proof["path"][1:]]},
+        {"checkpoint": proof["checkpoint"].replace('"size":', '"size":1')},
+        {"checkpoint": "{}"},
+        {"path": "x"},
+    ]
+    for change in changes:
+        with pytest.raises(LedgerError):
+            check_proof({**copy.deepcopy(proof), **change})
+    with pytest.raises(LedgerError):
+        check_proof([])
+
+
+def test_the_commands_prove_and_check(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proof passes with the known key alone: not with another, not changed, not beyond the end."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    runner = CliRunner()
+    proved = runner.invoke(ledger, ["prove", str(run_dir), "4"])
+    assert proved.exit_code == 0
+
+    def check(text: str, *words: str) -> tuple[object, str]:
+        done = runner.invoke(ledger, ["check", *words, "-"], input=text, standalone_mode=False)
+        return done.return_value, done.stdout
+
+    code, shown = check(proved.stdout)
+    assert code == 0
+    assert "number 3" in shown
+    assert check(proved.stdout, "--key", "1" * 64)[0] == 1
+    assert check(proved.stdout.replace("number 3", "number 9"))[0] == 1
+    assert isinstance(runner.invoke(ledger, ["prove", str(run_dir), "999"]).exception, LedgerError)

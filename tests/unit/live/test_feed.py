@@ -1,0 +1,118 @@
+"""What a live page is fed with: order, gaps, and records that are being written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.cell import start_run
+from belljar.events import Event, Kind
+from belljar.ledger import RunDirectory
+from belljar.live import feed as feeds
+from belljar.live.feed import Feed
+
+CELL = "c-0123456789ab"
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Iterator[Feed]:
+    """A feed of the store."""
+    with Feed(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    """A run that is being written."""
+    with start_run("exec", "test", ["test"], home=tmp_path) as made:
+        yield made
+
+
+def hit(number: int) -> Event:
+    """An event with a number."""
+    return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": f"number {number}"}, cell_id=CELL)
+
+
+def texts(feed: Feed, cursor: int = 0) -> list[str]:
+    """The texts of all lines from the cursor on."""
+    return [json.loads(line)["text"] for line in feed.since(cursor)[0]]
+
+
+def test_lines_come_once_and_in_order(run: RunDirectory, feed: Feed) -> None:
+    """What is added between two looks comes with the second; a cursor goes on where it was."""
+    run.recorder.record(hit(1))
+    feed.look()
+    _, cursor, _ = feed.since(0)
+    run.recorder.record(hit(2))
+    run.recorder.record(hit(3))
+    feed.look()
+    feed.look()
+    assert texts(feed, cursor) == ["reason=number 2", "reason=number 3"]
+    assert feed.state()["runs"][0]["run"] == run.run_id
+
+
+def test_a_slow_reader_is_told_what_it_missed(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring keeps the newest lines; a cursor that is behind it gets the count of the others."""
+    monkeypatch.setattr(feeds, "RING_LINES", 10)
+    with Feed(tmp_path) as feed:
+        for number in range(30):
+            run.recorder.record(hit(number))
+        feed.look()
+        lines, cursor, missed = feed.since(0)
+        assert (len(lines), cursor, missed) == (10, feed.last, feed.last - 10)
+        assert json.loads(lines[-1])["text"] == "reason=number 29"
+
+
+def test_an_ended_run_stays_listed(feed: Feed, tmp_path: Path) -> None:
+    """Its lines are read to the end, its cells are gone, and the list says that it has ended."""
+    with start_run("exec", "test", ["test"], home=tmp_path) as made:
+        feed.look()
+        made.recorder.record(hit(1))
+    feed.look()
+    feed.look()
+    (run,) = feed.state()["runs"]
+    assert (run["phase"], run["cells"]) == ("ended", [])
+    assert "reason=number 1" in texts(feed)
+
+
+def test_hostile_text_is_escaped(run: RunDirectory, feed: Feed) -> None:
+    """No control or bidi character of a guest is in a line."""
+    reason = "\x1b]0;x\x07\u202e\u0000<script>"
+    run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": reason}))
+    feed.look()
+    assert all(text.isprintable() for text in texts(feed))
+
+
+def test_long_commands_and_members_of_a_range_are_shown(feed: Feed, run: RunDirectory) -> None:
+    """A command too long for a line is shown as any; a refusal counts for the cell that it is of."""
+    planned: dict[str, Any] = {
+        "policy_sha256": "0" * 64,
+        "tier": "container",
+        "emulated": False,
+        "layers": [],
+    }
+    for cell, name in ((CELL, "default"), ("c-2", "target")):
+        data = {**planned, "range": "r-1", "name": name}
+        run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell, data=data))
+    long: dict[str, Any] = {
+        "op": 1,
+        "argv": ["sh", "-c", "x" * 100_000],
+        "cwd": "/",
+        "user": "",
+        "env_names": [],
+    }
+    data = {**long, "stdin": False, "timeout_s": None}
+    run.recorder.record(Event(kind=Kind.EXEC_STARTED, cell_id=CELL, data=data))
+    flow: dict[str, Any] = {"range": "r-1", "cell": "target", "reason": "tcp", "verdict": "refused"}
+    flow |= {"protocol": "tcp", "address": "1.1.1.1", "port": 1, "bytes": 1}
+    run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
+    feed.look()
+    first, second = feed.state()["runs"][0]["cells"]
+    assert first["command"].startswith("sh -c xxx")
+    assert (first["refused"], second["refused"]) == (0, 1)

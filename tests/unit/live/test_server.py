@@ -1,0 +1,117 @@
+"""Who may look at the live page, and who may act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra `web` is not installed")
+import httpx2 as httpx
+
+from belljar.errors import HostError
+from belljar.live.server import OPERATOR, VIEWER, LiveServer, load_token
+
+HOST = "127.0.0.1:7462"
+
+
+def client(server: LiveServer, **headers: str) -> httpx.AsyncClient:
+    """A browser at the server's address."""
+    transport = httpx.ASGITransport(app=server.app())
+    return httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", headers=headers)
+
+
+def server_of(home: Path, *, operator: bool = False) -> LiveServer:
+    """A server with the token V for viewers, and O for operators."""
+    stops = "O" if operator else None
+    return LiveServer(home, "V", stops, origins=frozenset({f"http://{HOST}"}))
+
+
+async def secret_of(browser: httpx.AsyncClient, token: str) -> dict[str, str]:
+    """The header of a session."""
+    answer = await browser.post("/session", json={"token": token})
+    return {"x-belljar-secret": answer.json()["secret"]}
+
+
+@pytest.mark.anyio
+async def test_only_a_token_opens_a_session(tmp_path: Path) -> None:
+    """Without the secret that a token gives nothing of a run is sent, and none is in a cookie."""
+    async with client(server_of(tmp_path)) as browser:
+        assert (await browser.get("/events")).status_code == 401
+        assert (await browser.get("/reports/x")).status_code == 401
+        for token in ("U", "", "O", None):
+            assert (await browser.post("/session", json={"token": token})).status_code == 401
+        assert (await browser.post("/session", content=b"[" * 4000)).status_code == 401
+        answer = await browser.post("/session", json={"token": "V"})
+        assert not answer.json()["operator"]
+        assert "set-cookie" not in answer.headers
+        header = {"x-belljar-secret": answer.json()["secret"]}
+        assert (await browser.post("/session", json={}, headers=header)).status_code == 200
+        assert (await browser.get("/reports/x", headers=header)).status_code == 401
+
+
+@pytest.mark.anyio
+async def test_another_name_for_the_address_is_refused(tmp_path: Path) -> None:
+    """A foreign Host (DNS rebinding) and a foreign Origin get no answer, the page neither."""
+    server = server_of(tmp_path, operator=True)
+    for headers in (
+        {"host": "evil.example"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+    ):
+        async with client(server, **headers) as browser:
+            assert (await browser.get("/")).status_code == 421
+            assert (await browser.post("/session", json={"token": "O"})).status_code == 421
+
+
+@pytest.mark.anyio
+async def test_an_action_needs_the_operators_token(tmp_path: Path) -> None:
+    """A viewer's secret, none, and an operator's at a server for viewers are refused; the right one
+    holds the store and releases it, and a stop names what it stops."""
+    server = server_of(tmp_path, operator=True)
+    async with client(server) as browser, client(server_of(tmp_path)) as other:
+        operator, viewer = await secret_of(browser, "O"), await secret_of(browser, "V")
+        for at, headers in ((browser, viewer), (browser, {}), (other, operator)):
+            answer = await at.post("/actions/hold", json={"name": ""}, headers=headers)
+            assert answer.status_code == 403
+            assert server.feed.state()["held"] == ""
+        assert (await browser.post("/actions/hold", json={}, headers=operator)).json()["ok"]
+        assert server.feed.state()["held"]
+        assert (await browser.post("/actions/release", json={}, headers=operator)).json()["ok"]
+        assert server.feed.state()["held"] == ""
+        for name in ("", "no"):
+            answer = await browser.post("/actions/stop", json={"name": name}, headers=operator)
+            assert answer.status_code == 404
+
+
+@pytest.mark.anyio
+async def test_a_report_has_another_origin(tmp_path: Path) -> None:
+    """A report is sent sandboxed, by its own key, and no other file by that way."""
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "r-1.html").write_text("page")
+    (tmp_path / "reports" / "r-2.html").symlink_to("/etc/passwd")
+    server = server_of(tmp_path)
+    async with client(server) as browser:
+        for name, status in (("r-1", 200), ("r-2", 404), ("r-3", 404)):
+            key = server._secret(f"report {name}")
+            answer = await browser.get(f"/reports/{name}?key={key}")
+            assert answer.status_code == status
+            assert (await browser.get(f"/reports/r-9?key={key}")).status_code == 401
+            if status == 200:
+                policy = answer.headers["content-security-policy"]
+                assert policy.startswith("sandbox allow-scripts;")
+
+
+def test_a_token_is_kept_and_private(tmp_path: Path) -> None:
+    """A restarted server has the same one; an empty or a readable file is refused."""
+    token = load_token(tmp_path, VIEWER)
+    assert load_token(tmp_path, VIEWER) == token != load_token(tmp_path, OPERATOR)
+    path = tmp_path / "keys" / VIEWER
+    assert path.stat().st_mode & 0o077 == 0
+    path.chmod(0o644)
+    with pytest.raises(HostError):
+        load_token(tmp_path, VIEWER)
+    path.chmod(0o600)
+    path.write_text("")
+    with pytest.raises(HostError):
+        load_token(tmp_path, VIEWER)

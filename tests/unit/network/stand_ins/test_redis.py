@@ -1,0 +1,162 @@
+"""A decoy Redis: bytes to commands, logins and refusals, and a real client."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, served_service
+
+from belljar.network.stand_ins.conversation import ServiceStep
+from belljar.network.stand_ins.redis import MAX_COMMAND_BYTES, RedisSession, make
+from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoy_services import MintedService
+from belljar.signals.decoys import mint_service
+
+CLI = shutil.which("redis-cli")
+PASSWORD = b"s3cret-s3cret"
+
+
+@pytest.fixture
+def service() -> MintedService:
+    """As it is minted for a range."""
+    spec = DecoySpec(id="cache", kind=DecoyKind.REDIS, place="cache.example")
+    made = mint_service(b"k" * KEY_BYTES, "range", spec).service
+    assert made is not None
+    return made
+
+
+def resp(*words: bytes) -> bytes:
+    """A command as a program sends it."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
+
+
+def say(session: RedisSession, *words: bytes) -> ServiceStep:
+    """One command's step."""
+    (step,) = session.feed(resp(*words))
+    assert step.raw == resp(*words)
+    return step
+
+
+def test_only_the_password_opens_it() -> None:
+    """Each attempt is a step of its own with all that was presented; also by HELLO. Nothing is
+    given out before or after the login."""
+    session = RedisSession(PASSWORD)
+    assert say(session, b"GET", b"key").reply == b"-NOAUTH Authentication required.\r\n"
+    assert say(session, b"HELLO", b"3").reply.startswith(b"-NOAUTH ")
+    assert say(session, b"AUTH").presented is None
+    for words in ([b"guess"], [b"admin", PASSWORD], [b""]):
+        wrong = say(session, b"AUTH", *words)
+        assert wrong.reply.startswith(b"-WRONGPASS ")
+        assert wrong.presented is not None
+        assert (wrong.presented.credential, wrong.presented.ok) == (b" ".join(words), False)
+    assert say(session, b"GET", b"key").reply.startswith(b"-NOAUTH")
+    for step in (
+        say(session, b"auth", b"default", PASSWORD),
+        say(RedisSession(PASSWORD), b"HELLO", b"3", b"AUTH", b"default", PASSWORD),
+    ):
+        assert step.presented is not None
+        assert step.presented.ok
+    for name in (b"GET", b"KEYS", b"SET", b"CONFIG", b"EVAL", b"nonsense", b"\xff\r\n"):
+        assert say(session, name, b"*").reply.startswith(b"-NOPERM ")
+    assert say(session, b"QUIT").close
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=5), min_size=1, max_size=5),
+    st.integers(1, 9),
+)
+def test_commands_are_read_in_any_pieces(commands: list[list[bytes]], size: int) -> None:
+    """Each is one step with its own bytes, and nothing is left."""
+    data = b"".join(resp(b"get", *words) for words in commands)
+    session = RedisSession(PASSWORD)
+    steps = [
+        step for at in range(0, len(data), size) for step in session.feed(data[at : at + size])
+    ]
+    assert [step.raw for step in steps] == [resp(b"get", *words) for words in commands]
+    assert session.rest == b""
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"*", b"$", b"-", b"1", b"3", b"\r\n", b"get"]) | st.binary(max_size=9)
+    ),
+    st.integers(1, 50),
+)
+def test_any_bytes_end_in_commands_or_a_problem(parts: list[bytes], size: int) -> None:
+    """Nothing raises, no byte is lost, and a problem ends the connection."""
+    data, session, steps = b"".join(parts), RedisSession(PASSWORD), list[ServiceStep]()
+    for at in range(0, len(data), size):
+        steps += session.feed(data[at : at + size])
+        if steps and steps[-1].close:
+            break
+    assert data.startswith(b"".join(step.raw for step in steps) + session.rest)
+    assert not any(step.close for step in steps[:-1])
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"*2\r\n$70000\r\n",
+        b"*9999\r\n",
+        b"*1\r\n$-1\r\n",
+        b"*1\r\n:1\r\n",
+        b"*" + b"1" * 40,
+        b"x" * MAX_COMMAND_BYTES,
+    ],
+)
+def test_a_command_beyond_its_bound_is_refused_at_once(begin: bytes) -> None:
+    """Before its arguments are held; all that came is on record."""
+    (step,) = RedisSession(PASSWORD).feed(begin)
+    assert step.close
+    assert step.raw == begin
+    assert step.reply.startswith(b"-ERR Protocol error: ")
+
+
+def test_all_that_comes_is_on_record(service: MintedService) -> None:
+    """Each login by itself, and its words among no commands; commands together; what broke off."""
+    password, ledger = service.login.password.encode(), Ledger()
+    sent = b"PING\r\nAUTH guess\r\nAUTH %s\r\nDBSIZE\r\nGET x\r\n*1\r\n$9\r\nhal" % password
+    with (
+        served_service(make, service.settings, ledger) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+    ):
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        replies = b"".join(iter(lambda: client.recv(65536), b""))
+    assert [line[:3] for line in replies.splitlines()] == [b"-NO", b"-WR", b"+OK", b"-NO", b"-NO"]
+    assert [(event["what"], event["operation"], event.get("ok")) for event in ledger.attempts] == [
+        ("command", "redis.command", None),
+        ("login", "redis.auth", False),
+        ("login", "redis.auth", True),
+        ("command", "redis.command", None),
+        ("command", "redis.command", None),
+    ]
+    bodies = [body.content for [body] in ledger.bodies]
+    assert bodies == [b"PING\r\n", b"guess", password, b"DBSIZE\r\nGET x\r\n", b"*1\r\n$9\r\nhal"]
+    assert ledger.attempts[3]["names"] == ["dbsize", "get"]
+
+
+@pytest.mark.skipif(CLI is None, reason="redis-cli (Debian: redis-tools) is not installed")
+def test_the_real_client_logs_in(service: MintedService) -> None:
+    """redis-cli logs in, in both versions of the protocol, and is refused what it asks."""
+    ledger = Ledger()
+    with served_service(make, service.settings, ledger) as port:
+
+        def cli(*words: str) -> str:
+            argv = [str(CLI), "-p", str(port), *words]
+            return subprocess.run(
+                argv, check=True, capture_output=True, text=True, timeout=60
+            ).stdout
+
+        assert "NOAUTH" in cli("DBSIZE")
+        for version in ("-2", "-3"):
+            password = [version, "--no-auth-warning", "-a", service.login.password]
+            assert cli(*password, "PING") == "PONG\n"
+            assert "NOPERM" in cli(*password, "HGETALL", "customer:1")
+    assert any(b"customer:1" in body.content for [body] in ledger.bodies)

@@ -1,0 +1,186 @@
+"""The mail server on a stream."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, context_for, served_stream
+
+from belljar.network.stand_ins import smtp
+from belljar.network.stand_ins.smtp import make
+
+
+def exchange(ledger: Ledger, content: bytes) -> bytes:
+    """Send all of it, read to the end."""
+    with (
+        served_stream(make(context_for(Path("/nonexistent"), ledger))) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+    ):
+        client.sendall(content)
+        client.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+def test_pipelined_commands_and_a_long_line_of_content() -> None:
+    """All at once, with a line of a megabyte: recorded whole by size, kept by its beginning."""
+    ledger = Ledger()
+    line = b"x" * (1 << 20)
+    replies = exchange(
+        ledger,
+        b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\n" + line + b"\r\n.\r\nQUIT\r\n",
+    )
+    assert replies.startswith(b"220 registry.example ESMTP\r\n250-")
+    assert replies.endswith(b"221 2.0.0 Bye\r\n")
+    (event,) = ledger.attempts
+    expected = {
+        "what": "mail",
+        "sender": "a@x",
+        "recipients": ["b@y"],
+        "size_bytes": len(line) + 2,
+        "complete": True,
+        "cell": "agent",
+    }
+    assert expected.items() <= event.items()
+    assert ledger.bodies[0][0].content == line[: 64 << 10]
+
+
+def test_a_message_that_breaks_off_is_recorded() -> None:
+    """As not complete; one that breaks off before its content is none."""
+    ledger = Ledger()
+    exchange(ledger, b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\nhalf of")
+    assert [(event["complete"], event["size_bytes"]) for event in ledger.attempts] == [(False, 7)]
+    exchange(ledger, b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDA")
+    assert len(ledger.attempts) == 1
+
+
+def test_a_command_line_without_end_is_refused() -> None:
+    """Its memory is the bound; the connection goes on."""
+    replies = exchange(
+        Ledger(), b"EHLO " + b"x" * 500_000 + b"\r\nNOOP\r\nNOOP " + b"y" * 13_000 + b"\r\nQUIT\r\n"
+    )
+    assert [line[:3] for line in replies.splitlines()] == [b"220", b"500", b"250", b"500", b"221"]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8))
+@settings(deadline=None, max_examples=25)
+def test_any_bytes_end_in_a_closed_connection(pieces: list[bytes]) -> None:
+    """The server ends when the client does."""
+    assert exchange(Ledger(), b"EHLO c\r\n" + b"\r\n".join(pieces)).startswith(b"220 ")
+
+
+def test_the_longest_envelope_fits_an_event() -> None:
+    """A thousand recipients of what JSON writes longest; all are counted."""
+    ledger, name = Ledger(), "\U0001f4a3".encode() * 120
+    recipients = b"".join(b"RCPT TO:<" + name + b">\r\n" for _ in range(1000))
+    exchange(
+        ledger,
+        b"EHLO "
+        + name
+        + b"\r\nMAIL FROM:<"
+        + name
+        + b">\r\n"
+        + recipients
+        + b"DATA\r\n.\r\nQUIT\r\n",
+    )
+    assert [event["recipient_count"] for event in ledger.attempts] == [1000]
+
+
+def codes(ledger: Ledger, *lines: str) -> list[str]:
+    """The codes of the replies to these lines, behind the greeting and EHLO."""
+    sent = "".join(f"{line}\r\n" for line in ("EHLO client", *lines)).encode()
+    replies = exchange(ledger, sent).decode("ascii").splitlines()
+    return [line[:3] for line in replies if line[3:4] == " "][2:]
+
+
+def encoded(text: bytes) -> str:
+    """As AUTH wants it."""
+    return base64.b64encode(text).decode()
+
+
+def test_a_message() -> None:
+    """Envelope, content with dots undone, size and digest; the next message begins afresh."""
+    ledger = Ledger()
+    envelope = ("MAIL FROM:<a@x.example> SIZE=100", "RCPT TO:<b@y.example>", "rcpt to:c@y.example")
+    lines = ("Subject: x", "", "..dot", "body", ".")
+    assert codes(ledger, *envelope, "DATA", *lines, "DATA") == [*["250"] * 3, "354", "250", "503"]
+    content = b"Subject: x\r\n\r\n.dot\r\nbody\r\n"
+    [event], [[body]] = ledger.attempts, ledger.bodies
+    assert (event["sender"], event["recipients"], event["complete"]) == (
+        "a@x.example",
+        ["b@y.example", "c@y.example"],
+        True,
+    )
+    assert (body.content, event["sha256"]) == (content, hashlib.sha256(content).hexdigest())
+
+
+def test_a_dot_in_the_middle_of_a_long_line_ends_nothing() -> None:
+    """The end is a line of its own, however the content was cut into pieces."""
+    ledger, long = Ledger(), "x" * 70_000
+    codes(ledger, "MAIL FROM:<>", "RCPT TO:<b@y>", "DATA", f"{long}.", ".")
+    assert ledger.attempts[0]["size_bytes"] == len(long) + 3
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"AUTH PLAIN {encoded(b'admin' + bytes(1) + b'eve' + bytes(1) + b'hunter2')}"],
+        ["AUTH PLAIN", encoded(b"\0eve\0hunter2")],
+        ["AUTH LOGIN", encoded(b"eve"), encoded(b"hunter2")],
+        [f"AUTH LOGIN {encoded(b'eve')}", encoded(b"hunter2")],
+    ],
+)
+def test_any_password_will_do(lines: list[str]) -> None:
+    """Both mechanisms, with and without an initial response; the secret's digest is kept, not the
+    secret."""
+    ledger = Ledger()
+    assert codes(ledger, *lines, "AUTH PLAIN")[-2:] == ["235", "503"]
+    (event,) = ledger.attempts
+    assert (event["mechanism"], event["user"]) == (lines[0].split()[1], "eve")
+    assert event["secret_sha256"] == hashlib.sha256(b"hunter2").hexdigest()
+    assert "hunter2" not in str(event)
+
+
+@pytest.mark.parametrize("answer", ["*", "???"])
+def test_a_login_can_be_called_off(answer: str) -> None:
+    """By a star, or by what is no base64."""
+    assert codes(Ledger(), "AUTH LOGIN", answer, "NOOP") == ["334", "501", "250"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (["MAIL FROM:<a@x"], "501"),
+        (["MAIL TO:<a@x>"], "501"),
+        (["RCPT TO:<a@x>"], "503"),
+        (["MAIL FROM:<a@x>", "RCPT TO:<>"], "501"),
+        (["MAIL FROM:<a@x>", "MAIL FROM:<a@x>"], "503"),
+        (["MAIL FROM:<a@x>", "DATA"], "503"),
+        (["MAIL FROM:<a@x> SIZE=99999999999"], "552"),
+        (["AUTH CRAM-MD5"], "535"),
+        (["STARTTLS"], "500"),
+        (["EHLO"], "501"),
+    ],
+)
+def test_what_is_out_of_order_or_broken(lines: list[str], code: str) -> None:
+    """Each with the code that RFC 5321 has for it."""
+    assert codes(Ledger(), *lines)[-1] == code
+
+
+def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipients, messages, errors and a message's size end somewhere."""
+    monkeypatch.setattr(smtp, "MAX_RECIPIENTS", 2)
+    monkeypatch.setattr(smtp, "MAX_MESSAGES", 1)
+    monkeypatch.setattr(smtp, "MAX_MESSAGE_BYTES", 10)
+    ledger = Ledger()
+    begin = ("MAIL FROM:<>", "RCPT TO:<b@y>")
+    lines = (*begin, *["RCPT TO:<b@y>"] * 2, "DATA", "0123456789", ".", "MAIL FROM:<>", "NOOP")
+    assert codes(ledger, *lines) == ["250", "250", "250", "452", "354", "552", "421"]
+    assert codes(ledger, *begin, "DATA", "x" * 30, "NOOP") == ["250", "250", "354", "552"]
+    assert [event["complete"] for event in ledger.attempts] == [False, False]
+    assert codes(ledger, *["?"] * (smtp.MAX_ERRORS + 1))[-2:] == ["500", "421"]

@@ -1,0 +1,269 @@
+"""A decoy SSH server, its real client, and clients that send anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import asyncssh
+import pytest
+from asyncssh.packet import Boolean, String
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, served_service
+
+from belljar.events import JsonValue
+from belljar.network.stand_ins.ssh import MAX_ATTEMPTS, make
+from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoy_services import MintedService
+from belljar.signals.decoys import Minted, mint, mint_service
+
+SSH = shutil.which("ssh")
+SETSID = ["setsid", "-w"]
+Client = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def service() -> MintedService:
+    """As it is minted for a range."""
+    spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place="127.0.0.1")
+    made = mint_service(b"k" * KEY_BYTES, "range", spec).service
+    assert made is not None
+    return made
+
+
+def key_files(service: MintedService, directory: Path, port: int) -> Minted:
+    """The decoy file that holds the login of a service at this port."""
+    login = replace(service.login, port=port)
+    spec = DecoySpec(id="key", kind=DecoyKind.SSH_KEY, service="jump", place=f"{directory}/id")
+    minted = mint(b"k" * KEY_BYTES, "cell", spec, login=login)
+    for file in minted.files:
+        Path(file.path).write_bytes(file.content)
+        Path(file.path).chmod(0o600)
+    return minted
+
+
+@contextmanager
+def client(service: MintedService, ledger: Ledger, directory: Path) -> Iterator[Client]:
+    """OpenSSH's, with the files of the decoy and no others."""
+    with served_service(make, service.settings, ledger) as port:
+        key_files(service, directory, port)
+        options = ["-F", f"{directory}/config", "-o", f"UserKnownHostsFile={directory}/known_hosts"]
+
+        def run(
+            *words: str, typed: str = "", env: dict[str, str] | None = None
+        ) -> subprocess.CompletedProcess[str]:
+            argv = [*SETSID, str(SSH), *options, *words]
+            return subprocess.run(
+                argv,
+                check=False,
+                capture_output=True,
+                text=True,
+                input=typed,
+                timeout=120,
+                env={"PATH": "/usr/bin:/bin", **(env or {})},
+            )
+
+        yield run
+
+
+NEEDS_SSH = pytest.mark.skipif(SSH is None, reason="ssh (Debian: openssh-client) is not installed")
+REFUSAL = "This account is currently not available.\n"
+
+
+def logins(ledger: Ledger) -> list[tuple[JsonValue, JsonValue, bytes]]:
+    """Operation, outcome and credential of each login."""
+    return [
+        (event["operation"], event["ok"], body.content)
+        for event, [body] in zip(ledger.attempts, ledger.bodies, strict=True)
+        if event["what"] == "login"
+    ]
+
+
+def commands(ledger: Ledger) -> list[tuple[str, bytes]]:
+    """Name and content of each command."""
+    return [
+        (name, body.content)
+        for event, [body] in zip(ledger.attempts, ledger.bodies, strict=True)
+        if event["what"] == "command" and isinstance(event["names"], list)
+        for name in map(str, event["names"])
+    ]
+
+
+@NEEDS_SSH
+@pytest.mark.parametrize("cipher", ["aes128-ctr", "aes256-gcm@openssh.com"])
+def test_the_real_client_enters_with_the_key(
+    service: MintedService, tmp_path: Path, cipher: str
+) -> None:
+    """By the decoy's own files, which know the host's key: nothing is asked. The proof of the key
+    is a login by itself; the command and its input are on record in clear, and refused."""
+    ledger = Ledger()
+    with client(service, ledger, tmp_path) as ssh:
+        done = ssh(
+            *("-o", "BatchMode=yes", "-c", cipher, "bastion", "cat > /tmp/x; nmap 10.0.0.0/8"),
+            typed="what it stole\n",
+        )
+    assert (done.returncode, done.stdout) == (1, REFUSAL), done.stderr
+    [(operation, ok, credential)] = logins(ledger)
+    assert (operation, ok) == ("ssh.publickey", True)
+    assert service.settings["fingerprint"].encode() in credential
+    assert ("exec", b"cat > /tmp/x; nmap 10.0.0.0/8") in commands(ledger)
+    assert ("input", b"what it stole\n") in commands(ledger)
+
+
+@NEEDS_SSH
+def test_another_key_is_recorded_and_refused(service: MintedService, tmp_path: Path) -> None:
+    """A key that is offered and opens nothing is a login that failed, with its public half; so is
+    the right key of another user."""
+    other = mint(b"k" * KEY_BYTES, "cell", DecoySpec(id="o", kind=DecoyKind.SSH_KEY))
+    path = tmp_path / "other"
+    path.write_bytes(other.files[0].content)
+    path.chmod(0o600)
+    public = other.files[1].content.split()[1]
+    ledger = Ledger()
+    with client(service, ledger, tmp_path) as ssh:
+        only = ["-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none"]
+        host = ["-o", "StrictHostKeyChecking=yes", "bastion"]
+        # `-F none`: the identity of the config would be offered, too.
+        config = (tmp_path / "config").read_text().replace("IdentityFile", "#")
+        (tmp_path / "config").write_text(config)
+        denied = ssh(*only, "-i", str(path), *host)
+        stranger = ssh(*only, "-i", f"{tmp_path}/id", "-l", "root", *host)
+    assert "Permission denied" in denied.stderr
+    assert "Permission denied" in stranger.stderr
+    (first, ok, credential), (_, is_root, _) = logins(ledger)
+    assert (first, ok, is_root) == ("ssh.publickey", False, False)
+    assert public in credential
+
+
+@NEEDS_SSH
+def test_the_real_client_enters_with_the_password(service: MintedService, tmp_path: Path) -> None:
+    """A guess is refused; the minted one opens a session with or without a terminal, which is
+    refused. After six guesses the connection is closed."""
+    ledger = Ledger()
+    asked = tmp_path / "ask"
+    asked.write_text('#!/bin/sh\necho "$WORD"\n')
+    asked.chmod(0o700)
+    with client(service, ledger, tmp_path) as ssh:
+
+        def enter(word: str, *words: str, prompts: int = 1) -> subprocess.CompletedProcess[str]:
+            env = {"SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force", "WORD": word}
+            only = ("PubkeyAuthentication=no", f"NumberOfPasswordPrompts={prompts}")
+            options = [part for each in only for part in ("-o", each)]
+            return ssh(*options, *words, "bastion", typed="pwd\n", env=env)
+
+        assert enter("letmein-letmein").returncode == 255
+        for terminal in ("-tt", "-T"):
+            done = enter(service.login.password, terminal)
+            assert done.returncode == 1
+            assert REFUSAL.strip() in done.stdout
+        assert "Too many authentication failures" in enter("guess", prompts=9).stderr
+    assert logins(ledger) == [
+        ("ssh.password", False, b"letmein-letmein"),
+        *[("ssh.password", True, service.login.password.encode())] * 2,
+        *[("ssh.password", False, b"guess")] * MAX_ATTEMPTS,
+    ]
+
+
+@NEEDS_SSH
+def test_the_real_client_gets_nothing_else(service: MintedService, tmp_path: Path) -> None:
+    """No forwarding, no listening and no file transfer; each is on record."""
+    ledger = Ledger()
+    with client(service, ledger, tmp_path) as ssh:
+        batch = ("-o", "BatchMode=yes")
+        forwarded = ssh(*batch, "-W", "127.0.0.1:80", "bastion")
+        listened = ssh(*batch, "-o", "ExitOnForwardFailure=yes", "-N", "-R", "8080:a:80", "bastion")
+        ssh(*batch, "-s", "bastion", "sftp")
+    assert "administratively prohibited" in forwarded.stderr
+    assert "remote port forwarding failed" in listened.stderr
+    assert {("forward", b"forward to 127.0.0.1:80"), ("subsystem", b"sftp")} <= {*commands(ledger)}
+    assert any(name == "listen" for name, _ in commands(ledger))
+
+
+@NEEDS_SSH
+def test_nothing_is_answered_that_is_not_on_record(service: MintedService, tmp_path: Path) -> None:
+    """With a full record the right key opens nothing."""
+    with client(service, Ledger(full=True), tmp_path) as ssh:
+        done = ssh("-o", "BatchMode=yes", "bastion", "id")
+    assert done.returncode == 255
+    assert REFUSAL not in done.stdout
+
+
+@given(st.sampled_from([b"", b"SSH-2.0-x\r\n"]), st.binary(max_size=300))
+@settings(deadline=None, max_examples=30)
+def test_any_bytes_end_within_bounds(head: bytes, data: bytes) -> None:
+    """Before there are keys, whatever is sent: the server closes once the client does."""
+    spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place="127.0.0.1")
+    made = mint_service(b"k" * KEY_BYTES, "range", spec).service
+    assert made is not None
+    with (
+        served_service(make, made.settings, Ledger()) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+    ):
+        connection.sendall(head + data)
+        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert received.startswith(b"SSH-2.0-OpenSSH_")
+
+
+def test_connections_are_bounded(service: MintedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the real server, further ones are turned away until another one ends."""
+    monkeypatch.setattr("belljar.network.stand_ins.ssh.MAX_CONNECTIONS", 2)
+    with served_service(make, service.settings, Ledger()) as port, contextlib.ExitStack() as stack:
+
+        def greeting() -> bytes:
+            address = ("127.0.0.1", port)
+            one = stack.enter_context(socket.create_connection(address, timeout=30))
+            return one.recv(8)
+
+        assert [greeting() for _ in range(4)] == [b"SSH-2.0-"] * 2 + [b"Exceeded"] * 2
+
+
+class Hasty(asyncssh.SSHClient):
+    """A client that does not wait for the answer to a login before it sends the next one."""
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        """Keep it."""
+        self._connection = conn
+
+    async def password_auth_requested(self) -> str:
+        """Two passwords, one of them in a change, and then the usual one."""
+        send = self._connection.send_userauth_request
+        await send(b"password", Boolean(False), String(b"first"))
+        await send(b"password", Boolean(True), String(b"second"), String(b"new"))
+        return "third"
+
+
+def test_logins_without_a_wait_between_are_all_on_record(service: MintedService) -> None:
+    """One that is overtaken is not answered, but recorded."""
+    ledger = Ledger()
+
+    async def attack(port: int) -> None:
+        with contextlib.suppress(asyncssh.Error):
+            await asyncssh.connect(
+                "127.0.0.1",
+                port,
+                client_factory=Hasty,
+                username="deploy",
+                known_hosts=None,
+                client_keys=[],
+                preferred_auth="password",
+                config=[],
+            )
+
+    with served_service(make, service.settings, ledger) as port:
+        asyncio.run(attack(port))
+    assert {credential for _, _, credential in logins(ledger)} >= {
+        b"first",
+        b"second\nnew",
+        b"third",
+    }
