@@ -143,14 +143,14 @@ def bill_of_materials(
         for path in sorted((root / "src/belljar/_bin").iterdir())
         if path.name.rpartition("-")[0] in PROGRAMS.values()
     ]
-    required = [(text, "required") for text in project["project"]["dependencies"]]
-    required += [
-        (text, "optional")
+    required = {  # two extras may name one package
+        text: "optional"
         for texts in project["project"]["optional-dependencies"].values()
         for text in texts
-    ]
+    }
+    required |= {text: "required" for text in project["project"]["dependencies"]}
     packages = []
-    for text, scope in sorted(required):
+    for text, scope in sorted(required.items()):
         package, bounds = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(.*)", text).groups()  # type: ignore[union-attr]
         purl = f"pkg:pypi/{package.lower().replace('_', '-').replace('.', '-')}"
         packages.append(

@@ -19,7 +19,20 @@ from tests.integration.processes import end_preloaded, quick_command
 from tests.machine import Templates
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
     from tests.integration.as_user import UsersBelljar
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """Debian's chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched
+        launched.close()
 
 
 @dataclass(frozen=True)

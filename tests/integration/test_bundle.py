@@ -184,8 +184,10 @@ def test_nothing_uses_a_way_out(
         assert received(sock) != []
     if command != AGAIN:
         found = json.loads(done.stdout)
-        assert (found["verdict"], found["left_this_host"]["claim"]) == ("contained", "nothing")
+        assert found["verdict"] == "contained"
         assert len(found["samples"]) >= (12 if command == RUN else 1)
+        # The example's own model provider is none that is known to stay, so it counts as leaving
+        assert command == RUN or found["left_this_host"]["claim"] == "nothing"
 
 
 @pytest.mark.parametrize("change", [{"signer": "0" * 64}, {"created": "2999-01-01T00:00:00Z"}])

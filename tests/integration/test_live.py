@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytest.importorskip("uvicorn", reason="the extra `web` is not installed")
-CHROMIUM = shutil.which("chromium")
 EVIL = "<img src=x onerror=document.title='owned'>\x1b[31m\u202e"
 
 
@@ -36,18 +34,6 @@ def served(*words: str, port: str = "0") -> Iterator[str]:
         finally:
             process.terminate()
         assert process.wait(timeout=30) in (0, -15)
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    """Debian's chromium."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 def told(number: int) -> Event:

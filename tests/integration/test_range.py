@@ -102,7 +102,7 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
     base.chmod(0o755)
     try:
         libraries = copy_package(base / "lib")
-        copy_distributions(["h11", "hypercorn", "cryptography"], libraries)
+        copy_distributions(["h11", "hypercorn", "cryptography", "jinja2"], libraries)
         shutil.copytree(
             REPOSITORY / "tests/integration/range_programs",
             libraries / "tests/integration/range_programs",

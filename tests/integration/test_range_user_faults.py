@@ -20,12 +20,11 @@ _POLICY = (
 
 @pytest.fixture(scope="module")
 def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
-    """An ordinary user with a store of his own and the extra `network`."""
-    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]["network"]
+    """An ordinary user with a store of his own and the extras `network` and `stand-ins`."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     with installed_for(prepared_home, *ordinary_user) as installed:
-        copy_distributions(extra, installed.libraries)
+        copy_distributions([*extras["network"], *extras["stand-ins"]], installed.libraries)
         yield installed
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog
     from tests.integration.conftest import Belljar
 
-CHROMIUM = shutil.which("chromium")
 TASK = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -136,18 +133,6 @@ def test_a_run_leaves_a_page_of_what_it_did(
     again = belljar("report", run.name, "-o", str(tmp_path / "again.html"))
     assert again.returncode == 0, again.stderr.decode()
     assert (tmp_path / "again.html").read_bytes() == page
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    """Debian's chromium."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 @pytest.mark.thorough

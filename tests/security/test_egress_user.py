@@ -45,16 +45,15 @@ SAME: tuple[Callable[[World], None], ...] = (
 
 @pytest.fixture(scope="module")
 def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
-    """An ordinary user with control groups of his own, the extra `network`, and the program that
+    """An ordinary user with control groups of his own, the extras `network` and `stand-ins`, and the program that
     opens the ranges."""
-    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]["network"]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     with (
         installed_for(prepared_home, *ordinary_user) as installed,
         handed_groups(f"e{installed.uid}-{os.getpid()}", installed.uid, installed.gid) as groups,
     ):
-        copy_distributions(extra, installed.libraries)
+        copy_distributions([*extras["network"], *extras["stand-ins"]], installed.libraries)
         shutil.copytree(
             REPOSITORY / "tests/security/egress", installed.libraries / "tests/security/egress"
         )

@@ -29,7 +29,7 @@ _BLOB: Final = "/tmp/blob"  # noqa: S108 - the guest's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is measured in one tier.
+    """The extent of the measurement in one tier.
 
     Attributes:
         rounds: of each measure, one after the other.

@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Measure(StrEnum):
-    """What is timed, as it is printed."""
+    """A measure's value is its name as it is printed."""
 
     CREATE = "cold create"
     FIRST_OUTPUT = "create to first output"
@@ -36,7 +36,7 @@ PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
     **{each: each for each in Measure if each.name in {"LIFE", "EXEC", "FILE_IN", "FILE_OUT"}},
     Measure.DESTROY: Measure.DESTROY,
 }
-"""What of a peer a measure is compared with. Cells made ahead are compared with a whole
+"""Each measure is compared with this one of a peer. Cells made ahead are compared with a whole
 `docker run`, though their making is moved, not saved: the user waits for the one or the other.
 """
 

@@ -224,10 +224,7 @@ class HostConnection:
         if not self._awaits_configured:
             payload.violated("a CONFIGURED that was not asked for")
         self._awaits_configured = False
-        code = payload.u32()
-        if code > MAX_ERRNO:
-            payload.violated(f"errno {code}")
-        return Configured(errno=code, detail=payload.text())
+        return Configured(errno=_errno(payload), detail=payload.text())
 
     def _on_renewed(self, payload: Payload) -> Renewed:
         if not self._awaits_renewed:
@@ -242,10 +239,7 @@ class HostConnection:
         if not self._awaits_frozen:
             payload.violated("a FROZEN that was not asked for")
         self._awaits_frozen = False
-        code = payload.u32()
-        if code > MAX_ERRNO:
-            payload.violated(f"errno {code}")
-        return Frozen(errno=code)
+        return Frozen(errno=_errno(payload))
 
     def _on_pong(self, payload: Payload) -> Pong:
         cookie = payload.u64()
@@ -493,3 +487,10 @@ class HostConnection:
         if self._welcome is None or not holds:
             raise RuntimeError("the order is HELLO, RENEW and their answers, then operations")
         return self._welcome
+
+
+def _errno(payload: Payload) -> int:
+    code = payload.u32()
+    if code > MAX_ERRNO:
+        payload.violated(f"errno {code}")
+    return code

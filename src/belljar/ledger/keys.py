@@ -129,7 +129,7 @@ def _load(path: Path, *, facts: Path) -> SigningKey:
     public_key = _private(seed).public_key().public_bytes_raw().hex()
     with contextlib.suppress(OSError):  # a store that can't be written: derive it again next time
         facts.mkdir(mode=0o711, exist_ok=True)
-        _write_once(known, public_key.encode())
+        write_once(known, public_key.encode())
     return SigningKey(seed, public_key)
 
 
@@ -166,10 +166,14 @@ def _make(path: Path) -> None:
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     private = Ed25519PrivateKey.generate()
-    _write_once(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_once(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
-def _write_once(path: Path, content: bytes) -> None:
+def write_once(path: Path, content: bytes) -> None:
+    """Make a file of this user's alone, whole or not at all; one that is there stays.
+
+    Raises `OSError`.
+    """
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from belljar.errors import HostError
 from belljar.isolation.hold import release
 from belljar.isolation.kill import kill_now
-from belljar.ledger.files import write_file
+from belljar.ledger.keys import write_once
 from belljar.live.feed import Feed
 
 VIEWER: Final = "live-token"
@@ -62,14 +62,7 @@ def load_token(home: Path, name: str) -> str:
     path = home / "keys" / name
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
-        # Linked when it is whole: a killed process or a full disk leaves no empty token
-        draft = path.with_name(f".{name}.{secrets.token_hex(4)}")
-        try:
-            write_file(draft, secrets.token_urlsafe(32).encode())
-            with suppress(FileExistsError):
-                path.hardlink_to(draft)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_once(path, secrets.token_urlsafe(32).encode())
     token = path.read_text(errors="replace")
     if _TOKEN.fullmatch(token) is None or path.stat().st_mode & 0o077:
         hint = "remove it: a new one is made"

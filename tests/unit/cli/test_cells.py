@@ -75,7 +75,7 @@ def test_ps(
         DEAD: "orphaned",
         "c-\x1b[2J": "unreadable",
     }
-    known = {"cell_id", "state", "kind", "owner_pid", "supervisor_pid", "started_s_ago"}
+    known = {"cell_id", "state", "kind", "owner_pid", "supervisor_pid", "started_s_ago", "cpu_s"}
     assert set(listed[MINE]) == known | {"about", "memory_bytes"}
 
 

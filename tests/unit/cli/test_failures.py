@@ -30,6 +30,7 @@ FAILING = {
     "plan": "plan no-such-preset --json",
     "forward": "forward c-000000000000 0:80 --json",
     "airgap check": "airgap check --try nowhere --json",
+    "bench": "bench --rounds 0 --json",
     "bundle create": "bundle create out --image no-such-image --json",
     "guard scan": "guard scan no-such-file --json",
     "guard test": "guard test no-such-file --json",
