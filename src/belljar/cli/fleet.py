@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +13,6 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.host import HostFacts
-
-# A cell's start takes a processor for a moment, and the memory of the default policy.
-_CELL_MIB: Final = 1024
 
 
 @click.group(cls=CommandGroup)
@@ -43,8 +40,9 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     public address.
     """
     from belljar.cli.policy import host_facts
-    from belljar.fleet.engine import check_private, node_command
+    from belljar.fleet.engine import check_private
     from belljar.fleet.node import NAME_VARIABLE
+    from belljar.fleet.ray_engine import node_command
     from belljar.store.home import belljar_home
 
     if head == bool(address):
@@ -65,12 +63,13 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
 
 def offers(facts: HostFacts, cells: int | None) -> dict[str, float]:
     """The node's resources: cells at a time, and a marker for each tier that works."""
-    from belljar.fleet.engine import CELLS
+    from belljar.fleet.engine import CELL_MIB, CELLS
     from belljar.host import KvmState
     from belljar.plan import tier_obstacles
     from belljar.policy import Tier
 
-    room = max(1, min(2 * facts.cpus, facts.memory_available_mib // _CELL_MIB))
+    # A cell's start takes a processor for a moment.
+    room = max(1, min(2 * facts.cpus, facts.memory_available_mib // CELL_MIB))
     found = {f"belljar_{tier}": 1.0 for tier in Tier if not tier_obstacles(tier, facts)}
     if facts.kvm.state is KvmState.PROVEN:
         found["belljar_hardware"] = 1.0

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Event, Kind
 from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
-from belljar.fleet.engine import MARKER, Fleet, Task, connected, parse_address
+from belljar.fleet.engine import Engine, joined
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.judge import KIND, Asked, Try, counted_rows, judge_fleet, summary
 from belljar.fleet.node import clear, settings_of
@@ -35,15 +35,14 @@ from belljar.fleet.units import (
     slots,
     to_try_again,
 )
-from belljar.harness.evaluate import RunOutcome, RunRequest, standard_output_to_error
+from belljar.harness.evaluate import RunOutcome, RunRequest
 from belljar.harness.evidence import check_ledger, put_on_record
 from belljar.harness.merged_log import LogPart, merge_logs
 from belljar.harness.selected import SelectedTask, select_task
-from belljar.harness.source import RealCells, print_status
+from belljar.harness.source import RealCells, print_status, standard_output_to_error
 from belljar.harness.verdicts import bind_verdicts
 from belljar.ledger import RunDirectory
 from belljar.ledger.rundir import INSPECT_LOGS
-from belljar.policy import Tier
 from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
@@ -66,9 +65,10 @@ class _Running:
     """A unit that was given to a node; its archive is written as it comes."""
 
     unit: Unit
-    task: Task
+    handle: object
     part: IO[bytes]
     began_s: float
+    node_id: str = ""
     digest: Any = field(default_factory=hashlib.sha256)
     size: int = 0
     end: Mapping[str, Any] | None = None
@@ -93,19 +93,17 @@ def run_fleet(
     `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
     node can run the task as planned.
     """
-    address, home = parse_address(fleet), request.home or belljar_home()
-    task = select_task(request)
+    task, home = select_task(request), request.home or belljar_home()
     archive = pack_task(task.root) if task.root is not None else bytes(1024)
-    markers = {f"belljar_{tier}": 1.0 for tier in Tier}
     argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
     sha256 = hashlib.sha256(archive).hexdigest()
     workspace = f"{os.getpid()}-{time.time_ns()}"
     with (
-        standard_output_to_error(),  # Ray prints what it notices
-        connected(address, cells=os.cpu_count() or 1, markers=markers) as engine,
+        standard_output_to_error(),  # engines print what they notice
+        joined(fleet) as engine,
     ):
         nodes = describe_nodes(engine, home, task.tier)
-        nodes = prepare_nodes(engine, nodes, workspace, (engine.put(archive), sha256), task)
+        nodes = prepare_nodes(engine, nodes, workspace, archive, sha256, task)
         check_any(nodes)
         pin_keys(home, nodes)
         with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
@@ -144,7 +142,7 @@ class _Head:
     """One evaluation's state on the head. Nothing here runs a cell."""
 
     def __init__(
-        self, task: SelectedTask, engine: Fleet, run: RunDirectory, nodes: Sequence[Node]
+        self, task: SelectedTask, engine: Engine, run: RunDirectory, nodes: Sequence[Node]
     ) -> None:
         self._task, self._engine, self._run = task, engine, run
         self._nodes = {node.node_id: node for node in nodes}
@@ -219,10 +217,10 @@ class _Head:
             limit_s = deadline_s(running.unit, task.epochs, self._cells, task.time_limit_s)
             if limit_s is not None and now - running.began_s > limit_s:
                 self._fail(running, f"no result within {limit_s:.0f} s")
-        by_task = {id(each.task): each for each in self._running}
-        tasks = [each.task for each in self._running]
-        for one, item in self._engine.ready(tasks, timeout_s=POLL_S):
-            self._take(by_task[id(one)], item)
+        by_handle = {id(each.handle): each for each in self._running}
+        handles = [each.handle for each in self._running]
+        for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
+            self._take(by_handle[id(handle)], item)
 
     def _place(self, workspace: str) -> None:
         """Give units to Ray while there is room."""
@@ -244,14 +242,14 @@ class _Head:
                 self._end(Try(unit=unit, node="-", why="no node is left for it"))
                 continue
             words = self._task.unit_words(unit.samples, cells=self._cells)
-            task = self._engine.start(
+            handle = self._engine.start(
                 (workspace, unit.name, words, settings_of(os.environ)),
                 cells=self._cells,
                 nodes=allowed,
-                resources={f"belljar_{self._task.tier}": MARKER},
+                tier=self._task.tier,
             )
             part, now = (self._run.path / UNITS / f"{unit.name}.tar").open("xb"), time.monotonic()
-            self._running.append(_Running(unit=unit, task=task, part=part, began_s=now))
+            self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
 
     def _take(self, running: _Running, item: object) -> None:
         """One item of a unit: where it runs, a piece of its archive, its end, or an exception."""
@@ -272,7 +270,7 @@ class _Head:
             if node_id not in self.usable:
                 self._fail(running, "it came from a node that is not of this fleet")
                 return
-            running.task.node_id = node_id
+            running.node_id = node_id
             name = self._nodes[node_id].name
             self._of_unit(Kind.FLEET_UNIT_PLACED, unit, name)
             print_status(f"belljar: unit {unit.name} runs on {name}: {len(unit.samples)} sample(s)")
@@ -281,7 +279,7 @@ class _Head:
 
     def _collect(self, running: _Running) -> None:
         """A unit's end: verify what came, judge it, and decide what is tried again."""
-        unit, end, node = running.unit, running.end, self._nodes.get(running.task.node_id)
+        unit, end, node = running.unit, running.end, self._nodes.get(running.node_id)
         running.part.close()
         if end is None or node is None:
             self._fail(running, "its node sent no end")
@@ -335,14 +333,14 @@ class _Head:
     def _fail(self, running: _Running, why: str, *, began: bool = True) -> None:
         """A unit of which nothing counts: on record, and tried elsewhere."""
         self._withdraw(running)
-        node = self._nodes.get(running.task.node_id)
+        node = self._nodes.get(running.node_id)
         name = node.name if node is not None else "-"
         self._end(Try(unit=running.unit, node=name, why=why, began=began))
-        self._try_again(running.unit, running.unit.samples, running.task.node_id)
+        self._try_again(running.unit, running.unit.samples, running.node_id)
 
     def _withdraw(self, running: _Running) -> None:
         self._running.remove(running)
-        self._engine.cancel(running.task)
+        self._engine.cancel(running.handle)
         running.part.close()
         (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
 
@@ -359,9 +357,9 @@ class _Head:
         self._record_node(node, "lost", why)
         print_status(f"belljar: node {node.name} is lost: {why}")
         for running in list(self._running):
-            if running.task.node_id == node_id:
+            if running.node_id == node_id:
                 self._fail(running, why)
-            elif not running.task.node_id and self._stopping_s is None:
+            elif not running.node_id and self._stopping_s is None:
                 self._withdraw(running)  # it may wait for that very node
                 self._again.append(running.unit)
 
@@ -369,7 +367,7 @@ class _Head:
         if self._stopping_s is None:
             print_status(f"belljar: {why}")
             self._stopping_s = time.monotonic()
-            self._engine.stop()
+            self._engine.is_stopping = True
             self._waiting, self._again = [], []
 
     def _give_up(self, why: str) -> None:

@@ -76,13 +76,12 @@ def judge_fleet(
         for sample in each.unit.samples:
             tried.setdefault(sample, []).append(each)
     is_ended = interrupted or any(each.ended_early for each in tries)
-    rows, doubts = (
-        list[Row](),
-        [*problems, *_forged(asked, tries, [row for _, row in last.values()])],
-    )
+    rows = list[Row]()
+    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
     for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
         mine, found = tried.get(sample, []), last.get((sample, epoch))
-        if found is None and _did_not_begin(mine, is_ended=is_ended):
+        # The end of the evaluation alone may explain that there is no record of a sample.
+        if found is None and (mine[-1].ended_early if mine else is_ended):
             continue
         rows.append(row := _row(asked, mine, sample, epoch, found))
         doubts += [] if found else row.reasons
@@ -114,11 +113,6 @@ def judge_fleet(
         interrupted=interrupted or any(each.interrupted for _, each in known),
         failure_code=max((code for code, _ in errors), default=0),
     )
-
-
-def _did_not_begin(mine: Sequence[Try], *, is_ended: bool) -> bool:
-    """Whether the end of the evaluation alone explains that there is no record of a sample."""
-    return is_ended if not mine else mine[-1].ended_early
 
 
 def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:

@@ -1,4 +1,4 @@
-"""What runs on a node, inside a Ray worker: describing it, checking a task, running a unit.
+"""What runs on a node, in a worker of Ray or Slurm: checks of the node and a task, and units.
 
 Each command is a process of its own with the node's own store and key. Nothing here judges.
 """
@@ -23,7 +23,6 @@ from belljar.fleet.archive import pack_run, unpack
 from belljar.fleet.guard import END_S, LEASE_S, STOP
 from belljar.ledger.keys import load_or_make_key
 from belljar.package import __version__
-from belljar.process import boot_id
 from belljar.store.home import belljar_home
 from belljar.units import printable
 
@@ -35,12 +34,18 @@ _KEPT_S: Final = 24 * 3600.0
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
 _SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS")
 # Ray's own, with its token, and what would change the unit's options unseen.
-_REMOVED: Final = ("RAY_", "INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS")
+_REMOVED: Final = ("RAY_", *_SETTINGS)
+# A unit's words name its samples, and Inspect refuses to be told twice.
+_CHOOSING: Final = ("INSPECT_EVAL_LIMIT", "INSPECT_EVAL_SAMPLE_")
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of the head that are part of the evaluation's options."""
-    return {name: value for name, value in environ.items() if name.startswith(_SETTINGS)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_SETTINGS) and not name.startswith(_CHOOSING)
+    }
 
 
 def describe() -> dict[str, Any]:
@@ -51,7 +56,6 @@ def describe() -> dict[str, Any]:
         "version": __version__,
         "inspect": version("inspect-ai"),
         "time_s": time.time(),
-        "boot": boot_id(),
         "has_token": os.environ.get("RAY_AUTH_MODE") == "token",
     }
 
@@ -100,10 +104,7 @@ def _why(output: bytes) -> str:
 def run_unit(
     fleet: str, unit: str, words: Sequence[str], settings: Mapping[str, str]
 ) -> Iterator[dict[str, Any] | bytes]:
-    """Run a unit: yields where it runs, its run directory as a tar stream, and how it ended."""
-    import ray  # late: the head has no use for it here
-
-    yield {"node": ray.get_runtime_context().get_node_id(), "boot": boot_id()}
+    """Run a unit: yields its run directory as a tar stream, and how it ended."""
     folder = _folder(fleet)
     guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / "lease"), str(LEASE_S)]
     command = [sys.executable, "-m", "belljar", "run", "--json", *words]
@@ -123,19 +124,18 @@ def run_unit(
     ):
         code = process.wait()
     lasted_s = time.monotonic() - began
-    digest, size, run_id = hashlib.sha256(), 0, ""
+    digest, run_id = hashlib.sha256(), ""
     with suppress(ValueError, KeyError, TypeError):  # a run that was refused has no directory
         found = json.loads((folder / f"{unit}.json").read_bytes())
         directory = Path(found["run_dir"])
         run_id = directory.name
         for piece in pack_run(directory):
             digest.update(piece)
-            size += len(piece)
             yield piece
     with (folder / f"{unit}.err").open("rb") as said:
         said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
         why = _tail(said.read())
-    sent = {"run_id": run_id, "sha256": digest.hexdigest(), "bytes": size}
+    sent = {"run_id": run_id, "sha256": digest.hexdigest()}
     yield {**sent, "exit_code": code, "lasted_s": lasted_s, "why": why}
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
-from belljar.fleet.engine import CELLS, Fleet, connected, parse_address
+from belljar.fleet.engine import CELLS, Engine, joined
 from belljar.fleet.node import describe, kill_all, prepare, settings_of
 from belljar.fleet.units import Node, refused
 from belljar.harness.selected import SelectedTask
@@ -24,7 +24,7 @@ from belljar.units import printable
 NODES: Final = "fleet/nodes.json"
 
 
-def describe_nodes(engine: Fleet, home: Path, tier: Tier) -> list[Node]:
+def describe_nodes(engine: Engine, home: Path, tier: Tier) -> list[Node]:
     """Each node as it describes itself, or refused: another version, another key, no such tier."""
     offers, pinned, nodes = engine.offers(), pinned_keys(home), list[Node]()
     for node_id, said in engine.on_each([*offers], describe).items():
@@ -52,12 +52,17 @@ def describe_nodes(engine: Fleet, home: Path, tier: Tier) -> list[Node]:
 
 
 def prepare_nodes(
-    engine: Fleet, nodes: Sequence[Node], fleet: str, code: tuple[Any, str], task: SelectedTask
+    engine: Engine,
+    nodes: Sequence[Node],
+    fleet: str,
+    archive: bytes,
+    sha256: str,
+    task: SelectedTask,
 ) -> list[Node]:
     """The nodes, each with the task's files, and refused if `belljar check` there says so."""
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = settings_of(os.environ)
-    said = engine.on_each(usable, prepare, fleet, *code, task.check_words, settings)
+    said = engine.on_each(usable, prepare, fleet, archive, sha256, task.check_words, settings)
     made: list[Node] = []
     for node in nodes:
         result = said.get(node.node_id)
@@ -106,9 +111,9 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> dict[str, tuple[bo
     Raises `HostError`.
     """
     found: dict[str, tuple[bool, str]] = {}
-    if not (address := parse_address(fleet)):
+    if fleet == "ray" and not os.environ.get("RAY_ADDRESS"):
         raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
-    with connected(address, cells=0, markers={}) as engine:
+    with joined(fleet) as engine:
         nodes, more = [*engine.offers()], ["--hold"] if hold_too else []
         for node_id, said in engine.on_each(nodes, kill_all, reason, more).items():
             if isinstance(said, Exception):

@@ -22,7 +22,7 @@ from belljar.ledger.listing import find_run
 from belljar.ledger.writer import is_being_written
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.verdict import judge
+from belljar.report.verdict import judge, record_reasons
 from belljar.units import printable
 
 UNITS: Final = "units"
@@ -159,27 +159,13 @@ def stored_fleet(
     run: Path, *, expected_key: str | None, expected_run: str | None
 ) -> tuple[RunFindings, list[str]]:
     """The findings of a fleet's run, offline, and lines about it. Raises `OSError`."""
-    result = verify(run, expected_key=expected_key, expected_run=expected_run)
-    problems: list[Reason] = []
-    if result.problem is not None:
-        problems.append(Reason(code=ReasonCode.LEDGER_BAD, detail=str(result.problem)))
-    elif not result.key_checked:
-        detail = f"signed by {result.key}, which was compared with no known key"
-        problems.append(Reason(code=ReasonCode.LEDGER_BAD, detail=detail))
-    elif not result.ok(strict=True):
-        detail = "; ".join(result.warnings)
-        problems.append(Reason(code=ReasonCode.LEDGER_UNFINISHED, detail=detail))
-    interrupted = False
-    with suppress(OSError, LedgerError):
-        for line in read_events(run):
-            if line.kind is Kind.RUN_EVALUATED:
-                interrupted = bool(line.data["interrupted"])
-                for code, detail in zip(line.data["causes"], line.data["errors"], strict=True):
-                    problems.append(Reason(code=ReasonCode(code), detail=detail))
+    evidence = stored_evidence(run, expected_key=expected_key, expected_run=expected_run)
+    problems = [*record_reasons(evidence)]
     try:
         asked, tries, _ = tries_on_record(run)
     except LedgerError as error:
         bad = Reason(code=ReasonCode.LEDGER_BAD, detail=printable(str(error), max_chars=400))
         asked, tries = Asked(run_id=run.name, task="", samples=(), epochs=1), []
         problems.append(bad)
+    interrupted = evidence.run.interrupted
     return judge_fleet(asked, tries, problems=problems, interrupted=interrupted), summary(tries)

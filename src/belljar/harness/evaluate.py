@@ -33,7 +33,13 @@ from belljar.harness.options import (
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
-from belljar.harness.source import CellSource, RealCells, hold_required_gap, print_status
+from belljar.harness.source import (
+    CellSource,
+    RealCells,
+    hold_required_gap,
+    print_status,
+    standard_output_to_error,
+)
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
@@ -485,18 +491,3 @@ def invoke(
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
         session.failure = session.failure or f"the evaluation ended with {message}"
     return False
-
-
-@contextlib.contextmanager
-def standard_output_to_error() -> Iterator[None]:
-    """Keep standard output for `--json` only."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)

@@ -56,11 +56,15 @@ def merge_logs(parts: Iterable[LogPart], task: SelectedTask, into: Path) -> str:
                 wrong = [name for name in settings if settings[name] != found[name]]
                 if wrong and not differing:
                     differing = f"{part.name}: {', '.join(wrong)}"
-            samples += [
-                _without_own_scores(sample)
-                for sample in log.samples or []
-                if (str(sample.id), sample.epoch) in part.counted
-            ]
+            for sample in log.samples or []:
+                if (str(sample.id), sample.epoch) in part.counted:
+                    # The verdict of the whole run is written later, as for a run on one machine.
+                    scores = {
+                        name: score
+                        for name, score in (sample.scores or {}).items()
+                        if not is_own_score(score)
+                    }
+                    samples.append(sample.model_copy(update={"scores": scores}))
     if merged is None:
         raise ValueError("no unit has a log")
     samples.sort(key=lambda sample: (sample.epoch, order[str(sample.id)]))
@@ -95,11 +99,3 @@ def _add(merged: EvalLog, log: EvalLog) -> None:
             mine[model] = mine[model] + usage if model in mine else usage
     if merged.status == "success" and log.status != "success":
         merged.status, merged.error = log.status, log.error
-
-
-def _without_own_scores(sample: EvalSample) -> EvalSample:
-    """The verdict of the whole run is written later, as for a run on one machine."""
-    scores = {
-        name: score for name, score in (sample.scores or {}).items() if not is_own_score(score)
-    }
-    return sample.model_copy(update={"scores": scores})

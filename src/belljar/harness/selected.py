@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from inspect_ai import Task
 
 # Options by which the samples are chosen: a unit's words name its own.
-_CHOSEN: Final = ("--limit", "--sample-id")
+_CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
 _GLOB: Final = re.compile(r"([*?[])")
 # Options of Inspect that several processes can't share, or that are read from a file there.
 _NOT_SHARED: Final = ("run_config", "acp_server", "generate_config")
@@ -87,11 +88,16 @@ def select_task(request: RunRequest) -> SelectedTask:
     if not samples or not policies:
         raise PolicyError("no sample is selected", where=printable(task.name))
     sent = f"{Path(path).name}{at}{name}" if root else spec
-    own = _own_words(request, root)
+    own = [
+        *(["--policy", request.policy] if request.policy else []),
+        *(["--override"] if request.override else []),
+        *(["--allow-upstreams"] if request.allow_upstreams else []),
+        *(["--tier", request.tier] if request.tier else []),
+    ]
     rest = list(request.inspect_args)
     rest.remove(spec)
-    rest = _without(rest, _CHOSEN)
-    _check_files(rest, root)
+    rest = _without(rest)
+    _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
     params = options.context.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
     epochs = params.get("epochs") or task.epochs or 1
@@ -139,7 +145,7 @@ def _check_shared(options: InspectOptions, selection: Selection) -> None:
         raise PolicyError(
             "samples in a random order can't be shared among nodes",
             where="--sample-shuffle",
-            hint="give it a seed: --sample-shuffle 1",
+            hint="give it a seed: --sample-shuffle 42",
         )
     for name in _NOT_SHARED:
         if options.context.params.get(name):
@@ -164,31 +170,14 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _own_words(request: RunRequest, root: Path | None) -> list[str]:
-    """Belljar's own options; a policy's file must be among what is sent."""
-    words = [*(["--override"] if request.override else [])]
-    words += ["--allow-upstreams"] if request.allow_upstreams else []
-    words += ["--tier", request.tier] if request.tier else []
-    policy = Path(request.policy)
-    if request.policy and policy.is_file():
-        if root is None or not policy.absolute().is_relative_to(root):
-            raise PolicyError(
-                "only the directory of the task's file is sent to nodes",
-                where=printable(f"--policy {request.policy}"),
-                hint="put the policy beside the task",
-            )
-        return [*words, "--policy", str(policy.absolute().relative_to(root))]
-    return [*words, *(["--policy", request.policy] if request.policy else [])]
-
-
-def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The words without these options and their values."""
+def _without(words: Sequence[str]) -> list[str]:
+    """The words without the options that choose samples, and their values."""
     kept: list[str] = []
     waiting = iter(words)
     for word in waiting:
-        if word in options:
+        if word in _CHOSEN:
             next(waiting, None)
-        elif not word.startswith(tuple(f"{option}=" for option in options)):
+        elif not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
             kept.append(word)
     return kept
 

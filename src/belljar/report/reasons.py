@@ -132,7 +132,14 @@ RECORD_IN_DOUBT: Final = frozenset(
 """Causes that void every sample of a run."""
 
 # The causes that the record may give for an error of the run; any other is `RUN_ERROR`.
-CAUSES_OF_STOPS: Final = frozenset({ReasonCode.OTHER_PROVIDER, ReasonCode.LATE_HOST_TOOL})
+CAUSES_OF_STOPS: Final = frozenset(
+    {
+        ReasonCode.OTHER_PROVIDER,
+        ReasonCode.LATE_HOST_TOOL,
+        ReasonCode.UNITS_DIFFER,
+        ReasonCode.VERDICTS_NOT_IN_LOG,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

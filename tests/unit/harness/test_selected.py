@@ -54,6 +54,9 @@ def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
     assert words[words.index("--sample-id") + 1] == "b"
     assert "--temperature=0.5" in words
     assert select("--sample-id=c").samples == ("c",)
+    shuffled = select("--sample-shuffle", "42")
+    assert sorted(shuffled.samples) == ["a", "b", "c"]
+    assert not {"--sample-shuffle", "42"} & {*shuffled.unit_words(["b"], cells=1)[:-4]}
     assert select().tier is Tier.MICROVM
 
 
@@ -99,9 +102,14 @@ def test_what_units_can_not_share_is_refused(words: list[str]) -> None:
         select(*words)
 
 
-def test_a_policy_beyond_the_task_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Only the task's directory is sent."""
+def test_a_policy_beyond_the_task_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the task's directory is sent: however the policy was named."""
     policy = tmp_path_factory.mktemp("elsewhere") / "low.yaml"
     policy.write_text("belljar: 1\nrisk: low\n")
     with pytest.raises(PolicyError):
         select(policy=str(policy))
+    monkeypatch.setenv("BELLJAR_POLICY", str(policy))
+    with pytest.raises(PolicyError):
+        select()
