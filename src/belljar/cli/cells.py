@@ -140,7 +140,7 @@ def reap(cell: str | None, *, as_json: bool) -> int:
 @click.option(
     "--fleet",
     default="",
-    metavar="ray[://HOST:PORT]",
+    metavar="ray[://HOST:PORT]|slurm",
     help="With --all: every cell of every node of the fleet.",
 )
 @click.option(

@@ -37,7 +37,7 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]] [--resume RUN] [--warm N] [--all]"
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN] [--warm N] [--all]"
     " [--traceback] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
@@ -76,9 +76,9 @@ all_option = click.option(
 @click.option(
     "--fleet",
     default="",
-    metavar="ray[://HOST:PORT]",
-    help="Share the samples among the nodes of a Ray cluster: the one at RAY_ADDRESS or HOST:PORT, "
-    "else one of this machine alone.",
+    metavar="ray[://HOST:PORT]|slurm",
+    help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
+    "else one of this machine alone) or of Slurm (slurm://PARTITION).",
 )
 @click.option(
     "--resume",

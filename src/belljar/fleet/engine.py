@@ -68,8 +68,13 @@ def joined(fleet: str) -> AbstractContextManager[Engine]:
         from belljar.fleet.ray_engine import joined_ray
 
         return joined_ray(address)
+    if name == "slurm":
+        from belljar.fleet.slurm_engine import joined_slurm
+
+        return joined_slurm(address)
     raise PolicyError(
-        f"the fleet `{printable(fleet)}` is not known", hint="use ray, or ray://HOST:PORT"
+        f"the fleet `{printable(fleet)}` is not known",
+        hint="use ray, ray://HOST:PORT, slurm or slurm://PARTITION",
     )
 
 

@@ -27,6 +27,7 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
+LEASE: Final = "lease"
 CHECK_S: Final = 600.0
 _TAIL_CHARS: Final = 2000
 _KEPT_S: Final = 24 * 3600.0
@@ -56,7 +57,8 @@ def describe() -> dict[str, Any]:
         "version": __version__,
         "inspect": version("inspect-ai"),
         "time_s": time.time(),
-        "has_token": os.environ.get("RAY_AUTH_MODE") == "token",
+        # Slurm has its own way to know who asks.
+        "has_token": os.environ.get("RAY_AUTH_MODE") == "token" or "SLURM_JOB_ID" in os.environ,
     }
 
 
@@ -102,11 +104,16 @@ def _why(output: bytes) -> str:
 
 
 def run_unit(
-    fleet: str, unit: str, words: Sequence[str], settings: Mapping[str, str]
+    fleet: str,
+    unit: str,
+    words: Sequence[str],
+    settings: Mapping[str, str],
+    *,
+    lease: str = LEASE,
 ) -> Iterator[dict[str, Any] | bytes]:
     """Run a unit: yields its run directory as a tar stream, and how it ended."""
     folder = _folder(fleet)
-    guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / "lease"), str(LEASE_S)]
+    guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(LEASE_S)]
     command = [sys.executable, "-m", "belljar", "run", "--json", *words]
     began = time.monotonic()
     with (
@@ -160,20 +167,20 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
 class Watch:
     """Takes the head's signs of life on one node, and renews the lease of its units."""
 
-    def __init__(self, fleet: str) -> None:
-        self._folder = _folder(fleet)
+    def __init__(self, fleet: str, lease: str = LEASE) -> None:
+        self._lease = _folder(fleet) / lease
 
-    def beat(self, number: int, *, stop: bool) -> int:
+    def beat(self, number: int, *, stop: bool) -> None:
         """Renew the lease, or have the units end."""
-        fresh = self._folder / "lease.new"
+        fresh = self._lease.with_name(f"{self._lease.name}.new")
         with suppress(FileNotFoundError):  # the workspace was cleared meanwhile
             fresh.write_text(f"{number} {STOP if stop else 'go on'}")
-            fresh.rename(self._folder / "lease")
-        return number
+            fresh.rename(self._lease)
 
 
 def _name() -> str:
-    return os.environ.get(NAME_VARIABLE) or os.uname().nodename
+    named = os.environ.get(NAME_VARIABLE) or os.environ.get("SLURMD_NODENAME")
+    return named or os.uname().nodename
 
 
 def _folder(fleet: str) -> Path:
