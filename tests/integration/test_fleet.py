@@ -149,9 +149,10 @@ def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None
     process = nodes.start_run("-T", "seconds=60")
     with process:
         lines_until(process, "came back", 3)
+        old = max((nodes.head / "runs").iterdir())
+        wait_for(lambda: bool(placed(old, "s5")), "the last sample's unit", within_s=180)
         process.kill()
     wait_for(lambda: nothing_runs(nodes), "the end of all units", within_s=180)
-    old = max((nodes.head / "runs").iterdir())
     again = nodes.start("run", "--json", "--resume", old.name)
     out, errors = again.communicate(timeout=1500)
     assert again.returncode == 0, errors
