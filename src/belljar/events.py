@@ -111,6 +111,11 @@ class Kind(StrEnum):
     KILL_TRIGGERED = "kill.triggered"
     KILL_COMPLETED = "kill.completed"
     KILL_TESTED = "kill.tested"
+    FLEET_PLANNED = "fleet.planned"
+    FLEET_NODE = "fleet.node"
+    FLEET_UNIT_PLACED = "fleet.unit.placed"
+    FLEET_UNIT_FINISHED = "fleet.unit.finished"
+    FLEET_UNIT_FAILED = "fleet.unit.failed"
     # Not written any more; ledgers of earlier versions have them.
     CONTROL_PLANNED = "control.planned"
     CONTROL_STARTED = "control.started"

@@ -138,6 +138,12 @@ def reap(cell: str | None, *, as_json: bool) -> int:
 @click.argument("names", nargs=-1, metavar="[CELL|RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every cell of this user's store.")
 @click.option(
+    "--fleet",
+    default="",
+    metavar="ray[://HOST:PORT]|slurm",
+    help="With --all: every cell of every node of the fleet.",
+)
+@click.option(
     "--hold", "hold_too", is_flag=True, help="Also refuse new cells until `belljar release`."
 )
 @click.option(
@@ -145,7 +151,13 @@ def reap(cell: str | None, *, as_json: bool) -> int:
 )
 @json_option()
 def kill(
-    names: tuple[str, ...], *, everything: bool, hold_too: bool, reason: str, as_json: bool
+    names: tuple[str, ...],
+    *,
+    everything: bool,
+    fleet: str,
+    hold_too: bool,
+    reason: str,
+    as_json: bool,
 ) -> int:
     """Halt cells at once and prove that nothing of them is left.
 
@@ -161,6 +173,18 @@ def kill(
     if bool(names) == everything:
         both, neither = "--all and names exclude each other", "name cells or runs, or give --all"
         raise Misuse(both if names else neither, hint=hint)
+    if fleet:
+        from belljar.fleet.nodes import kill_fleet
+
+        if not everything:
+            raise Misuse("--fleet needs --all", hint=hint)
+        killed = kill_fleet(fleet, hold_too=hold_too, reason=reason)
+        if as_json:
+            nodes = [{"node": name, "ok": ok, "said": said} for name, (ok, said) in killed.items()]
+            print_json(nodes)
+        for name, (ok, said) in killed.items() if not as_json else ():
+            click.echo(f"{name}: {'killed' if ok else 'NOT PROVEN'}: {said}")
+        return 0 if killed and all(ok for ok, _ in killed.values()) else 2
     try:
         report = kill_now(
             belljar_home(), names, everything=everything, hold_too=hold_too, reason=reason

@@ -41,6 +41,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("model", "model", "model", "Host a model in a cell: weights, image, serving."),
         ("check", "policy", "check", "Show how a task would run here, without running it."),
         ("run", "run", "run", "Run an Inspect evaluation in cells."),
+        ("fleet", "fleet", "fleet", "Make this machine a node of a fleet."),
         ("exec", "exec", "exec_command", "Run one command in a fresh cell."),
         ("shell", "sessions", "shell", "Open a terminal in a fresh cell."),
         ("probe", "probe", "probe", "Try to break out of a fresh cell, and report the verdict."),

@@ -37,8 +37,8 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--warm N] [--otlp URL] [--all] [--traceback] [--json]"
-    " [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN] [--warm N]"
+    " [--otlp URL] [--all] [--traceback] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -79,6 +79,19 @@ all_option = click.option(
     metavar="URL",
     help="Send traces to this OpenTelemetry collector while the run lasts (extra `otel`).",
 )
+@click.option(
+    "--fleet",
+    default="",
+    metavar="ray[://HOST:PORT]|slurm",
+    help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
+    "else one of this machine alone) or of Slurm (slurm://PARTITION).",
+)
+@click.option(
+    "--resume",
+    default="",
+    metavar="RUN",
+    help="Run what a fleet's interrupted or broken-off RUN lacks, with its options.",
+)
 @all_option
 @click.option("--traceback", is_flag=True, help="Show an error's traceback; Inspect's log has it.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
@@ -92,6 +105,8 @@ def run(
     require_contained: bool,
     warm: int,
     otlp: str,
+    fleet: str,
+    resume: str,
     every: bool,
     traceback: bool,
     as_json: bool,
@@ -125,7 +140,10 @@ def run(
     context = click.get_current_context()
     if override and not policy:
         raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
-    check_early(inspect_args, context)
+    if resume and inspect_args:
+        raise Misuse("--resume takes no task and no options of Inspect", hint="leave them out")
+    if not resume:
+        check_early(inspect_args, context)
     if policy:
         check_policy(policy, tier or "")
     with reported_if_slow(LOADING):
@@ -142,21 +160,32 @@ def run(
         quiet=as_json,
         traceback=traceback,
     )
+    more: list[str] = []
     try:
-        outcome = run_evaluation(request)
+        if resume:
+            from belljar.fleet.head import resume_fleet
+
+            outcome, more = resume_fleet(request, resume, fleet)
+        elif fleet:
+            from belljar.fleet.head import run_fleet
+
+            outcome, more = run_fleet(request, fleet)
+        else:
+            outcome = run_evaluation(request)
     except click.NoSuchOption as error:
         # Inspect's parser refused it: suggest the nearest of Belljar's and of Inspect's options.
         commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
         known = [name for command in commands for param in command.params for name in param.opts]
         raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error
     if not as_json:
-        show_findings(outcome.findings, outcome.path, dropped(outcome), every=every)
+        show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
     page = report_of_run(outcome.path)
     if as_json:
         from belljar.report import samples
 
-        more = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
-        print_json({"run_dir": str(outcome.path), **samples.as_json(outcome.findings), **more})
+        rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
+        found = samples.as_json(outcome.findings)
+        print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
     elif page:
         click.echo(f"report: {printable(str(page))}")
     return outcome.exit_code
@@ -200,19 +229,22 @@ def verdict(
 
     path = run_path(run)
     with reading(path, "RUN"), reported_if_slow(LOADING):
+        from belljar.fleet.record import is_fleet, stored_fleet
         from belljar.harness.evidence import stored_evidence
 
-        evidence = stored_evidence(
-            path,
-            logs=[str(log.resolve()) for log in logs],
-            expected_key=expected_key(fingerprint)[0],
-            expected_run=expected_run(run, path),
-        )
-    findings = judge(evidence)
+        key, named = expected_key(fingerprint)[0], expected_run(run, path)
+        more: list[str] = []
+        if is_fleet(path):
+            findings, more = stored_fleet(path, expected_key=key, expected_run=named)
+        else:
+            found = [str(log.resolve()) for log in logs]
+            findings = judge(
+                stored_evidence(path, logs=found, expected_key=key, expected_run=named)
+            )
     if as_json:
         print_json({"run_dir": str(path), **samples.as_json(findings)})
     else:
-        show_findings(findings, path, verbose=verbose, every=every)
+        show_findings(findings, path, more, verbose=verbose, every=every)
     return findings.exit_code
 
 

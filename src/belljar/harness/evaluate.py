@@ -34,7 +34,13 @@ from belljar.harness.options import (
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
-from belljar.harness.source import CellSource, RealCells, hold_required_gap, print_status
+from belljar.harness.source import (
+    CellSource,
+    RealCells,
+    hold_required_gap,
+    print_status,
+    standard_output_to_error,
+)
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
@@ -51,7 +57,6 @@ if TYPE_CHECKING:
 
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
-
 
 # In a run directory: each task's tools when it was loaded, and where they act.
 TOOLS: Final = "tools.json"
@@ -102,7 +107,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     request = replace(request, home=request.home or belljar_home())
     with contextlib.ExitStack() as stack:
         if request.quiet:
-            stack.enter_context(_standard_output_to_error())
+            stack.enter_context(standard_output_to_error())
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
@@ -144,11 +149,18 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
     """Preview tasks' samples. Raises as `run_evaluation`."""
+    return load_only(arguments, operator)[-1]
+
+
+def load_only(
+    arguments: Sequence[str], operator: OperatorOptions
+) -> tuple[InspectOptions, list[Task], list[Preview]]:
+    """Load tasks without running them, and preview their samples. Raises as `run_evaluation`."""
     if run_policy := operator.get("run_policy", ""):
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
-    with _standard_output_to_error():
+    with standard_output_to_error():
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import tool_checks
@@ -157,10 +169,10 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
             selection = read_selection(options)
             if not selection.is_foreseen:
                 selection = Selection(ids=selection.ids)
-            _, previews = load_tasks(options, read_operator(**session.operator_options), selection)
+            loaded = load_tasks(options, read_operator(**session.operator_options), selection)
     if session.stopped is not None:
         raise session.stopped
-    return previews
+    return (options, *loaded)
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedPolicy]:
@@ -237,12 +249,9 @@ def _run_tasks(
     state, problem = check_ledger(run)  # now that it is sealed
     if state is not LedgerState.VERIFIED:
         findings = judge(replace(evidence, ledger=state, ledger_problem=problem))
+    code = findings.exit_code
     return RunOutcome(
-        findings=findings,
-        dropped=dropped,
-        run_id=run.run_id,
-        path=run.path,
-        exit_code=findings.exit_code,
+        findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
     )
 
 
@@ -489,18 +498,3 @@ def invoke(
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
         session.failure = session.failure or f"the evaluation ended with {message}"
     return False
-
-
-@contextlib.contextmanager
-def _standard_output_to_error() -> Iterator[None]:
-    """Keep standard output for `--json` only."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)

@@ -176,6 +176,7 @@ _GUARD_PLACE: Final[Shape] = {
     "channel": text,
     "evidence": Optional(count),
 }
+_UNIT: Final[Shape] = {"unit": count, "attempt": count, "node": text, "samples": texts}
 _KILL_SCOPE: Final[Shape] = {"scope": one_of("sample", "run", "all", "cells")}
 DATA: Final[Mapping[Kind, Shape]] = {
     Kind.RUN_STARTED: {
@@ -429,6 +430,24 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.KILL_TRIGGERED: {**_KILL_SCOPE, **_REASON, "rule": text, "evidence": Optional(count)},
     Kind.KILL_COMPLETED: {**_KILL_SCOPE, **_TIMED, "cells": texts, "failed": texts},
     Kind.KILL_TESTED: {**_TIMED, "ok": flag},
+    Kind.FLEET_PLANNED: {"task": text, "samples": texts, "epochs": count, "code": HEX64},
+    Kind.FLEET_NODE: {
+        "node": text,
+        "state": one_of("taken", "refused", "lost"),
+        "key": text,
+        **_REASON,
+    },
+    Kind.FLEET_UNIT_PLACED: _UNIT,
+    Kind.FLEET_UNIT_FINISHED: {
+        **_UNIT,
+        "run_id": RUN_ID,
+        "key": HEX64,
+        "root": HEX64,
+        "archive": HEX64,
+        "bytes": count,
+        "verdict": one_of("contained", "void", "breached"),
+    },
+    Kind.FLEET_UNIT_FAILED: {**_UNIT, **_REASON},
     Kind.CONTROL_PLANNED: {"controls": texts, "policies": texts},
     Kind.CONTROL_STARTED: {"control": text},
     Kind.CONTROL_COMPLETED: {"control": text, "ok": flag, "missing": texts, "unexpected": texts},

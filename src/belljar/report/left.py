@@ -6,7 +6,9 @@ missing evidence never reads as "nothing".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from enum import StrEnum
 from typing import Any, Final
 
@@ -93,6 +95,33 @@ class Left:
         lines = [f"  {each.sentence()}" for each in self.destinations]
         lines += [f"  can't tell what else: {printable(why)}" for why in self.unknown]
         return [f"\nWhat left this host: {self.claim}", *lines]
+
+
+def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
+    """What left the machines of several runs; `doubts`: what is not known of others."""
+    found: dict[tuple[Way, str], Destination] = {}
+    unknown = dict.fromkeys(doubts)
+    programs = Counter[str]()
+    for part in parts:
+        unknown |= dict.fromkeys(part.unknown)
+        programs.update(part.host_processes)
+        for each in part.destinations:
+            if (known := found.get((each.way, each.name))) is None:
+                found[each.way, each.name] = deepcopy(each)
+                continue
+            for address in each.addresses:
+                _note(known.addresses, address)
+            known.calls, known.unscanned = (
+                known.calls + each.calls,
+                known.unscanned + each.unscanned,
+            )
+            both = (known.sent_bytes, each.sent_bytes)
+            known.sent_bytes = None if None in both else sum(filter(None, both))
+            for cls, actions in each.protected.items():
+                counts = known.protected.setdefault(cls, {})
+                for action, count in actions.items():
+                    counts[action] = counts.get(action, 0) + count
+    return Left(destinations=tuple(found.values()), unknown=tuple(unknown), host_processes=programs)
 
 
 class LeftGatherer:

@@ -100,6 +100,12 @@ class ReasonCode(Sentence):
     LOG_INCOMPLETE = "log_incomplete", "Inspect's log has {} samples"
     SAMPLE_NOT_IN_LOG = "sample_not_in_log", "sample {} is in no log"
     VERDICTS_NOT_IN_LOG = "verdicts_not_in_log", "the verdicts are not in Inspect's log: {}"
+    UNIT_LOST = "unit_lost", "no unit of the fleet came back with this sample: {}"
+    UNIT_FORGED = "unit_forged", "a node's unit is not what it was given to run: {}"
+    UNITS_DIFFER = (
+        "units_differ",
+        "units ran with different settings, and their metrics mean nothing together: {}",
+    )
 
     @property
     def verdict(self) -> Verdict:
@@ -129,7 +135,14 @@ RECORD_IN_DOUBT: Final = frozenset(
 """Causes that void every sample of a run."""
 
 # The causes that the record may give for an error of the run; any other is `RUN_ERROR`.
-CAUSES_OF_STOPS: Final = frozenset({ReasonCode.OTHER_PROVIDER, ReasonCode.LATE_HOST_TOOL})
+CAUSES_OF_STOPS: Final = frozenset(
+    {
+        ReasonCode.OTHER_PROVIDER,
+        ReasonCode.LATE_HOST_TOOL,
+        ReasonCode.UNITS_DIFFER,
+        ReasonCode.VERDICTS_NOT_IN_LOG,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,7 +140,7 @@ def judge(evidence: Evidence) -> RunFindings:
     # By a person: after a breach Belljar itself interrupts the evaluation.
     cancelled = any(log.status is LogStatus.CANCELLED for log in logs)
     interrupted = (run.interrupted or cancelled) and not run.stopped
-    doubts = list(_record_reasons(evidence))
+    doubts = list(record_reasons(evidence))
     everywhere = [reason for reason in doubts if reason.code in RECORD_IN_DOUBT]
     rows, reused = _rows(evidence, everywhere, interrupted=interrupted)
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
@@ -284,7 +284,8 @@ def _sample_reasons(
         yield Reason(code=ReasonCode.SCORER_BREACHED)
 
 
-def _record_reasons(evidence: Evidence) -> Iterator[Reason]:
+def record_reasons(evidence: Evidence) -> Iterator[Reason]:
+    """The problems of the run as a whole, by its ledger."""
     run = evidence.run
     if evidence.ledger is LedgerState.BAD:
         yield Reason(code=ReasonCode.LEDGER_BAD, detail=evidence.ledger_problem)

@@ -1,0 +1,80 @@
+"""What a fleet's head needs for many units, without cells: `python bench/bench_fleet.py [UNITS]…`
+
+A node that isn't there sends a small sealed run for each unit; the head places, writes, verifies,
+judges and records it. Without samples' logs to merge, which Inspect does in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from belljar.events import Event, Kind
+from belljar.fleet.archive import pack_run
+from belljar.fleet.head import _Head
+from belljar.fleet.judge import KIND
+from belljar.fleet.units import Node
+from belljar.harness.selected import SelectedTask
+from belljar.ledger import create_run, local_fingerprint
+from belljar.policy import Tier
+
+LASTS_S = 64 * 900.0  # so long that each unit but the first ones has one sample
+
+
+class Units:
+    """An engine whose units have ended when they begin."""
+
+    def __init__(self, archive: bytes, run_id: str) -> None:
+        end = {"run_id": run_id, "sha256": hashlib.sha256(archive).hexdigest(), "exit_code": 0}
+        self.items = [{"node": "n"}, archive, {**end, "lasted_s": LASTS_S, "why": ""}, None]
+        self.last_heard_s: dict[str, float] = {}
+        self.is_stopping = False
+
+    def start(self, _arguments: Sequence[Any], **_: Any) -> Iterator[Any]:  # noqa: ANN401
+        """Begin a unit."""
+        return iter(self.items)
+
+    def ready(self, units: Sequence[Any], **_: float) -> Iterator[tuple[Any, Any]]:
+        """Give the next item of each unit."""
+        for unit in units:
+            yield unit, next(unit)
+
+    def watch(self, fleet: str, nodes: Sequence[str]) -> None:
+        """Nothing to watch."""
+
+
+def main(count: int) -> None:
+    """Run so many units and print time and memory, in a process of its own."""
+    with tempfile.TemporaryDirectory() as made:
+        with create_run(Path(made, "node"), "cell", []) as unit:
+            ended = {"interrupted": False, "stopped": False, "errors": []}
+            unit.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=cast("Any", ended)))
+        engine = Units(b"".join(pack_run(unit.path)), unit.run_id)
+        samples = tuple(f"s{number}" for number in range(count))
+        task = SelectedTask(name="t", root=None, words=(), check_words=(), samples=samples, epochs=1, tier=Tier.CONTAINER)  # fmt: skip
+        key = local_fingerprint(Path(made, "node")) or ""
+        node = Node(node_id="n", name="n", key=key, cells=1)
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        with create_run(Path(made, "head"), KIND, []) as run:
+            head = _Head(task, cast("Any", engine), run, [node])
+            head.run_all("w", require_contained=False)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(
+            f"{len(head.tries):,} units: {time.monotonic() - began:.1f} s, {after / 1024:.0f} MiB, "
+            f"{(after - before) / 1024:.0f} MiB more than before; load {os.getloadavg()[0]:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    for words in sys.argv[1:] or ["1000", "10000"]:
+        if (child := os.fork()) == 0:
+            main(int(words))
+            os._exit(0)
+        os.waitpid(child, 0)

@@ -1,0 +1,76 @@
+"""`belljar fleet`: making this machine a node."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from belljar.cli.console import CommandGroup, Misuse
+from belljar.errors import HostError
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.host import HostFacts
+
+
+@click.group(cls=CommandGroup)
+def fleet() -> None:
+    """Share one evaluation among several machines: see docs/fleet.md."""
+
+
+@fleet.command()
+@click.option("--head", is_flag=True, help="Begin a cluster here; the other nodes join it.")
+@click.option("--address", default="", metavar="HOST:PORT", help="The cluster to join.")
+@click.option(
+    "--ip",
+    default="127.0.0.1",
+    show_default=True,
+    help="This machine's address for the other nodes: loopback or private.",
+)
+@click.option("--port", type=click.IntRange(1024, 65535), default=6379, show_default=True)
+@click.option("--name", default="", help="What the record calls this node. Default: its hostname.")
+@click.option("--cells", type=click.IntRange(1, 1024), help="Live cells at a time.")
+def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int | None) -> int:
+    """Make this machine a node, until Ctrl-C.
+
+    What `belljar doctor` finds here decides which evaluations it gets. Ray lets whoever has the
+    cluster's token run code here: set the same RAY_AUTH_TOKEN_PATH on each node, and never use a
+    public address.
+    """
+    from belljar.cli.policy import host_facts
+    from belljar.fleet.engine import check_private
+    from belljar.fleet.node import NAME_VARIABLE
+    from belljar.fleet.ray_engine import node_command
+    from belljar.store.home import belljar_home
+
+    if head == bool(address):
+        raise Misuse("give --head or --address", hint="the first node begins the cluster: --head")
+    for host in filter(None, (ip, address.rpartition(":")[0])):
+        check_private(host, where=f"belljar fleet node, {host}")
+    facts = host_facts(belljar_home(), prove=True)
+    offered = offers(facts, cells)
+    if len(offered) == 1:
+        raise HostError("no tier can be used here", hint="see `belljar doctor`")
+    shown = ", ".join(f"{key.removeprefix('belljar_')} {int(n)}" for key, n in offered.items())
+    click.echo(f"belljar: this node offers {printable(shown)}", err=True)
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= {NAME_VARIABLE: name} if name else {}
+    words = node_command(head=head, address=address, ip=ip, port=port, resources=offered)
+    os.execve(words[0], words, environment)  # noqa: S606 - an argv list, no shell
+
+
+def offers(facts: HostFacts, cells: int | None) -> dict[str, float]:
+    """The node's resources: cells at a time, and a marker for each tier that works."""
+    from belljar.fleet.engine import CELL_MIB, CELLS
+    from belljar.host import KvmState
+    from belljar.plan import tier_obstacles
+    from belljar.policy import Tier
+
+    # A cell's start takes a processor for a moment.
+    room = max(1, min(2 * facts.cpus, facts.memory_available_mib // CELL_MIB))
+    found = {f"belljar_{tier}": 1.0 for tier in Tier if not tier_obstacles(tier, facts)}
+    if facts.kvm.state is KvmState.PROVEN:
+        found["belljar_hardware"] = 1.0
+    return {CELLS: float(cells or room), **found}

@@ -1,0 +1,98 @@
+"""What a fleet needs of Ray or Slurm: nodes, functions on them, units, signs of life."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+from belljar.errors import PolicyError
+from belljar.policy import Tier
+from belljar.units import printable
+
+BEAT_S: Final = 2.0
+CELLS: Final = "belljar_cells"
+CELL_MIB: Final = 1024
+"""A cell of the default policy has so much memory."""
+CALL_S: Final = 660.0
+"""Longer than a node's check of a task may take."""
+START_S: Final = 180.0
+"""A node's first answer takes longer: a process there imports this package."""
+
+
+class Engine(Protocol):
+    """A connection to a cluster, for one evaluation.
+
+    `last_heard_s`: when each node answered last. `is_stopping`: nodes are to end their units.
+    """
+
+    last_heard_s: dict[str, float]
+    is_stopping: bool
+
+    def offers(self) -> dict[str, Mapping[str, float]]:
+        """Return what each live node offers that offers cells."""
+
+    def on_each(
+        self,
+        nodes: Sequence[str],
+        function: Callable[..., Any],
+        *arguments: Any,  # noqa: ANN401 - those of any function
+        within_s: float = CALL_S,
+    ) -> dict[str, Any]:
+        """Return the function's results on each node; an exception is a result."""
+
+    def start(
+        self, arguments: Sequence[Any], *, cells: int, nodes: Sequence[str], tier: Tier
+    ) -> object:
+        """Run a unit on one of these nodes, when it has room for so many cells."""
+
+    def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
+        """What units yielded by now: an item, None at the end, or the exception of its end."""
+
+    def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
+        """Forget a unit; where it runs, its guard ends it."""
+
+    def watch(self, fleet: str, nodes: Sequence[str]) -> None:
+        """Begin to give signs of life and to expect them, in a thread: verifying may take long."""
+
+    def forget(self, node_id: str) -> None:
+        """Expect nothing more of a node."""
+
+
+def joined(fleet: str) -> AbstractContextManager[Engine]:
+    """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`."""
+    name, _, address = fleet.partition("://")
+    if name == "ray":
+        from belljar.fleet.ray_engine import joined_ray
+
+        return joined_ray(address)
+    if name == "slurm":
+        from belljar.fleet.slurm_engine import joined_slurm
+
+        return joined_slurm(address)
+    raise PolicyError(
+        f"the fleet `{printable(fleet)}` is not known",
+        hint="use ray, ray://HOST:PORT, slurm or slurm://PARTITION",
+    )
+
+
+def check_private(host: str, *, where: str) -> None:
+    """Raise `PolicyError` for an address that is neither loopback nor private."""
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(host.strip("[]"), None)}
+        is_near = all(ipaddress.ip_address(each).is_private for each in found)
+    except (OSError, ValueError) as error:
+        raise PolicyError(
+            f"the fleet's address can't be used: {error}",
+            where=printable(where),
+            hint="write HOST:PORT of the cluster's head",
+        ) from error
+    # 0.0.0.0 counts as private, and is every address of the machine.
+    if not is_near or {"0.0.0.0", "::"} & found:  # noqa: S104 - refused here
+        raise PolicyError(
+            "the fleet's address is public: whoever reaches Ray's port may run code on each node",
+            where=printable(where),
+            hint="use a private network, or a tunnel to loopback",
+        )

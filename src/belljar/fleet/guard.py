@@ -1,0 +1,76 @@
+"""Runs one command on a node, and ends it when the fleet's head or the Ray worker is gone.
+
+`python -m belljar.fleet.guard LEASE TIMEOUT_S COMMAND…`: a process of its own, so that it outlives
+the worker. Standard input is a pipe that the worker holds; LEASE is a file that each sign of life
+from the head rewrites, and that holds `stop` when the head wants the unit to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+POLL_S: Final = 0.5
+LEASE_S: Final = 30.0
+"""The head's silence after which a unit is ended: twice what the head needs to miss a node."""
+# An interrupted run destroys its cells with proof, and seals its record.
+END_S: Final = 90.0
+STOP: Final = "stop"
+NEVER_BEGAN: Final = 128 + signal.SIGTERM
+"""How a command ends when interrupted while it loads: once it can make a cell, it handles that."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def interrupted_with_parent() -> None:
+    """Have the kernel interrupt this process when the guard dies. Called in the child."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the command's exit code, 128 and more for a signal, as a shell does."""
+    lease, timeout_s = Path(arguments[0]), float(arguments[1])
+    asked_to_end = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in asked_to_end:  # a Ray worker may ignore some, and the command would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    child = subprocess.Popen(
+        arguments[2:],
+        stdin=subprocess.DEVNULL,
+        preexec_fn=interrupted_with_parent,  # safe: this process has one thread
+    )
+    for number in asked_to_end:
+        signal.signal(number, signal.SIG_IGN)  # it ends when the command has
+    heard, seen, ending_since = time.monotonic(), "", 0.0
+    while child.poll() is None:
+        is_alone = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 1)
+        if is_alone:
+            time.sleep(POLL_S)  # at its end the pipe is always ready
+        now, content = time.monotonic(), _read(lease)
+        if content and content != seen:
+            heard, seen = now, content
+        if not ending_since and (is_alone or STOP in content or now - heard > timeout_s):
+            ending_since = now
+            child.send_signal(signal.SIGTERM)
+        if ending_since and now - ending_since > END_S:
+            child.kill()
+            child.wait()
+            reap = [sys.executable, "-m", "belljar", "reap"]
+            subprocess.run(reap, stdin=subprocess.DEVNULL, check=False, timeout=END_S)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _read(lease: Path) -> str:
+    try:
+        return lease.read_text()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

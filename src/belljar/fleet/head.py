@@ -1,0 +1,431 @@
+"""Runs one evaluation on a fleet: places units, collects and verifies them, judges the whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final
+
+from belljar.errors import LedgerError, PolicyError
+from belljar.events import Event, Kind
+from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
+from belljar.fleet.engine import Engine, joined
+from belljar.fleet.guard import NEVER_BEGAN
+from belljar.fleet.judge import KIND, Asked, Try, counted_rows, judge_fleet, summary
+from belljar.fleet.node import clear, settings_of
+from belljar.fleet.nodes import check_any, describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.record import UNITS, Came, examine, plan_of, tries_on_record, unpacked
+from belljar.fleet.units import (
+    Node,
+    Unit,
+    another_try,
+    cells_per_unit,
+    deadline_s,
+    lost_nodes,
+    next_size,
+    slots,
+    to_try_again,
+)
+from belljar.harness.evaluate import RunOutcome, RunRequest
+from belljar.harness.evidence import check_ledger, put_on_record
+from belljar.harness.merged_log import LogPart, merge_logs
+from belljar.harness.selected import SelectedTask, select_task
+from belljar.harness.source import RealCells, print_status, standard_output_to_error
+from belljar.harness.verdicts import bind_verdicts
+from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import INSPECT_LOGS
+from belljar.probe.model import Verdict
+from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import RunFindings
+from belljar.report.verdict import LedgerState
+from belljar.store.home import belljar_home
+from belljar.units import printable
+
+# What of a request is on record, for `--resume`.
+_KEPT: Final = (
+    *("inspect_args", "policy", "override", "tier", "allow_upstreams", "require_contained"),
+)
+POLL_S: Final = 0.5
+# An interrupted unit destroys its cells, seals and sends its record.
+STOP_S: Final = 120.0
+CLEAR_S: Final = 20.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Running:
+    """A unit that was given to a node; its archive is written as it comes."""
+
+    unit: Unit
+    handle: object
+    part: IO[bytes]
+    began_s: float
+    node_id: str = ""
+    digest: Any = field(default_factory=hashlib.sha256)
+    size: int = 0
+    end: Mapping[str, Any] | None = None
+
+
+def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
+    """Run what an unfinished or interrupted fleet run lacks, in a new run that takes over the rest.
+
+    Raises as `run_fleet`, `PolicyError` when it can't be resumed.
+    """
+    old, plan = plan_of(request.home or belljar_home(), ref)
+    os.chdir(plan["directory"])  # as paths in its options are relative to it
+    request = replace(request, **{name: plan[name] for name in _KEPT})
+    return run_fleet(request, fleet or plan["fleet"], resumed=old)
+
+
+def run_fleet(
+    request: RunRequest, fleet: str, *, resumed: Path | None = None
+) -> tuple[RunOutcome, list[str]]:
+    """Run an evaluation on the fleet; returns its outcome and lines for the report.
+
+    `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
+    node can run the task as planned.
+    """
+    task, home = select_task(request), request.home or belljar_home()
+    archive = pack_task(task.root) if task.root is not None else bytes(1024)
+    argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
+    sha256 = hashlib.sha256(archive).hexdigest()
+    workspace = f"{os.getpid()}-{time.time_ns()}"
+    with (
+        standard_output_to_error(),  # engines print what they notice
+        joined(fleet) as engine,
+    ):
+        nodes = describe_nodes(engine, home, task.tier)
+        nodes = prepare_nodes(engine, nodes, workspace, archive, sha256, task)
+        check_any(nodes)
+        pin_keys(home, nodes)
+        with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
+            head = _Head(task, engine, run, nodes)
+            options = {name: getattr(request, name) for name in _KEPT}
+            about = {"task": task.name, "samples": task.samples, "epochs": task.epochs}
+            place = {"code": sha256, "fleet": fleet, "directory": str(Path.cwd())}
+            head.record(Kind.FLEET_PLANNED, **about, **place, **options)
+            if resumed is not None:
+                head.take_over(resumed, sha256)
+            outcome = head.run_all(workspace, require_contained=request.require_contained)
+            engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
+    state, problem = check_ledger(run)  # now that it is sealed
+    if state is not LedgerState.VERIFIED:
+        raise LedgerError(problem or "it is not sealed", where=str(run.path))
+    return outcome, summary(head.tries)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The signals that ask this process to end, noted: none may tear what is being recorded."""
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda caught, _: received.append(caught))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Head:
+    """One evaluation's state on the head. Nothing here runs a cell."""
+
+    def __init__(
+        self, task: SelectedTask, engine: Engine, run: RunDirectory, nodes: Sequence[Node]
+    ) -> None:
+        self._task, self._engine, self._run = task, engine, run
+        self._nodes = {node.node_id: node for node in nodes}
+        self.usable = {node.node_id: node for node in nodes if not node.refusal}
+        self._cells = task.at_once(cells_per_unit(self.usable.values()))
+        self._waiting, self._again = list(task.samples), list[Unit]()
+        self._running: list[_Running] = []
+        self._count = 0
+        self._sample_s: float | None = None
+        self.tries: list[Try] = []
+        self._came: dict[str, Came] = {}
+        self._stopping_s: float | None = None
+        self._interrupted = False
+        (run.path / UNITS).mkdir(mode=0o700)
+
+    def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
+        """Put an event on record."""
+        self._run.recorder.record(Event(kind=kind, data=data))
+
+    def take_over(self, old: Path, code: str) -> None:
+        """Take over the attempts of an earlier run, verified again. Raises `PolicyError`."""
+        asked, tries, came = tries_on_record(old)
+        mine = (self._task.name, self._task.samples, self._task.epochs, code)
+        if (asked.task, asked.samples, asked.epochs, asked.code) != mine:
+            raise PolicyError(
+                "the task, its files or its samples are not those of the run to be resumed",
+                where=str(old),
+                hint="run it anew",
+            )
+        done = set[str]()
+        for each in tries:
+            unit = each.unit
+            self._count = max(self._count, unit.number)
+            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, each.node, from_run=old.name)
+            if each.findings is not None:
+                found = came[unit.name]
+                shutil.copyfile(found.path(old), found.path(self._run.path))
+                self._record_came(found, each.findings, from_run=old.name)
+                done |= {*unit.samples} - {*to_try_again(unit, asked.epochs, each.findings)}
+            self._end(each)
+        self._waiting = [sample for sample in self._waiting if sample not in done]
+        print_status(f"belljar: {len(done)} sample(s) are taken over from run {old.name}")
+
+    # --- running
+
+    def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
+        """Place and collect until nothing is left, then judge and merge."""
+        for node in self._nodes.values():
+            state = "refused" if node.refusal else "taken"
+            self._record_node(node, state, node.refusal)
+        self._engine.watch(workspace, [*self.usable])
+        with _interrupts() as received:
+            while self._waiting or self._again or self._running:
+                self._step(workspace)
+                if received and not self._interrupted:
+                    self._interrupted = True
+                    self._stop("interrupted: the units are ending")
+                if len(received) > 1:
+                    self._give_up("interrupted twice")
+        return self._finish(require_contained=require_contained)
+
+    def _step(self, workspace: str) -> None:
+        now = time.monotonic()
+        for node_id in lost_nodes(self._engine.last_heard_s, now):
+            self._lose(node_id)
+        if self._stopping_s is None:
+            self._place(workspace)
+        elif now - self._stopping_s > STOP_S:
+            self._give_up("it did not end in time")
+        task = self._task
+        for running in list(self._running):
+            limit_s = deadline_s(running.unit, task.epochs, self._cells, task.time_limit_s)
+            if limit_s is not None and now - running.began_s > limit_s:
+                self._fail(running, f"no result within {limit_s:.0f} s")
+        by_handle = {id(each.handle): each for each in self._running}
+        handles = [each.handle for each in self._running]
+        for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
+            self._take(by_handle[id(handle)], item)
+
+    def _place(self, workspace: str) -> None:
+        """Give units to Ray while there is room."""
+        if not self.usable:
+            self._waiting, self._again = [], []
+            return
+        room, wide = slots(self.usable.values(), self._cells), -(-self._cells // self._task.epochs)
+        while len(self._running) < room and (self._again or self._waiting):
+            if self._again:
+                unit = self._again.pop(0)
+            else:
+                left, lasts_s = len(self._waiting), self._sample_s
+                size = next_size(left, slots=room, side_by_side=wide, sample_s=lasts_s)
+                self._count += 1
+                unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
+                del self._waiting[:size]
+            allowed = [node for node in self.usable if node not in unit.not_on]
+            if not allowed:
+                self._end(Try(unit=unit, node="-", why="no node is left for it"))
+                continue
+            words = self._task.unit_words(unit.samples, cells=self._cells)
+            handle = self._engine.start(
+                (workspace, unit.name, words, settings_of(os.environ)),
+                cells=self._cells,
+                nodes=allowed,
+                tier=self._task.tier,
+            )
+            part, now = (self._run.path / UNITS / f"{unit.name}.tar").open("xb"), time.monotonic()
+            self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
+
+    def _take(self, running: _Running, item: object) -> None:
+        """One item of a unit: where it runs, a piece of its archive, its end, or an exception."""
+        unit = running.unit
+        if isinstance(item, Exception):
+            self._fail(running, printable(str(item).strip().rpartition("\n")[2], max_chars=300))
+        elif item is None:
+            self._collect(running)
+        elif isinstance(item, bytes):
+            running.size += len(item)
+            running.digest.update(item)
+            if running.size > MAX_ARCHIVE_BYTES:
+                self._fail(running, "its run directory is larger than is accepted")
+            else:
+                running.part.write(item)
+        elif isinstance(item, dict) and "node" in item:
+            node_id = str(item["node"])
+            if node_id not in self.usable:
+                self._fail(running, "it came from a node that is not of this fleet")
+                return
+            running.node_id = node_id
+            name = self._nodes[node_id].name
+            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, name)
+            print_status(f"belljar: unit {unit.name} runs on {name}: {len(unit.samples)} sample(s)")
+        elif isinstance(item, dict):
+            running.end = item
+
+    def _collect(self, running: _Running) -> None:
+        """A unit's end: verify what came, judge it, and decide what is tried again."""
+        unit, end, node = running.unit, running.end, self._nodes.get(running.node_id)
+        running.part.close()
+        if end is None or node is None:
+            self._fail(running, "its node sent no end")
+            return
+        if not end["run_id"]:
+            began = self._stopping_s is None or end["exit_code"] != NEVER_BEGAN
+            why = f"exit code {end['exit_code']}: {printable(str(end['why']))}"
+            self._fail(running, why if began else "interrupted before it began", began=began)
+            return
+        run_id, archive = str(end["run_id"]), running.digest.hexdigest()
+        came = Came(unit=unit, node=node.name, run_id=run_id, key=node.key, archive=archive)
+        try:
+            if came.archive != end["sha256"]:
+                raise LedgerError("its archive arrived changed")
+            findings, root = examine(came.path(self._run.path), came)
+        except (LedgerError, OSError) as error:
+            self._fail(running, f"what came back does not verify: {printable(str(error))}")
+            return
+        self._running.remove(running)
+        self._record_came(replace(came, root=root), findings)
+        print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
+        self._sample_s = float(end["lasted_s"]) / max(1, len(unit.samples))
+        again = to_try_again(unit, self._task.epochs, findings)
+        why = f"{len(again)} sample(s) lost their evidence there" if again else ""
+        self._end(Try(unit=unit, node=node.name, findings=findings, why=why))
+        self._try_again(unit, again, node.node_id)
+        if findings.verdict is Verdict.BREACHED:
+            self._stop(f"unit {unit.name} is breached: the fleet stops")
+        elif findings.errors and not findings.failure_code:
+            self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
+
+    def _record_came(self, came: Came, findings: RunFindings, **more: str) -> None:
+        self._came[came.unit.name] = came
+        size = came.path(self._run.path).stat().st_size
+        more |= {name: getattr(came, name) for name in ("run_id", "key", "root", "archive")}
+        more["verdict"] = findings.verdict.value
+        self._of_unit(Kind.FLEET_UNIT_FINISHED, came.unit, came.node, bytes=size, **more)
+
+    def _of_unit(self, kind: Kind, unit: Unit, node: str, **more: Any) -> None:  # noqa: ANN401
+        about = {"unit": unit.number, "attempt": unit.attempt, "node": node}
+        self.record(kind, **about, samples=unit.samples, **more)
+
+    def _end(self, tried: Try) -> None:
+        """An attempt is over; a failure is on record and shown."""
+        self.tries.append(tried)
+        if tried.why:
+            words = {"reason": tried.why, "began": tried.began}
+            self._of_unit(Kind.FLEET_UNIT_FAILED, tried.unit, tried.node, **words)
+            print_status(f"belljar: {tried.where}: {tried.why}")
+
+    def _fail(self, running: _Running, why: str, *, began: bool = True) -> None:
+        """A unit of which nothing counts: on record, and tried elsewhere."""
+        self._withdraw(running)
+        node = self._nodes.get(running.node_id)
+        name = node.name if node is not None else "-"
+        self._end(Try(unit=running.unit, node=name, why=why, began=began))
+        self._try_again(running.unit, running.unit.samples, running.node_id)
+
+    def _withdraw(self, running: _Running) -> None:
+        self._running.remove(running)
+        self._engine.cancel(running.handle)
+        running.part.close()
+        (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
+
+    def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
+        if self._stopping_s is None:
+            again = another_try(unit, samples, node_id, self.usable)
+            self._again += [again] if again is not None else []
+
+    def _lose(self, node_id: str) -> None:
+        """A node that does not answer: nothing of it counts any more."""
+        node = self.usable.pop(node_id)
+        self._engine.forget(node_id)
+        why = "the node did not answer"
+        self._record_node(node, "lost", why)
+        print_status(f"belljar: node {node.name} is lost: {why}")
+        for running in list(self._running):
+            if running.node_id == node_id:
+                self._fail(running, why)
+            elif not running.node_id and self._stopping_s is None:
+                self._withdraw(running)  # it may wait for that very node
+                self._again.append(running.unit)
+
+    def _stop(self, why: str) -> None:
+        if self._stopping_s is None:
+            print_status(f"belljar: {why}")
+            self._stopping_s = time.monotonic()
+            self._engine.is_stopping = True
+            self._waiting, self._again = [], []
+
+    def _give_up(self, why: str) -> None:
+        for running in list(self._running):
+            self._fail(running, why)
+
+    def _record_node(self, node: Node, state: str, why: str) -> None:
+        about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}
+        offset_s = round(node.clock_offset_s, 3)
+        self.record(Kind.FLEET_NODE, **about, state=state, reason=why, clock_offset_s=offset_s)
+
+    # --- the end
+
+    def _finish(self, *, require_contained: bool) -> RunOutcome:
+        """Merge the logs, judge the whole, and put both on record."""
+        task, run = self._task, self._run
+        asked = Asked(run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs)
+        judged = partial(judge_fleet, asked, self.tries, interrupted=self._interrupted)
+        problems, dropped = self._merge(judged(), require_contained=require_contained)
+        self.record(
+            Kind.RUN_EVALUATED,
+            interrupted=self._interrupted,
+            stopped=self._stopping_s is not None and not self._interrupted,
+            errors=[problem.detail for problem in problems],
+            causes=[problem.code.value for problem in problems],
+        )
+        findings = judged(problems=problems)
+        put_on_record(run, findings, dropped)
+        code = findings.exit_code
+        return RunOutcome(
+            findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
+        )
+
+    def _merge(
+        self, findings: RunFindings, *, require_contained: bool
+    ) -> tuple[list[Reason], list[str]]:
+        """Write the one log, with the verdicts; returns problems, and samples not in metrics."""
+        if not self._came:
+            return [], []
+        folder = self._run.inspect_log_dir
+        try:
+            differing = merge_logs(self._parts(), self._task, folder)
+            dropped = bind_verdicts(folder, findings, require_contained=require_contained)
+        except Exception as error:  # noqa: BLE001 - Inspect's log format, a task's own metrics
+            detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
+            return [Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)], []
+        if differing:
+            return [Reason(code=ReasonCode.UNITS_DIFFER, detail=printable(differing))], dropped
+        return [], dropped
+
+    def _parts(self) -> Iterator[LogPart]:
+        """The log of each unit of which a sample counts, unpacked while it is read."""
+        counted: dict[str, set[tuple[str, int]]] = {}
+        for key, (tried, _) in counted_rows(self.tries).items():
+            counted.setdefault(tried.unit.name, set()).add(key)
+        for name, came in sorted(self._came.items()):
+            if name in counted:
+                archive = came.path(self._run.path)
+                with unpacked(archive, only=f"{INSPECT_LOGS}/") as made:
+                    folder = made / INSPECT_LOGS
+                    yield LogPart(name=f"unit {name}", directory=folder, counted=counted[name])

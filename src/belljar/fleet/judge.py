@@ -1,0 +1,187 @@
+"""Puts the findings of units together: one row for each sample, one verdict. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import Final
+
+from belljar.dataclass import dataclass, replace
+from belljar.fleet.units import Unit
+from belljar.probe.model import Verdict
+from belljar.report.cells import TranscriptGap
+from belljar.report.left import together
+from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import Row, RunFindings, Transcript
+from belljar.units import printable
+
+KIND: Final = "fleet"
+"""The kind of a fleet's run."""
+_NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
+
+    `began` False: it was interrupted before it could make a cell.
+    """
+
+    unit: Unit
+    node: str
+    findings: RunFindings | None = None
+    why: str = ""
+    began: bool = True
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether an error, a breach or a person ended it, by its record or before it began."""
+        found = self.findings
+        if found is None:
+            return not self.began
+        return found.interrupted or bool(
+            found.rows and (found.errors or found.verdict is Verdict.BREACHED)
+        )
+
+    @property
+    def where(self) -> str:
+        """Its name in messages."""
+        return f"unit {self.unit.name} on {self.node}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the fleet was to run; `code`: the digest of the task's files."""
+
+    run_id: str
+    task: str
+    samples: tuple[str, ...]
+    epochs: int
+    code: str = ""
+
+
+def judge_fleet(
+    asked: Asked,
+    tries: Sequence[Try],
+    *,
+    problems: Iterable[Reason] = (),
+    interrupted: bool = False,
+) -> RunFindings:
+    """The findings of the whole: each sample by its last attempt, and the worst verdict."""
+    last = counted_rows(tries)
+    counted = {id(each) for each, _ in last.values()}
+    tried: dict[str, list[Try]] = {}
+    for each in tries:
+        for sample in each.unit.samples:
+            tried.setdefault(sample, []).append(each)
+    is_ended = interrupted or any(each.ended_early for each in tries)
+    rows = list[Row]()
+    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
+    for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
+        mine, found = tried.get(sample, []), last.get((sample, epoch))
+        # The end of the evaluation alone may explain that there is no record of a sample.
+        if found is None and (mine[-1].ended_early if mine else is_ended):
+            continue
+        rows.append(row := _row(asked, mine, sample, epoch, found))
+        doubts += [] if found else row.reasons
+    known = [(each, each.findings) for each in tries if each.findings is not None]
+    doubts += [
+        replace(reason, where=f"{each.where}, {reason.where}" if reason.where else each.where)
+        for each, findings in known
+        for reason in findings.problems
+        # Evidence that an attempt lacked counts if its samples do; a breach always.
+        if reason.code not in _NO_ROWS
+        and (id(each) in counted or reason.code.verdict is Verdict.BREACHED)
+    ]
+    lost = [f"{each.where}: {each.why}" for each in tries if not each.findings and each.began]
+    errors = [
+        (findings.failure_code, f"{each.where}: {error}")
+        for each, findings in known
+        for error in findings.errors
+        if id(each) in counted
+    ]
+    return RunFindings(
+        run_id=asked.run_id,
+        rows=tuple(rows),
+        strays=tuple(cell for _, each in known for cell in each.strays),
+        models=tuple(cell for _, each in known for cell in each.models),
+        stray_ranges=tuple(one for _, each in known for one in each.stray_ranges),
+        problems=tuple(dict.fromkeys(doubts)),
+        errors=tuple(error for _, error in errors),
+        left=together((each.left for _, each in known), doubts=lost),
+        interrupted=interrupted or any(each.interrupted for _, each in known),
+        failure_code=max((code for code, _ in errors), default=0),
+    )
+
+
+def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
+    """The last attempt at each sample and epoch that has a record of it."""
+    return {
+        (row.transcript.sample, row.transcript.epoch): (each, row)
+        for each in tries
+        for row in (each.findings.rows if each.findings is not None else ())
+        if row.transcript.sample in each.unit.samples  # a node speaks for no other's
+    }
+
+
+def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
+    """What a unit says of samples that it was not given or ran twice, and two with one uuid."""
+    for tried in tries:
+        due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
+        for row in tried.findings.rows if tried.findings is not None else ():
+            key = (row.transcript.sample, row.transcript.epoch)
+            if key not in due or row.transcript.task not in {asked.task, ""}:
+                detail = printable(f"{row.transcript.task} {key[0]} #{key[1]}", max_chars=200)
+                yield Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)
+            due.discard(key)
+    # Verdicts are written into the log by it.
+    uuids = Counter(row.transcript.uuid for row in rows if row.is_logged)
+    for uuid in (uuid for uuid, count in uuids.items() if count > 1):
+        yield Reason(code=ReasonCode.UNIT_FORGED, detail=f"one uuid twice: {printable(uuid)}")
+
+
+def _row(
+    asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
+) -> Row:
+    """The sample's last row, with a note of the attempts before; a void one if there is none."""
+    if found is None:
+        why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
+        return Row(
+            transcript=Transcript(task=asked.task, sample=sample, epoch=epoch, uuid="", error=why),
+            cells=(),
+            transcript_gap=TranscriptGap(),
+            reasons=(Reason(code=ReasonCode.UNIT_LOST, detail=why),),
+            is_logged=False,
+        )
+    used, row = found
+    before = mine[: next(n for n, each in enumerate(mine) if each is used)]
+    notes = [f"{each.where}: {_outcome(each, sample, epoch)}" for each in before]
+    if not notes:
+        return row
+    transcript = replace(row.transcript, notes=(*row.transcript.notes, *notes))
+    return replace(row, transcript=transcript)
+
+
+def _outcome(tried: Try, sample: str, epoch: int) -> str:
+    """What an attempt came to, with its score: it may differ from the one that counts."""
+    for row in tried.findings.rows if tried.findings is not None else ():
+        if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
+            scores = " ".join(row.transcript.scores.values())
+            why = "; ".join(map(str, row.reasons)) or row.transcript.error
+            return f"{row.verdict.value}{f' (score {scores})' if scores else ''}: {why}"
+    return tried.why or "it is not in its record"
+
+
+def summary(tries: Sequence[Try]) -> list[str]:
+    """Lines about nodes and attempts for the end of a report."""
+    if not tries:
+        return ["fleet: no unit ran"]
+    failed = [each for each in tries if each.began and (each.findings is None or each.why)]
+    nodes, units = {each.node for each in tries}, {each.unit.number for each in tries}
+    share = 100 * len(failed) / len(tries)
+    head = (
+        f"fleet: {len(units)} unit(s) on {len(nodes)} node(s), {len(tries)} attempt(s); "
+        f"infrastructure failures: {len(failed)} of {len(tries)} ({share:.0f} %)"
+    )
+    return [head, *(f"  {each.where}: {printable(each.why, max_chars=400)}" for each in failed)]

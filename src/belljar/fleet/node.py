@@ -1,0 +1,199 @@
+"""What runs on a node, in a worker of Ray or Slurm: checks of the node and a task, and units.
+
+Each command is a process of its own with the node's own store and key. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.fleet.archive import pack_run, unpack
+from belljar.fleet.guard import END_S, LEASE_S, STOP
+from belljar.ledger.keys import load_or_make_key
+from belljar.package import __version__
+from belljar.store.home import belljar_home
+from belljar.units import printable
+
+NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
+LEASE: Final = "lease"
+CHECK_S: Final = 600.0
+_TAIL_CHARS: Final = 2000
+_KEPT_S: Final = 24 * 3600.0
+"""A workspace changes with each sign of life of its head."""
+# Of the head's environment a unit gets these; of the node's own it keeps the rest.
+_SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS")
+# Ray's own, with its token, and what would change the unit's options unseen.
+_REMOVED: Final = ("RAY_", *_SETTINGS)
+# A unit's words name its samples, and Inspect refuses to be told twice.
+_CHOOSING: Final = ("INSPECT_EVAL_LIMIT", "INSPECT_EVAL_SAMPLE_")
+
+
+def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the head that are part of the evaluation's options."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_SETTINGS) and not name.startswith(_CHOOSING)
+    }
+
+
+def describe() -> dict[str, Any]:
+    """The node's name, key, versions and clock."""
+    return {
+        "name": _name(),
+        "key": load_or_make_key(belljar_home()).fingerprint,
+        "version": __version__,
+        "inspect": version("inspect-ai"),
+        "time_s": time.time(),
+        # Slurm has its own way to know who asks.
+        "has_token": os.environ.get("RAY_AUTH_MODE") == "token" or "SLURM_JOB_ID" in os.environ,
+    }
+
+
+def prepare(
+    fleet: str, archive: bytes, sha256: str, words: Sequence[str], settings: Mapping[str, str]
+) -> dict[str, Any]:
+    """Unpack the task's files and check that this node can run it as planned."""
+    folder = _folder(fleet)
+    folder.mkdir(mode=0o700, parents=True)
+    for other in folder.parent.iterdir():  # of heads that died
+        with suppress(OSError):
+            if other.is_dir() and time.time() - other.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(other)
+    if hashlib.sha256(archive).hexdigest() != sha256:
+        return {"exit_code": 5, "why": "the task's archive arrived changed"}
+    sent = folder / "task.tar"
+    sent.write_bytes(archive)
+    unpack(sent, folder / "task")
+    sent.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "belljar", "check", "--json", *words],
+        cwd=folder / "task",
+        env=_environment(settings),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=CHECK_S,
+        check=False,
+    )
+    return {"exit_code": done.returncode, "why": _why(done.stdout) or _tail(done.stderr)}
+
+
+def _why(output: bytes) -> str:
+    """The first error of a check's groups."""
+    with suppress(ValueError, KeyError, TypeError):
+        found = json.loads(output)
+        for group in found["groups"]:
+            for error in (group["error"], group["lacking"]):
+                if error:
+                    return str(error["what"])
+        for missing in found["missing_images"]:
+            return f"image {missing['image']}: {missing['what']}"
+    return ""
+
+
+def run_unit(
+    fleet: str,
+    unit: str,
+    words: Sequence[str],
+    settings: Mapping[str, str],
+    *,
+    lease: str = LEASE,
+) -> Iterator[dict[str, Any] | bytes]:
+    """Run a unit: yields its run directory as a tar stream, and how it ended."""
+    folder = _folder(fleet)
+    guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(LEASE_S)]
+    command = [sys.executable, "-m", "belljar", "run", "--json", *words]
+    began = time.monotonic()
+    with (
+        (folder / f"{unit}.json").open("wb") as out,
+        (folder / f"{unit}.err").open("wb") as err,
+        subprocess.Popen(
+            [*guard, *command],
+            cwd=folder / "task",
+            env=_environment(settings),
+            stdin=subprocess.PIPE,  # its end tells the guard that this worker is gone
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        ) as process,
+    ):
+        code = process.wait()
+    lasted_s = time.monotonic() - began
+    digest, run_id = hashlib.sha256(), ""
+    with suppress(ValueError, KeyError, TypeError):  # a run that was refused has no directory
+        found = json.loads((folder / f"{unit}.json").read_bytes())
+        directory = Path(found["run_dir"])
+        run_id = directory.name
+        for piece in pack_run(directory):
+            digest.update(piece)
+            yield piece
+    with (folder / f"{unit}.err").open("rb") as said:
+        said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
+        why = _tail(said.read())
+    sent = {"run_id": run_id, "sha256": digest.hexdigest()}
+    yield {**sent, "exit_code": code, "lasted_s": lasted_s, "why": why}
+
+
+def clear(fleet: str) -> None:
+    """Remove the fleet's files. Run directories stay: they are evidence."""
+    shutil.rmtree(_folder(fleet), ignore_errors=True)
+
+
+def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
+    """Halt every cell of this node's store; returns the node's name, an exit code and words."""
+    command = [sys.executable, "-m", "belljar", "kill", "--all", "--reason", reason]
+    done = subprocess.run(
+        [*command, *more],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=END_S,
+        check=False,
+    )
+    return _name(), done.returncode, _tail(done.stdout + done.stderr)
+
+
+class Watch:
+    """Takes the head's signs of life on one node, and renews the lease of its units."""
+
+    def __init__(self, fleet: str, lease: str = LEASE) -> None:
+        self._lease = _folder(fleet) / lease
+
+    def beat(self, number: int, *, stop: bool) -> None:
+        """Renew the lease, or have the units end."""
+        fresh = self._lease.with_name(f"{self._lease.name}.new")
+        with suppress(FileNotFoundError):  # the workspace was cleared meanwhile
+            fresh.write_text(f"{number} {STOP if stop else 'go on'}")
+            fresh.rename(self._lease)
+
+
+def _name() -> str:
+    named = os.environ.get(NAME_VARIABLE) or os.environ.get("SLURMD_NODENAME")
+    return named or os.uname().nodename
+
+
+def _folder(fleet: str) -> Path:
+    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.-]{0,63}", fleet):
+        raise ValueError("not a run's id")
+    return belljar_home() / "fleet" / fleet
+
+
+def _environment(settings: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
+    return {**kept, **settings_of(settings), "NO_COLOR": "1"}
+
+
+def _tail(output: bytes) -> str:
+    lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    return printable(" / ".join(lines[-6:])[-_TAIL_CHARS:], max_chars=_TAIL_CHARS)

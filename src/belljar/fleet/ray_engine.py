@@ -1,0 +1,216 @@
+"""The one module that imports Ray.
+
+Ray lets everybody who has its token run code on every node. So the token is on, and only loopback
+and private addresses are used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import HostError
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, START_S, check_private
+from belljar.fleet.node import Watch, run_unit
+from belljar.policy import Tier
+from belljar.units import printable
+
+MARKER: Final = 0.001
+"""How much of a tier's marker a unit takes: it counts nothing."""
+TRANSFER_S: Final = 60.0
+"""A piece of an archive that takes longer comes from a node that hangs."""
+HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
+
+
+def node_command(
+    *, head: bool, address: str, ip: str, port: int, resources: Mapping[str, float]
+) -> list[str]:
+    """The command line of a node's processes, which run until interrupted. Raises `HostError`."""
+    program = Path(sys.executable).with_name("ray")
+    if not program.exists():
+        raise HostError("Ray is not installed", hint=HINT_EXTRA)
+    begin = ["--head", f"--port={port}", "--include-dashboard=false"]
+    words = [str(program), "start", "--block", *(begin if head else [f"--address={address}"])]
+    return [*words, f"--node-ip-address={ip}", f"--resources={json.dumps(dict(resources))}"]
+
+
+class RayEngine:
+    """See `Engine`."""
+
+    def __init__(self, ray: Any) -> None:  # noqa: ANN401 - imported late
+        self._ray = ray
+        self._watches: dict[str, Any] = {}
+        self._beats: dict[str, Any] = {}
+        self._number, self.is_stopping = 0, False
+        self.closed = threading.Event()
+        self.last_heard_s: dict[str, float] = {}
+
+    def offers(self) -> dict[str, Mapping[str, float]]:
+        """The resources of each live node with cells."""
+        return {
+            each["NodeID"]: each["Resources"]
+            for each in self._ray.nodes()
+            if each["Alive"] and each["Resources"].get(CELLS)
+        }
+
+    def on_each(
+        self,
+        nodes: Sequence[str],
+        function: Callable[..., Any],
+        *arguments: Any,  # noqa: ANN401 - those of any function
+        within_s: float = CALL_S,
+    ) -> dict[str, Any]:
+        """Run a task of Ray on each node."""
+        remote = self._ray.remote(function)
+        # Bytes are put once, and each node fetches them once.
+        sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in arguments]
+        references = {
+            each: remote.options(num_cpus=0, max_retries=0, label_selector=_on(each)).remote(*sent)
+            for each in nodes
+        }
+        ends_s, found = time.monotonic() + within_s, {}
+        for each, reference in references.items():
+            try:
+                left_s = max(0.1, ends_s - time.monotonic())
+                found[each] = self._ray.get(reference, timeout=left_s)
+            except Exception as error:  # noqa: BLE001 - whatever a node raises is its own
+                found[each] = error
+        return found
+
+    def start(
+        self, arguments: Sequence[Any], *, cells: int, nodes: Sequence[str], tier: Tier
+    ) -> object:
+        """Run a streaming task of Ray."""
+        unit: object = (
+            self._ray.remote(_run_unit)
+            .options(
+                num_cpus=0,
+                max_retries=0,
+                num_returns="streaming",
+                resources={CELLS: cells, f"belljar_{tier}": MARKER},
+                label_selector=_on(f"in({','.join(nodes)})"),
+                # What the head has not taken yet waits on the node, not in memory.
+                _generator_backpressure_num_objects=4,
+            )
+            .remote(*arguments)
+        )
+        return unit
+
+    def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
+        """Take one item of each stream that has one."""
+        if not units:
+            time.sleep(timeout_s)
+            return
+        done, _ = self._ray.wait([*units], timeout=timeout_s, fetch_local=False)
+        for unit in done:
+            item: Any
+            try:
+                item = self._ray.get(next(unit), timeout=TRANSFER_S)
+            except StopIteration:
+                item = None
+            except Exception as error:  # noqa: BLE001 - of the node, or of Ray about it
+                item = error
+            yield unit, item
+
+    def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
+        """Cancel the task; its guard ends the unit."""
+        with suppress(Exception):
+            self._ray.cancel(unit, force=True)
+
+    def watch(self, fleet: str, nodes: Sequence[str]) -> None:
+        """Start an actor on each node, which is called every two seconds."""
+        actor = self._ray.remote(Watch)
+        for each in nodes:
+            options = actor.options(num_cpus=0, max_restarts=-1, label_selector=_on(each))
+            self._watches[each] = options.remote(fleet)
+            self.last_heard_s[each] = time.monotonic() + START_S
+        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self.closed.wait(BEAT_S / 2):
+            self._beat_once(time.monotonic())
+
+    def _beat_once(self, now: float) -> None:
+        """Take the answers, and give a sign of life to each node that gave one."""
+        for node_id, reference in list(self._beats.items()):
+            try:
+                self._ray.get(reference, timeout=0)
+            except self._ray.exceptions.GetTimeoutError:
+                continue
+            except Exception:  # noqa: BLE001 - its process may be started again: call once more
+                self._beats.pop(node_id, None)
+            else:
+                self._beats.pop(node_id, None)
+                if node_id in self._watches:
+                    self.last_heard_s[node_id] = now
+        self._number += 1
+        for node_id, watch in list(self._watches.items()):
+            if node_id not in self._beats:
+                self._beats[node_id] = watch.beat.remote(self._number, stop=self.is_stopping)
+
+    def forget(self, node_id: str) -> None:
+        """Call its actor no more."""
+        for known in (self._watches, self._beats, self.last_heard_s):
+            known.pop(node_id, None)
+
+
+def _on(nodes: str) -> dict[str, str]:
+    return {"ray.io/node-id": nodes}
+
+
+def _run_unit(*arguments: Any) -> Iterator[dict[str, Any] | bytes]:  # noqa: ANN401 - `run_unit`'s
+    """Say where the unit runs, then run it. Called in a worker of Ray."""
+    import ray
+
+    yield {"node": ray.get_runtime_context().get_node_id()}
+    yield from run_unit(*arguments)
+
+
+@contextmanager
+def joined_ray(address: str) -> Iterator[RayEngine]:
+    """Join the cluster at `address` or RAY_ADDRESS, or start one of this machine alone."""
+    if address := address or os.environ.get("RAY_ADDRESS", ""):
+        check_private(address.rpartition(":")[0], where=f"--fleet ray://{address}")
+    # Without this Ray would take 127.0.0.1 for the machine's own address, and not meet itself.
+    if not address or address.startswith(("127.", "localhost:")):
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if not address:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise HostError("Ray is not installed", hint=HINT_EXTRA) from error
+    alone: dict[str, Any] = {
+        "_node_ip_address": "127.0.0.1",
+        "include_dashboard": False,
+        "num_cpus": 1,
+        "resources": {CELLS: os.cpu_count() or 1, **{f"belljar_{tier}": 1.0 for tier in Tier}},
+    }
+    here = alone if not address else {}
+    try:
+        ray.init(
+            address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **here
+        )
+    except Exception as error:
+        raise HostError(
+            f"Ray can't be joined: {printable(str(error), max_chars=400)}",
+            where=printable(address or "a cluster of this machine alone"),
+            hint="see that `ray status --address HOST:PORT` works here, with the cluster's token",
+        ) from error
+    engine = RayEngine(ray)
+    try:
+        yield engine
+    finally:
+        engine.closed.set()
+        ray.shutdown()

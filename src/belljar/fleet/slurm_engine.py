@@ -1,0 +1,275 @@
+"""Slurm as a fleet's engine: each function and each unit is an `srun`, whose pipes carry frames.
+
+Slurm queues and places, and its authentication (munge) decides who may. Nothing is shared but the
+path of this Python. `python -m belljar.fleet.slurm_engine` is the end on the node; there the end of
+standard input is the end of the head.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from typing import IO, Any, Final
+
+from belljar.dataclass import dataclass
+from belljar.errors import HostError
+from belljar.fleet import node as on_node
+from belljar.fleet.archive import MAX_TASK_BYTES
+from belljar.fleet.engine import BEAT_S, CALL_S, CELL_MIB, CELLS, START_S
+from belljar.policy import Tier
+from belljar.units import printable
+
+MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
+JOB: Final = "belljar"
+_USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
+_HEAD: Final = struct.Struct(">cI")
+_GO_ON, _STOP = b"g", b"s"
+
+
+def send(stream: IO[bytes], item: object) -> None:
+    """Write one item: bytes, or what JSON can hold."""
+    kind, content = (b"b", item) if isinstance(item, bytes) else (b"j", json.dumps(item).encode())
+    stream.write(_HEAD.pack(kind, len(content)) + content)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:  # noqa: ANN401 - what the other end sent
+    """Read one item. Raises `EOFError` at the end, `ValueError` for anything else than a frame."""
+    head = stream.read(_HEAD.size)
+    if not head:
+        raise EOFError
+    kind, size = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0)
+    if kind not in {b"b", b"j"} or size > MAX_FRAME_BYTES:
+        raise ValueError("the node sent something else than was agreed")
+    content = stream.read(size)
+    if len(content) < size:
+        raise ValueError("the node's answer was cut off")
+    return content if kind == b"b" else json.loads(content)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Unit:
+    """A unit's `srun`. `node`: known when it runs."""
+
+    process: subprocess.Popen[bytes]
+    node: str = ""
+
+
+class SlurmEngine:
+    """See `Engine`."""
+
+    def __init__(self, partition: str) -> None:
+        self._where = [f"--partition={partition}"] if partition else []
+        self._units: list[_Unit] = []
+        self._items: queue.Queue[tuple[_Unit, Any]] = queue.Queue(maxsize=16)
+        self.is_stopping = False
+        self.closed = threading.Event()
+        self.last_heard_s: dict[str, float] = {}
+
+    def offers(self) -> dict[str, Mapping[str, float]]:
+        """What each node that answers offers by processors and memory; it checks tiers itself."""
+        tiers = {f"belljar_{tier}": 1.0 for tier in Tier}
+        found: dict[str, Mapping[str, float]] = {}
+        for line in _output(
+            ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
+        ):
+            node, state, processors, memory_mib = line.split("|")
+            if state in _USABLE:
+                cells = min(2 * int(processors), int(memory_mib) // CELL_MIB)
+                found[node] = {CELLS: float(cells), **tiers}
+        return {node: offer for node, offer in found.items() if offer[CELLS]}
+
+    def on_each(
+        self,
+        nodes: Sequence[str],
+        function: Callable[..., Any],
+        *arguments: Any,  # noqa: ANN401 - those of any function
+        within_s: float = CALL_S,
+    ) -> dict[str, Any]:
+        """Run a job on each node; where a unit runs, a step of its job, which doesn't queue."""
+        running = _output(["squeue", "--me", "--noheader", f"--name={JOB}", "--format=%N|%A"])
+        jobs = dict(line.split("|") for line in running)
+        request = BytesIO()
+        for item in (function.__name__, len(arguments), *arguments):
+            send(request, item)
+
+        def call(each: str) -> Any:  # noqa: ANN401 - any function's result
+            inside, alone = [f"--jobid={jobs.get(each)}", "--overlap"], [*self._where, *_size(1)]
+            words = [*(inside if each in jobs else alone), f"--nodelist={each}"]
+            try:
+                done = subprocess.run(
+                    _srun("belljar-call", words),
+                    input=request.getvalue(),
+                    capture_output=True,
+                    start_new_session=True,
+                    timeout=within_s,
+                    check=False,
+                )
+                return receive(BytesIO(done.stdout))
+            except EOFError:
+                return HostError(f"no answer: {printable(done.stderr.decode(errors='replace'))}")
+            except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+                return error
+
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            return dict(zip(nodes, pool.map(call, nodes), strict=True))
+
+    def start(
+        self,
+        arguments: Sequence[Any],
+        *,
+        cells: int,
+        nodes: Sequence[str],
+        tier: Tier,  # noqa: ARG002 - it was checked on each of the nodes
+    ) -> object:
+        """Queue a job."""
+        others = ",".join(sorted(set(self.offers()) - {*nodes}))
+        words = [*self._where, *_size(cells), *([f"--exclude={others}"] if others else [])]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            _srun(JOB, words), stdin=pipe, stdout=pipe, stderr=None, start_new_session=True
+        )
+        unit = _Unit(process=process)
+        with suppress(BrokenPipeError):  # its end says why
+            for item in (on_node.run_unit.__name__, len(arguments), *arguments):
+                send(_pipe(process.stdin), item)
+        self._units.append(unit)
+        threading.Thread(target=self._read, args=(unit,), daemon=True).start()
+        return unit
+
+    def _read(self, unit: _Unit) -> None:
+        """Put what a unit sends into the queue, which bounds what waits for the head."""
+        item: Any = {}
+        while isinstance(item, dict | bytes):
+            try:
+                item = receive(_pipe(unit.process.stdout))
+            except EOFError:
+                code = unit.process.wait()
+                item = HostError(f"srun ended with exit code {code}") if code else None
+            except (OSError, ValueError) as error:
+                item = error
+            if isinstance(item, dict) and "node" in item:
+                unit.node = str(item["node"])
+            if unit.node in self.last_heard_s:
+                self.last_heard_s[unit.node] = time.monotonic()
+            if item != {}:
+                self._items.put((unit, item))
+        self._units.remove(unit)
+
+    def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
+        """Take one item from the queue."""
+        with suppress(queue.Empty):
+            unit, item = self._items.get(timeout=timeout_s)
+            if any(unit is each for each in units):
+                yield unit, item
+
+    def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
+        """End a job that waits; close the pipe of one that runs, on which its guard ends it."""
+        with suppress(OSError):
+            unit.process.stdin.close() if unit.node else unit.process.terminate()
+
+    def watch(self, fleet: str, nodes: Sequence[str]) -> None:  # noqa: ARG002 - by each unit's pipe
+        """Start to write into the units' pipes."""
+        self.last_heard_s = {each: time.monotonic() + START_S for each in nodes}
+        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
+
+    def _beat(self) -> None:
+        """Give signs of life to units. A node without one isn't asked: it has nothing to lose."""
+        while not self.closed.wait(BEAT_S / 2):
+            for unit in list(self._units):
+                with suppress(OSError, ValueError):
+                    _pipe(unit.process.stdin).write(_STOP if self.is_stopping else _GO_ON)
+                    _pipe(unit.process.stdin).flush()
+            idle = {*self.last_heard_s} - {unit.node for unit in list(self._units)}
+            now = time.monotonic()
+            self.last_heard_s |= {each: max(now, self.last_heard_s[each]) for each in idle}
+
+    def forget(self, node_id: str) -> None:
+        """Expect nothing more of a node."""
+        self.last_heard_s.pop(node_id, None)
+
+    def close(self) -> None:
+        """Write no more, and end what still runs here."""
+        self.closed.set()
+        for unit in list(self._units):
+            unit.process.terminate()
+
+
+@contextmanager
+def joined_slurm(partition: str) -> Iterator[SlurmEngine]:
+    """Use the cluster of this machine's slurm.conf. Raises `HostError`."""
+    engine = SlurmEngine(partition)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _size(cells: int) -> list[str]:
+    """What Slurm keeps free for so many cells."""
+    return [f"--cpus-per-task={-(-cells // 2)}", f"--mem={cells * CELL_MIB}M"]
+
+
+def _srun(name: str, words: Sequence[str]) -> list[str]:
+    one = ["--quiet", "--unbuffered", "--nodes=1", "--ntasks=1", "--chdir=/", f"--job-name={name}"]
+    return ["srun", *one, *words, sys.executable, "-m", "belljar.fleet.slurm_engine"]
+
+
+def _output(words: Sequence[str]) -> list[str]:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        hint = "see that `sinfo` and `srun hostname` work on this machine"
+        raise HostError(f"Slurm can't be asked: {printable(said)}", hint=hint) from error
+    return done.stdout.splitlines()
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise ValueError("not a pipe")
+    return stream
+
+
+def main() -> None:
+    """The node's end of one `srun`."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what else is printed is not a frame
+    source = sys.stdin.buffer
+    name = receive(source)
+    arguments = [receive(source) for _ in range(receive(source))]
+    if name != on_node.run_unit.__name__:
+        functions = (on_node.describe, on_node.prepare, on_node.clear, on_node.kill_all)
+        send(out, {each.__name__: each for each in functions}[name](*arguments))
+        return
+    fleet, unit, lock = arguments[0], arguments[1], threading.Lock()
+
+    def listen() -> None:
+        watch, number, word = on_node.Watch(fleet, lease=unit), 0, _GO_ON
+        while word:
+            word, number = source.read(1), number + 1
+            watch.beat(number, stop=word != _GO_ON)
+            with lock, suppress(OSError):  # the unit ends with its record, whoever hears of it
+                send(out, {})
+
+    with lock:
+        send(out, {"node": os.environ["SLURMD_NODENAME"]})
+    threading.Thread(target=listen, daemon=True).start()
+    for item in on_node.run_unit(*arguments, lease=unit):
+        with lock:
+            send(out, item)
+    os._exit(0)  # the thread that reads would hold the interpreter up
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Cells for Harbor: `harbor run --env belljar.harbor:BelljarEnvironment`.
+
+The one module that imports Harbor (extra `harbor`), which needs Python 3.12.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import anyio.to_thread
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.capabilities import (
+    EnvironmentCapabilities,
+    EnvironmentResourceCapabilities,
+)
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+
+from belljar.cell import Cell, open_range, start_run
+from belljar.dataclass import replace
+from belljar.errors import CellError, ContainmentBreach, PolicyError
+from belljar.host.settings import resolve_here
+from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
+from belljar.image.store import Store
+from belljar.policy import LoadedPolicy
+from belljar.probe.model import Verdict
+from belljar.probe.run import probe_cell
+from belljar.store.home import belljar_home
+from belljar.units import printable
+
+KIND: Final = "harbor"
+_PUBLIC: Final = (
+    "a cell never reaches the Internet, and the task asks for it: set `network_mode = "
+    '"no-network"`, or "allowlist" with names that the policy simulates'
+)
+
+
+class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Python 3.12 only
+    """One cell for each trial, made by `policy`: a preset or a file (`--ek policy=FILE`).
+
+    The task's image, limits, variables and work directory replace the policy's. A task that says
+    nothing of a network gets none.
+    """
+
+    def __init__(
+        self,
+        environment_dir: Path,
+        environment_name: str,
+        session_id: str,
+        trial_paths: Any,  # noqa: ANN401 - Harbor's
+        task_env_config: EnvironmentConfig,
+        *arguments: Any,  # noqa: ANN401 - Harbor's
+        policy: str = "",
+        **options: Any,  # noqa: ANN401 - Harbor's
+    ) -> None:
+        # Harbor asks for capabilities while it initializes.
+        self._loaded = resolve_here(policy or None)
+        self._wants_public = _names_public(environment_dir)
+        self._cell: Cell | None = None
+        self._stack = AsyncExitStack()
+        own = (environment_dir, environment_name, session_id, trial_paths, task_env_config)
+        super().__init__(*own, *arguments, **options)
+
+    @staticmethod
+    def type() -> str:
+        """The environment's name in Harbor's messages."""
+        return "belljar"
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        """No network; names of an allowlist if the policy simulates a network."""
+        has_names = self._loaded.policy.network is not None
+        names = {"network_allowlist": has_names, "network_allowlist_hostnames": has_names}
+        return EnvironmentCapabilities(disable_internet=True, **names)
+
+    @classmethod
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        """Limits are hard; whole processors."""
+        return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
+
+    def _validate_definition(self) -> None:
+        if (self.environment_dir / "docker-compose.yaml").exists():
+            raise PolicyError(
+                "a task with several services can't run in a cell",
+                where=str(self.environment_dir),
+                hint="write them as target cells of the policy's network: see docs/ranges.md",
+            )
+        dockerfile = self.environment_dir / "Dockerfile"
+        if not self.task_env_config.docker_image and not dockerfile.exists():
+            raise FileNotFoundError(f"the task has no docker_image, and there is no {dockerfile}")
+        if self._mounts and self._host_mounts:
+            raise PolicyError("no directory of the host is mounted into a cell", where="mounts")
+
+    def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
+        """Raise `ValueError` for a network that the policy doesn't simulate."""
+        wanted = network_policy or self._network_policy
+        super().validate_network_policy_support(wanted)
+        if wanted.network_mode == NetworkMode.PUBLIC and self._wants_public:
+            raise ValueError(_PUBLIC)
+        network = self._loaded.policy.network
+        stand_ins = network.stand_ins.values() if network is not None else ()
+        known = {name for item in stand_ins for name in item.names}
+        if unknown := sorted(set(wanted.allowed_hosts) - known):
+            raise ValueError(f"no stand-in of the policy has the name {printable(unknown[0])}")
+
+    async def start(self, force_build: bool) -> None:  # noqa: FBT001 - Harbor's interface
+        """Build or find the image, open the cell, probe it. Raises `CellError` unless contained."""
+        image = await anyio.to_thread.run_sync(self._image, force_build)
+        policy = self._policy(image)
+        run = start_run(KIND, self.session_id, [self.environment_name])
+        try:
+            self._stack.enter_context(run)
+            made = await self._stack.enter_async_context(open_range(policy, run=run))
+            self._cell, router = made.cell, made.routers.get(made.cell.id)
+            recorder = run.recorder
+            report = await probe_cell(made.cell, recorder=recorder, router=router, phase="start")
+            if report.verdict is Verdict.BREACHED:
+                raise ContainmentBreach("a probe got out of the cell", where=str(run.path))
+            if report.verdict is not Verdict.CONTAINED:
+                raise CellError("the probes did not show containment", where=str(run.path))
+            self.logger.info("belljar: recorded in %s", run.path)
+            await self.ensure_dirs(self._mount_targets(writable_only=True))
+            await self._upload_environment_dir_after_start()
+        except BaseException:
+            await self.stop(delete=True)
+            raise
+
+    async def stop(self, delete: bool) -> None:  # noqa: ARG002, FBT001 - a cell is never kept
+        """Destroy the cell with proof, and seal the record. Raises `ContainmentBreach`."""
+        self._cell = None
+        await self._stack.aclose()
+
+    def _image(self, force_build: bool) -> str:  # noqa: FBT001
+        """The name of the task's image in the store. Raises `HostError`, `PolicyError`."""
+        dockerfile, wanted = self.environment_dir / "Dockerfile", self.task_env_config.docker_image
+        home = belljar_home()
+        store = Store(home)
+        if wanted and not (force_build and dockerfile.exists()):
+            if (error := store.missing(wanted)) is not None:
+                raise error
+            return str(wanted)
+        name = f"harbor-{self.environment_id[:12]}"
+        request = BuildRequest(context=self.environment_dir, name=name, keep_setuid=True)
+        if store.missing(name) is None and is_built(store, store.find(name), request):
+            return name
+        try:
+            build_dockerfile(home, request, report=self.logger.info)
+        except StepError as error:
+            build = shlex.join(["image", "build", "-t", name, str(self.environment_dir)])
+            hint = f"if its steps need the network: belljar {build} --network"
+            raise PolicyError(error.what, where=error.where, hint=hint) from error
+        return name
+
+    def _policy(self, image: str) -> LoadedPolicy:
+        """The operator's policy for this task."""
+        policy, config = self._loaded.policy, self.task_env_config
+        limits = policy.resources
+        if cpus := self._resource_value("cpu"):
+            limits = replace(limits, cpus=int(cpus))
+        if memory_mib := self._resource_value("memory"):
+            limits = replace(limits, memory_bytes=memory_mib << 20)
+        if config.storage_mb:
+            limits = replace(limits, disk_bytes=config.storage_mb << 20)
+        changes: dict[str, Any] = {"image": image, "resources": limits}
+        if self._network_policy.network_mode == NetworkMode.NO_NETWORK:
+            changes["network"] = None
+        if config.workdir:
+            changes["workdir"] = config.workdir
+        return replace(self._loaded, policy=policy.model_copy(update=changes))
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Run a command in bash. Raises `RuntimeError` when its time is up, as Docker's does."""
+        who = self._resolve_user(user)
+        output = await self._running().exec(
+            ["bash", "-c", command],
+            cwd=cwd or "",
+            env=self._merge_env(env),
+            timeout_s=timeout_sec,
+            user=None if who is None else str(who),
+        )
+        if output.timed_out:
+            raise RuntimeError(f"Command timed out after {output.duration_s:.0f} seconds")
+        dropped = output.stdout_dropped_bytes + output.stderr_dropped_bytes
+        notes = [f"belljar: {dropped:,} bytes of output were dropped"] if dropped else []
+        notes += [printable(output.why_not_started)] if output.why_not_started else []
+        return ExecResult(
+            stdout=output.stdout_text,
+            stderr="\n".join(filter(None, [output.stderr_text, *notes])),
+            return_code=output.returncode,
+        )
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Copy a file into the cell."""
+        await self._running().upload(source_path, target_path, overwrite=True, user="0")
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Copy a directory's files into the cell's."""
+        await self._running().upload(source_dir, target_dir, overwrite=True, user="0")
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Copy a file of the cell."""
+        await self._running().download(source_path, target_path, overwrite=True, user="0")
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Copy a directory of the cell; links that lead out of it, pipes and devices are named."""
+        options = {"overwrite": True, "skip_unsafe": True}
+        done = await self._running().download(source_dir, target_dir, user="0", **options)
+        for path in done.skipped:
+            self.logger.warning("belljar: not copied: %s", printable(str(path)))
+
+    def _running(self) -> Cell:
+        if self._cell is None:
+            raise RuntimeError("the environment is not started")
+        return self._cell
+
+
+def _names_public(environment_dir: Path) -> bool:
+    """Whether the task itself asks for the Internet, or is not there to say.
+
+    Harbor's own default is public, too, and reaches an environment in the same way.
+    """
+    try:
+        task = tomllib.loads((environment_dir.parent / "task.toml").read_text())
+    except (OSError, ValueError):
+        return True
+    text = json.dumps(task, default=str)  # a key of any table in it; text in values is escaped
+    return '"network_mode": "public"' in text or '"allow_internet": true' in text

@@ -1,0 +1,197 @@
+"""A task's selected samples, and the words that make another process run some of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from belljar.dataclass import dataclass
+from belljar.errors import HostError, PolicyError
+from belljar.harness.evaluate import RunRequest, load_only
+from belljar.harness.options import InspectOptions, Selection, read_selection
+from belljar.policy import Tier, demanded_tier
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from inspect_ai import Task
+
+# Options by which the samples are chosen: a unit's words name its own.
+_CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
+_GLOB: Final = re.compile(r"([*?[])")
+# Options of Inspect that several processes can't share, or that are read from a file there.
+_NOT_SHARED: Final = ("run_config", "acp_server", "generate_config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedTask:
+    """One task, what of it was selected, and what its cells demand.
+
+    `root`: the directory of its file, which `words` are relative to; None for a task of a package.
+    `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
+    `limits`: the operator's, of samples and cells at a time.
+    """
+
+    name: str
+    root: Path | None
+    words: tuple[str, ...]
+    check_words: tuple[str, ...]
+    samples: tuple[str, ...]
+    epochs: int
+    tier: Tier
+    time_limit_s: float | None = None
+    limits: tuple[int, ...] = ()
+
+    def at_once(self, cells: int) -> int:
+        """How many samples a unit may run at a time: `cells`, or the operator's own limit."""
+        return min(cells, *self.limits) if self.limits else cells
+
+    def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:
+        """The words that run these samples, so many at a time."""
+        several = ["--max-samples", str(cells), "--max-sandboxes", str(cells)]
+        return [*self.words, "--sample-id", ",".join(map(pattern_of, samples)), *several]
+
+
+def pattern_of(sample: str) -> str:
+    """The pattern that matches this id and nothing else."""
+    return _GLOB.sub(r"[\1]", sample)
+
+
+def select_task(request: RunRequest) -> SelectedTask:
+    """Load the one task that is to run, and select its samples.
+
+    Raises as `run_evaluation`; `PolicyError` for what can't be run in parts.
+    """
+    options, tasks, previews = load_only(
+        request.inspect_args,
+        {
+            "run_policy": request.policy,
+            "override": request.override,
+            "tier": request.tier,
+            "allow_upstreams": request.allow_upstreams,
+        },
+    )
+    for each in previews:
+        if each.error is not None and not isinstance(each.error, HostError):
+            raise each.error  # what a node lacks, each node says itself
+    selection = read_selection(options)
+    spec, task = _only(options, tasks)
+    _check_shared(options, selection)
+    samples = _samples(task, selection)
+    path, at, name = spec.partition("@")
+    root = Path(path).absolute().parent if Path(path).is_file() else None
+    # One sample of each kind: a node checks no more.
+    kinds = {each.policy: each.sample for each in previews if each.policy is not None}
+    policies = [each.policy for each in kinds]
+    if not samples or not policies:
+        raise PolicyError("no sample is selected", where=printable(task.name))
+    sent = f"{Path(path).name}{at}{name}" if root else spec
+    own = [
+        *(["--policy", request.policy] if request.policy else []),
+        *(["--override"] if request.override else []),
+        *(["--allow-upstreams"] if request.allow_upstreams else []),
+        *(["--tier", request.tier] if request.tier else []),
+    ]
+    rest = list(request.inspect_args)
+    rest.remove(spec)
+    rest = _without(rest)
+    _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
+    params = options.context.params
+    arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
+    epochs = params.get("epochs") or task.epochs or 1
+    limit = params.get("time_limit") or task.time_limit
+    return SelectedTask(
+        name=task.name,
+        root=root,
+        words=(sent, *own, *rest),
+        check_words=(
+            sent,
+            *own,
+            *arguments,
+            "--sample-id",
+            ",".join(map(pattern_of, kinds.values())),
+        ),
+        samples=samples,
+        epochs=int(epochs),
+        tier=max(demanded_tier(each.risk, each.tier) for each in policies),
+        time_limit_s=None if limit is None else float(limit),
+        limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
+    )
+
+
+def _only(options: InspectOptions, tasks: Sequence[Task]) -> tuple[str, Task]:
+    specs = options.context.params["tasks"]
+    if len(tasks) != 1 or len(specs) != 1:
+        raise PolicyError(
+            f"a fleet runs one task, and {len(tasks)} are named",
+            where=printable(", ".join(task.name for task in tasks)),
+            hint="name one, as in file.py@task, and run the others after it",
+        )
+    model = options.model
+    if isinstance(model, str) and ("," in model or model.startswith("belljar/")):
+        raise PolicyError(
+            "a fleet asks one model of a provider",
+            where=printable(f"--model {model}"),
+            hint="run several models one after the other; a model in a cell runs on one machine",
+        )
+    return specs[0], tasks[0]
+
+
+def _check_shared(options: InspectOptions, selection: Selection) -> None:
+    """Refuse what would differ between units."""
+    if not selection.is_foreseen:
+        raise PolicyError(
+            "samples in a random order can't be shared among nodes",
+            where="--sample-shuffle",
+            hint="give it a seed: --sample-shuffle 42",
+        )
+    for name in _NOT_SHARED:
+        if options.context.params.get(name):
+            option = f"--{name.replace('_', '-')}"
+            hint = "give its options on the command line"
+            raise PolicyError("it can't be used with --fleet", where=option, hint=hint)
+
+
+def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
+    """The ids, each of which `--sample-id` can name alone."""
+    everything = [str(sample.id) for sample in task.dataset]
+    chosen = [everything[each] for each in selection.positions(task, [task.name])]
+    for sample in chosen:
+        pattern = pattern_of(sample)
+        named = [everything[each] for each in Selection(ids=[pattern]).positions(task, [task.name])]
+        if named != [sample] or "," in pattern or pattern != pattern.strip():
+            raise PolicyError(
+                f"the id {printable(sample, max_chars=80)!r} can't be named alone by --sample-id",
+                where=printable(task.name),
+                hint="give each sample an id of its own without a comma or a leading zero",
+            )
+    return tuple(chosen)
+
+
+def _without(words: Sequence[str]) -> list[str]:
+    """The words without the options that choose samples, and their values."""
+    kept: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if word in _CHOSEN:
+            next(waiting, None)
+        elif not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
+            kept.append(word)
+    return kept
+
+
+def _check_files(words: Iterable[str], root: Path | None) -> None:
+    """Refuse words that name a file of this machine, unless it is found on a node as well."""
+    here = Path.cwd()
+    for word in words:
+        named = word.rpartition("=")[2]
+        if not named or (word.startswith("-") and "=" not in word) or not Path(named).exists():
+            continue
+        if Path(named).is_absolute() or here != root:
+            raise PolicyError(
+                f"`{printable(named)}` is a file of this machine, which no node has",
+                where=printable(word),
+                hint="put it beside the task, and run belljar in that directory",
+            )

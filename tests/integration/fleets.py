@@ -1,0 +1,145 @@
+"""A fleet's stores, its commands, and what the tests of each engine look at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
+
+from belljar.ledger.writer import is_being_written
+
+TASKS = """
+import asyncio
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer, stderr
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work(seconds):
+    async def solve(state, generate):
+        wait = seconds if state.sample_id == "s5" else 0
+        said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
+        state.store.set("said", said.stdout.split())
+        return state
+    return solve
+
+@scorer(metrics=[mean(), stderr()])
+def points():
+    async def score(state, target):
+        name, epoch = state.store.get("said")
+        return Score(value=int(name[1:]) * int(epoch), answer=name)
+    return score
+
+@task
+def numbers(count: int = 6, seconds: float = 0):
+    samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
+    return Task(dataset=samples, solver=work(seconds), scorer=points())
+"""
+
+
+class Fleet:
+    """The nodes' stores and the head's; commands of the head."""
+
+    def __init__(
+        self,
+        folder: Path,
+        homes: Sequence[Path],
+        head: Path,
+        environment: Mapping[str, str],
+        *,
+        address: str,
+    ) -> None:
+        self.folder, self.homes, self.head, self.address = folder, homes, head, address
+        (folder / "task").mkdir()
+        (folder / "task" / "tasks.py").write_text(TASKS)
+        self.environment = {
+            **environment,
+            "BELLJAR_POLICY": "low",
+            "BELLJAR_HOME": str(head),
+            "NO_COLOR": "1",
+            "COLUMNS": "300",
+        }
+
+    def start_run(self, *arguments: str, fleet: bool = True) -> subprocess.Popen[str]:
+        """Start `belljar run`."""
+        words = ["run", "--json", "tasks.py", *arguments, "--model", "mockllm/model"]
+        return self.start(*words, *(["--fleet", self.address] if fleet else []))
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command on the head."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "belljar", *words],
+            cwd=self.folder / "task",
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, fleet: bool = True) -> tuple[int, dict[str, Any], str]:
+        """Run to the end: exit code, what it printed, and its standard error."""
+        process = self.start_run(*arguments, fleet=fleet)
+        out, errors = process.communicate(timeout=1500)
+        return process.returncode, json.loads(out) if out else {}, errors
+
+    def belljar(self, *words: str, home: Path | None = None) -> str:
+        """Another command's output."""
+        environment = {"BELLJAR_HOME": str(home or self.head)}
+        return self.output(sys.executable, "-m", "belljar", *words, environment=environment)
+
+    def output(self, *words: str, environment: Mapping[str, str] | None = None) -> str:
+        """A program's output."""
+        done = subprocess.run(
+            words,
+            env={**self.environment, **(environment or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        return done.stdout + done.stderr
+
+
+def lines_until(process: subprocess.Popen[str], word: str, count: int) -> list[str]:
+    """The run's status lines until so many have the word."""
+    found: list[str] = []
+    assert process.stderr is not None
+    for line in process.stderr:
+        found.append(line)
+        if sum(word in each for each in found) == count:
+            return found
+    pytest.fail("".join(found))
+
+
+def nothing_runs(nodes: Fleet) -> bool:
+    """Whether no node has a cell, and none of its runs goes on."""
+    return all(
+        nodes.belljar("ps", home=home) == "no cells\n"
+        and not [run for run in (home / "runs").iterdir() if is_being_written(run)]
+        for home in nodes.homes
+    )
+
+
+def log_of(run_dir: str) -> EvalLog:
+    """The run's one log."""
+    (info,) = list_eval_logs(str(Path(run_dir) / "inspect"))
+    return read_eval_log(info)
+
+
+def metrics(log: EvalLog) -> dict[str, float]:
+    """All of its metrics."""
+    assert log.results is not None
+    return {
+        f"{score.name} {name}": metric.value
+        for score in log.results.scores
+        for name, metric in score.metrics.items()
+    }

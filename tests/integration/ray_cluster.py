@@ -1,0 +1,107 @@
+"""A Ray cluster of several nodes on this machine, each with a store of its own: a process that
+prints its address, takes `kill N` and `freeze N` on standard input, and ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+CELLS = 2
+AGENTS = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "runtime_env_agent_port",
+    "dashboard_agent_listen_port",
+)
+CURRENT = Path("/tmp/ray/ray_current_cluster")
+
+
+PORT_FILES: dict[str, int] = {}
+
+
+def ports() -> dict[str, int]:
+    """Free ports for a node's agents: for one that is not given, Ray waits 15 s and no longer,
+    which a busy machine needs to import what they need."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in AGENTS]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        found = {name: each.getsockname()[1] for name, each in zip(AGENTS, sockets, strict=True)}
+    node = secrets.token_hex(28)
+    os.environ["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] = node
+    PORT_FILES[f"dashboard_agent_listen_port_{node}"] = found["dashboard_agent_listen_port"]
+    return found
+
+
+def name_ports(folder: Path) -> None:
+    """Write the one port down that Ray takes and still waits for."""
+    while True:
+        for session in folder.glob("session_2*"):
+            for name, port in list(PORT_FILES.items()):
+                if session.joinpath("sockets").is_dir() and not session.joinpath(name).exists():
+                    session.joinpath(name).write_text(str(port))
+        time.sleep(0.1)
+
+
+def main(folder: str, *homes: str) -> None:
+    """Serve until standard input ends."""
+    from ray.cluster_utils import Cluster
+
+    CURRENT.parent.mkdir(exist_ok=True)  # where Ray writes the address, whatever its own folder is
+    threading.Thread(target=name_ports, args=(Path(folder),), daemon=True).start()
+    quick = {
+        "agent_register_timeout_ms": 120_000,
+        "worker_register_timeout_seconds": 600,
+        "health_check_period_ms": 3000,
+        "health_check_initial_delay_ms": 1000,
+    }
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "node_ip_address": "127.0.0.1",
+            "include_dashboard": False,
+            "temp_dir": folder,
+            "_system_config": quick,
+            **ports(),
+        },
+    )
+    nodes = []
+    for number, home in enumerate(homes, 1):
+        tiers = {"belljar_container": 1, "belljar_gvisor": 1, "belljar_microvm": 1}
+        named = {"BELLJAR_HOME": home, "BELLJAR_FLEET_NODE": f"n{number}"}
+        nodes.append(
+            cluster.add_node(
+                wait=False,
+                num_cpus=1,
+                resources={"belljar_cells": CELLS, **tiers},
+                env_vars=named,
+                node_ip_address="127.0.0.1",
+                **ports(),
+            )
+        )
+    print(json.dumps({"address": cluster.address}), flush=True)
+    for line in sys.stdin:
+        command, chosen = line.split()
+        node = nodes[int(chosen) - 1]
+        if command == "kill":
+            cluster.remove_node(node, allow_graceful=False)
+        else:
+            for process in node.all_processes["raylet"]:
+                os.kill(process.process.pid, signal.SIGSTOP)
+        print("done", flush=True)
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+    with suppress(FileNotFoundError):
+        CURRENT.unlink()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

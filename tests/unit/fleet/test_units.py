@@ -1,0 +1,167 @@
+"""How samples are cut into units, which nodes may run them, and what is tried again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.fleet.units import (
+    MAX_ATTEMPTS,
+    MAX_UNIT_SAMPLES,
+    NODE_TIMEOUT_S,
+    Node,
+    Unit,
+    another_try,
+    cells_per_unit,
+    deadline_s,
+    lost_nodes,
+    next_size,
+    refused,
+    slots,
+    to_try_again,
+)
+from belljar.report.cells import TranscriptGap
+from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import Row, RunFindings, Transcript
+
+NODE = Node(node_id="i", name="n", key="k" * 64, version="1", inspect="2", cells=4)
+
+
+def row(sample: str, *codes: ReasonCode, epoch: int = 1, error: str = "") -> Row:
+    """A sample with these reasons."""
+    return Row(
+        transcript=Transcript(
+            task="t", sample=sample, epoch=epoch, uuid=f"{sample}{epoch}", error=error
+        ),
+        cells=(),
+        transcript_gap=TranscriptGap(),
+        reasons=tuple(Reason(code=code) for code in codes),
+    )
+
+
+@given(
+    st.integers(1, 500), st.integers(1, 40), st.integers(1, 8), st.floats(0.01, 5000) | st.none()
+)
+def test_every_sample_gets_into_one_unit_and_the_last_units_are_small(
+    count: int, room: int, side_by_side: int, sample_s: float | None
+) -> None:
+    """Sizes are positive, bounded, add up, and no unit holds more than an equal share."""
+    left = count
+    while left:
+        size = next_size(left, slots=room, side_by_side=side_by_side, sample_s=sample_s)
+        assert 1 <= size <= min(left, MAX_UNIT_SAMPLES, -(-left // room))
+        left -= size
+
+
+def test_long_samples_get_small_units() -> None:
+    """A unit of samples of ten minutes each holds one, however many there are."""
+    assert next_size(1000, slots=2, side_by_side=1, sample_s=600.0) == 1
+    assert next_size(1000, slots=2, side_by_side=1, sample_s=0.1) == MAX_UNIT_SAMPLES
+
+
+def test_a_small_node_sets_the_size_of_units_and_a_large_one_runs_several() -> None:
+    """Nodes of 4 and 16 cells: units of 2 cells, ten at a time."""
+    nodes = [NODE, Node(node_id="j", name="m", key="", version="1", inspect="2", cells=16)]
+    assert (cells_per_unit(nodes), slots(nodes, cells_per_unit(nodes))) == (2, 10)
+
+
+@dataclass
+class Case:
+    """A node that is refused."""
+
+    node: Node
+    word: str
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(Node(node_id="i", name="n", key="k", version="0", inspect="2", cells=1), "Belljar 0"),
+        Case(
+            Node(node_id="i", name="n", key="k", version="1", inspect="3", cells=1), "inspect-ai 3"
+        ),
+        Case(
+            Node(node_id="i", name="known", key="k", version="1", inspect="2", cells=1), "its key"
+        ),
+        Case(
+            Node(
+                node_id="i", name="n", key="k", version="1", inspect="2", cells=1, has_token=False
+            ),
+            "token",
+        ),
+    ],
+    ids=lambda case: case.word,
+)
+def test_a_node_of_another_version_key_or_without_a_token_is_refused(case: Case) -> None:
+    """Each has its reason; an equal one has none."""
+    pinned = {"known": "another"}
+    assert case.word in refused(case.node, version="1", inspect="2", pinned=pinned).refusal
+    assert not refused(NODE, version="1", inspect="2", pinned=pinned).refusal
+
+
+UNIT = Unit(number=1, samples=("a", "b"))
+
+
+def test_a_lost_unit_is_tried_again_whole() -> None:
+    """Nothing came back: each of its samples."""
+    assert to_try_again(UNIT, 1, None) == ("a", "b")
+
+
+def test_only_what_infrastructure_took_is_tried_again() -> None:
+    """A sample without a record or with a broken one is; one that a guest may have made void, a
+    contained one and a breached one are not."""
+    found = RunFindings(rows=(row("a"), row("b", ReasonCode.LEDGER_UNFINISHED)))
+    assert to_try_again(UNIT, 1, found) == ("b",)
+    assert to_try_again(UNIT, 1, RunFindings(rows=(row("a"),))) == ("b",)
+    for code in set(ReasonCode) - {ReasonCode.LEDGER_UNFINISHED}:
+        mixed = row("b", code, ReasonCode.PROBES_VOID)
+        assert to_try_again(UNIT, 1, RunFindings(rows=(row("a"), mixed))) == ()
+
+
+def test_all_epochs_of_a_sample_are_needed() -> None:
+    """One of two epochs is missing: the sample is tried again."""
+    found = RunFindings(rows=(row("a"), row("a", epoch=2), row("b")))
+    assert to_try_again(UNIT, 2, found) == ("b",)
+
+
+def test_an_error_of_the_task_is_not_tried_again() -> None:
+    """It ended the evaluation, which is why another sample did not begin."""
+    found = RunFindings(rows=(row("a", error="IndexError"),), errors=("t: error: IndexError",))
+    assert to_try_again(UNIT, 1, found) == ()
+
+
+def test_a_full_disk_of_a_node_is() -> None:
+    """The node's own failure ended it: samples that it cut are tried elsewhere."""
+    found = RunFindings(
+        rows=(row("a", error="cancelled"), row("b")), errors=("no space",), failure_code=5
+    )
+    assert to_try_again(UNIT, 1, found) == ("a",)
+
+
+def test_another_try_goes_to_a_node_that_has_not_had_it_within_a_bound() -> None:
+    """Three attempts; none without a fresh node, and none of no samples."""
+    nodes = {"n1", "n2", "n3", "n4"}
+    unit, tried = UNIT, 0
+    while (again := another_try(unit, ["a"], f"n{unit.attempt}", nodes)) is not None:
+        assert f"n{unit.attempt}" in again.not_on
+        unit, tried = again, tried + 1
+    assert tried == MAX_ATTEMPTS - 1
+    assert another_try(UNIT, ["a"], "n1", {"n1"}) is None
+    assert another_try(UNIT, [], "n1", nodes) is None
+
+
+def test_a_silent_node_is_lost() -> None:
+    """After its time, and not before."""
+    assert lost_nodes({"a": 0.0, "b": 5.0}, NODE_TIMEOUT_S + 1) == {"a"}
+    assert not lost_nodes({"a": 0.0}, NODE_TIMEOUT_S)
+
+
+def test_a_deadline_leaves_room_for_scoring() -> None:
+    """Twice the samples' own limit and more for each round; none without a limit."""
+    limit = deadline_s(Unit(number=1, samples=("a",) * 4), 2, 4, 600.0)
+    assert limit is not None
+    assert limit > 2 * 2 * 600.0
+    assert deadline_s(UNIT, 1, 1, None) is None

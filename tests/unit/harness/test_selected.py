@@ -1,0 +1,115 @@
+"""One task's selected samples, and the words that make another process run some of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import PolicyError
+from belljar.harness.evaluate import RunRequest
+from belljar.harness.options import Selection
+from belljar.harness.selected import SelectedTask, pattern_of, select_task
+from belljar.policy import Tier
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+
+@task
+def names(ids: str = "a b c"):
+    return Task(dataset=[Sample(id=name, input="x") for name in ids.split()], epochs=3, time_limit=60)
+
+@task
+def other():
+    return names()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The task's directory, which is the current one."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "low.yaml").write_text("belljar: 1\nrisk: low\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def select(*words: str, **more: object) -> SelectedTask:
+    """The task with these options."""
+    arguments = ["task.py@names", "--model", "mockllm/model", *words]
+    return select_task(RunRequest(inspect_args=arguments, **more))  # type: ignore[arg-type]
+
+
+def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
+    """Samples by Inspect's options, in its order; a unit's words keep the other options, and name
+    its own samples."""
+    found = select("--limit", "2", "--temperature=0.5", policy="low.yaml")
+    assert (found.samples, found.epochs, found.time_limit_s) == (("a", "b"), 3, 60.0)
+    assert (found.tier, found.root) == (Tier.CONTAINER, folder)
+    words = found.unit_words(["b"], cells=4)
+    assert words[:3] == ["task.py@names", "--policy", "low.yaml"]
+    assert "--limit" not in words
+    assert words[words.index("--sample-id") + 1] == "b"
+    assert "--temperature=0.5" in words
+    assert select("--sample-id=c").samples == ("c",)
+    shuffled = select("--sample-shuffle", "42")
+    assert sorted(shuffled.samples) == ["a", "b", "c"]
+    assert not {"--sample-shuffle", "42"} & {*shuffled.unit_words(["b"], cells=1)[:-4]}
+    assert select().tier is Tier.MICROVM
+
+
+def test_epochs_of_the_command_line_win() -> None:
+    """As for Inspect."""
+    assert select("--epochs", "2").epochs == 2
+
+
+@pytest.mark.parametrize("name", ["a*", "[x]", "q?", "ns:1", "a b"])
+def test_a_pattern_matches_its_id_alone(name: str) -> None:
+    """Characters of a pattern in an id match themselves."""
+    from inspect_ai import Task
+    from inspect_ai.dataset import Sample
+
+    others = ["abc", "x", "qq", "1", "b", name]
+    task = Task(dataset=[Sample(id=each, input="x") for each in others])
+    found = Selection(ids=[pattern_of(name)]).positions(task, ["other"])
+    assert [others[each] for each in found] == [name]
+
+
+@pytest.mark.parametrize("ids", ["a,b c", "01 1", "x names:x"])
+def test_an_id_that_can_not_be_named_alone_is_refused(ids: str) -> None:
+    """With a comma, equal to another but for zeros, or with the task's name before it: a unit
+    would run other samples than it was given."""
+    with pytest.raises(PolicyError):
+        select("-T", f"ids={ids}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sample-shuffle"],
+        ["--model", "belljar/model.yaml"],
+        ["--model", "mockllm/a,mockllm/b"],
+        ["-T", "file=/etc/hostname"],
+        ["task.py@other"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_what_units_can_not_share_is_refused(words: list[str]) -> None:
+    """A random order, a model in a cell, several models or tasks, a file of this machine."""
+    with pytest.raises(PolicyError):
+        select(*words)
+
+
+def test_a_policy_beyond_the_task_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the task's directory is sent: however the policy was named."""
+    policy = tmp_path_factory.mktemp("elsewhere") / "low.yaml"
+    policy.write_text("belljar: 1\nrisk: low\n")
+    with pytest.raises(PolicyError):
+        select(policy=str(policy))
+    monkeypatch.setenv("BELLJAR_POLICY", str(policy))
+    with pytest.raises(PolicyError):
+        select()
