@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 
-from belljar.ledger.writer import is_being_written
+from belljar.ledger.files import is_being_written
 
 TASKS = """
 import asyncio

@@ -17,7 +17,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import LedgerError, PolicyError
 from belljar.image.layers import LayerError
 from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.ledger.files import open_beneath, open_directory, walk_files, write_all
+from belljar.ledger.files import Directory, open_beneath, open_directory, walk_files, write_all
 
 PIECE_BYTES: Final = 4 << 20
 MAX_ENTRIES: Final = 500_000
@@ -59,7 +59,7 @@ def pack_task(directory: Path) -> bytes:
         return b"".join(_packed(root, iter(names)))
 
 
-def _packed(root: int, names: Iterator[str]) -> Iterator[bytes]:
+def _packed(root: Directory, names: Iterator[str]) -> Iterator[bytes]:
     gathered = bytearray()
     for name in names:
         with open_beneath(root, name) as file:

@@ -17,9 +17,8 @@ from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.image.layers import LayerError
 from belljar.ledger import Line, local_fingerprint, read_events, verify
-from belljar.ledger.files import digest_file
+from belljar.ledger.files import digest_file, is_being_written
 from belljar.ledger.listing import find_run
-from belljar.ledger.writer import is_being_written
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import judge, record_reasons
