@@ -248,7 +248,13 @@ def _add(found: RangeFindings, line: Line) -> None:
                 found.names_refused.add(shown, times_of(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
-        case Kind.NETWORK_CONNECTION if data["phase"] == "closed":
+        case Kind.NETWORK_CONNECTION:
+            # Without the secrets of a connection, its packets prove nothing.
+            found.missing_bytes += sum(
+                body.total_bytes - body.kept_bytes for body in line.bodies if body.name == "secrets"
+            )
+            if data["phase"] != "closed":
+                return
             found.missing_bytes += data["missing_bytes"]
             kinds = data.get("remainder")
             for kind, size in (kinds if isinstance(kinds, dict) else {}).items():

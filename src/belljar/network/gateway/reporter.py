@@ -17,7 +17,16 @@ from belljar.capture import body_of
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_QUESTION_BYTES
-from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
+from belljar.network.ipc import (
+    ALIVE,
+    ASK,
+    DIAL,
+    ENDED,
+    MAX_DATAGRAM_BYTES,
+    SECRETS,
+    Item,
+    encode_event,
+)
 from belljar.units import printable
 
 MAX_RECORDED_HEADERS: Final = 64
@@ -233,7 +242,8 @@ class Reporter:
 
     def _within_budget(self, item: Item) -> Item:
         size = sum(len(body.content) for body in item.bodies)
-        if item.kind == ASK or not size:
+        # Without a connection's secrets its packets are unreadable; they are small.
+        if item.kind == ASK or not size or any(body.name == SECRETS for body in item.bodies):
             return item
         if self._recorded + size > self._bounds.recorded_bytes:
             return replace(item, bodies=tuple(replace(body, content=b"") for body in item.bodies))

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.capture import Capture
+from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import Flow, RequestHead, Verdict, decide, known_to
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.guard import Guard
 from belljar.network.gateway.reporter import Reporter, printable_text
-from belljar.network.ipc import Item
+from belljar.network.ipc import SECRETS, Item
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 from belljar.signals.values import Channel
@@ -61,6 +61,7 @@ class Account:
         self._start = time.monotonic()
         self._kinds: Counter[str] = Counter()
         self._unrecorded: Capture | None = None  # The remainder since the event before.
+        self._secrets, self._labels = b"", set[bytes]()
         self._holders: list[Callable[[], None]] = []
 
     def before_end(self, leave: Callable[[], None]) -> None:
@@ -94,6 +95,15 @@ class Account:
             self._unrecorded = Capture(max_kept_bytes=KEPT_BYTES)
         self._unrecorded.feed(data)
 
+    def keep_secrets(self, lines: bytes) -> None:
+        """Keep lines of NSS's key log for the next event."""
+        self._secrets += lines
+        self._labels |= {line.partition(b" ")[0] for line in lines.splitlines()}
+
+    def has_secrets(self, labels: frozenset[bytes]) -> bool:
+        """Return whether lines with these labels were kept."""
+        return labels <= self._labels
+
     def end_for(self, reason: str) -> None:
         """Why it ends; the first reason counts."""
         self.reason = self.reason or reason
@@ -120,7 +130,7 @@ class Account:
     @property
     def has_unrecorded(self) -> bool:
         """Whether some remainder has no event yet."""
-        return self._unrecorded is not None or self.missing_bytes > 0
+        return self._unrecorded is not None or bool(self._secrets) or self.missing_bytes > 0
 
     def item(self, place: dict[str, JsonValue], *, closed: bool) -> Item:
         """The event since the one before. `place`: cell and address."""
@@ -143,8 +153,11 @@ class Account:
             **({"remainder": dict(self._kinds)} if self._kinds else {}),
         }
         part, self._unrecorded = self._unrecorded, None
-        bodies = () if part is None else part.bodies("remainder")
-        return Item(Kind.NETWORK_CONNECTION, data, tuple(bodies))
+        bodies = () if part is None else tuple(part.bodies("remainder"))
+        if self._secrets:
+            bodies += (body_of(SECRETS, self._secrets, KEPT_BYTES),)
+            self._secrets = b""
+        return Item(Kind.NETWORK_CONNECTION, data, bodies)
 
 
 class Incoming:

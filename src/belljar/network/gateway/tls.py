@@ -1,7 +1,8 @@
 """A range's certificate authority; judges and records a ClientHello's name.
 
-The authority's key is in this process's memory only.
-A leaf's is in `scratch`, the gateway's own memory file system, while OpenSSL reads it.
+The authority's key is in this process's memory only. `scratch`, the gateway's own memory file
+system, has a leaf's key while OpenSSL reads it, and the secrets of a handshake until it is over:
+with these, the connection can be decrypted in the packet record.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from belljar.network.decide import HTTP, Verdict
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.gateway.pipe import ServerTlsPipe, TcpPipe
 from belljar.network.gateway.reporter import printable_text
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
 from belljar.network.ipc import Item
 
 AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what for.
@@ -40,11 +41,41 @@ ALPN: Final = "http/1.1"
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
+# What Wireshark needs to decrypt a connection, by NSS's names for it.
+_NEEDED_SECRETS: Final = {
+    "TLSv1.2": frozenset({b"CLIENT_RANDOM"}),
+    "TLSv1.3": frozenset(
+        f"{side}_{what}".encode()
+        for side in ("CLIENT", "SERVER")
+        for what in ("HANDSHAKE_TRAFFIC_SECRET", "TRAFFIC_SECRET_0")
+    ),
+}
+
+
+class KeyLog:
+    """The secrets that OpenSSL logs of its handshakes, in a file of the gateway's own memory."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._path = scratch / "secrets"
+
+    def attach(self, context: ssl.SSLContext) -> None:
+        """Log the handshakes of a context."""
+        context.keylog_filename = str(self._path)
+
+    def take(self) -> bytes:
+        """Return what was logged since the last call: of one connection, if called at once."""
+        lines = self._path.read_bytes() if self._path.exists() else b""
+        if lines:
+            self._path.write_bytes(b"")
+        return b"".join(line + b"\n" for line in lines.splitlines() if not line.startswith(b"#"))
+
+
 class Authority:
-    """Issues leaves by name. `certificate`: its own, PEM."""
+    """Issues leaves by name. `certificate`: its own, PEM. `key_log`: of its leaves' contexts."""
 
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
         self._scratch = scratch
+        self.key_log = KeyLog(scratch)
         self._now = now
         self._max_leaves = max_leaves
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -71,6 +102,7 @@ class Authority:
                 found.load_cert_chain(file)
             finally:
                 file.unlink(missing_ok=True)
+            self.key_log.attach(found)
         self._leaves[name, http] = found
         if len(self._leaves) > self._max_leaves:
             self._leaves.popitem(last=False)
@@ -173,7 +205,7 @@ class Terminator:
         bounds = self._site.bounds
         http = self._site.judge(peer).protocol in HTTP
         secure = ServerTlsPipe(pipe, self._contexts[http])
-        hello = _ClientHello(self._site, peer, secure)
+        hello = _ClientHello(self._site, peer, secure, self._authority.key_log)
         secure.engine.owner = hello  # type: ignore[attr-defined]
         try:
             async with asyncio.timeout(bounds.handshake_timeout_s):
@@ -195,7 +227,12 @@ class Terminator:
                 return None
             if secure.engine.version() != "TLSv1.3":
                 self._contexts[http] = self._first_context(http=http)
+            if not peer.account.has_secrets(_NEEDED_SECRETS[secure.engine.version() or ""]):
+                await hello.failed("its secrets were not logged")
+                return None
             secure.shaken()
+            # In order, so on record before anything that is answered on the connection.
+            self._site.post(partial(connection_item, hello.peer, closed=False))
             return secure, hello.peer
         return None
 
@@ -219,8 +256,8 @@ class Terminator:
 class _ClientHello:
     """One connection's ClientHello."""
 
-    def __init__(self, site: Site, peer: Peer, secure: ServerTlsPipe) -> None:
-        self._site, self._secure = site, secure
+    def __init__(self, site: Site, peer: Peer, secure: ServerTlsPipe, key_log: KeyLog) -> None:
+        self._site, self._secure, self._key_log = site, secure, key_log
         self.peer = peer
         self._verdict: Verdict | None = None
         self._recorded = False
@@ -231,7 +268,8 @@ class _ClientHello:
         return self._verdict
 
     async def before_send(self) -> None:
-        """Record the verdict before alert or certificate leave."""
+        """Record the verdict before alert or certificate leave. Called behind each step."""
+        self.peer.account.keep_secrets(self._key_log.take())
         if self._verdict is not None and not self._recorded:
             await self._record(self._verdict.reason)
 

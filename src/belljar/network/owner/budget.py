@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.events import Event, JsonValue
+from belljar.network.ipc import SECRETS
 from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
 # An event's line beside its data, counted generously.
@@ -73,7 +74,7 @@ def cost_bytes(event: Event) -> int:
 
 
 def cut_down(event: Event) -> Event:
-    """32 plain fields, texts of 200 characters, no body bytes."""
+    """32 plain fields, texts of 200 characters, no body bytes but the secrets of a connection."""
     data: dict[str, JsonValue] = {}
     for name, value in event.data.items():
         if isinstance(value, list | tuple | Mapping) or len(data) == MAX_CUT_FIELDS:
@@ -81,7 +82,9 @@ def cut_down(event: Event) -> Event:
         if isinstance(value, str) and len(value) > MAX_CUT_CHARS:
             value = f"{value[:MAX_CUT_CHARS]}…"
         data[name[:MAX_CUT_CHARS]] = value
-    bodies = tuple(replace(body, content=b"") for body in event.bodies)
+    bodies = tuple(
+        body if body.name == SECRETS else replace(body, content=b"") for body in event.bodies
+    )
     return replace(event, data={**data, "cut": True}, bodies=bodies)
 
 

@@ -160,9 +160,13 @@ def test_openssl_verifies_the_chain(tmp_path: Path) -> None:
 
 
 def test_no_key_stays_on_disk(tmp_path: Path) -> None:
-    """The file that OpenSSL reads is gone when it has read it."""
-    Authority(tmp_path, NOW, 4).context("shop.example", http=False)
-    assert list(tmp_path.iterdir()) == []
+    """The file that OpenSSL reads is gone when it has read it; secrets are, once they are taken."""
+    authority = Authority(tmp_path, NOW, 4)
+    context = authority.context("shop.example", http=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["secrets"]
+    shaken(authority, context, "shop.example")
+    assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.key_log.take()
+    assert ((tmp_path / "secrets").read_bytes(), authority.key_log.take()) == (b"", b"")
 
 
 def test_leaves_are_kept_and_bounded(tmp_path: Path) -> None:
