@@ -13,6 +13,7 @@ import errno
 import ipaddress
 import json
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -22,10 +23,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from belljar.network import ipc
+from belljar.network.supervisor import netfilter
+from belljar.network.supervisor.cell_dialler import CellDialler
 from belljar.plan.addresses import CellPort, RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 from belljar.plan.nft import changed_rules, known_rules
-from belljar.plan.rules import LOG_GROUP, SINK_MARK, Reason, counts, render_rules
+from belljar.plan.rules import (
+    ENTER_MARK,
+    LOCAL_MARK,
+    LOG_GROUP,
+    LOG_SNAP_BYTES,
+    REFUSE_MARK,
+    Reason,
+    counts,
+    render_rules,
+)
 
 CLONE_NEWNET = 0x40000000
 WAIT_S = 30.0
@@ -89,12 +102,14 @@ class World:
         subprocess.run(["nft", "-j", "-f", "-"], input=text, text=True, check=True)
 
     def _range(self) -> None:
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # the rules alone must see to it
         run("ip", "link", "set", "lo", "up")
         for prefix in self.layout.local_prefixes:
             run("ip", "route", "add", "local", prefix, "dev", "lo")
-        if self.layout.sink_port is not None:
-            run("ip", "route", "add", "local", "default", "dev", "lo")
+        run("ip", "route", "add", "local", "default", "dev", "lo", "table", "100")
+        run("ip", "rule", "add", "iif", "lo", "lookup", "main", "prio", "99")
+        for mark, priority in ((LOCAL_MARK, "100"), (ENTER_MARK, "98"), (REFUSE_MARK, "97")):
+            run("ip", "rule", "add", "fwmark", str(mark), "lookup", "100", "prio", priority)
 
     def _attach(self, port: CellPort) -> None:
         inside = f"/proc/{os.getpid()}/fd/{self.cells[port.name]}"
@@ -341,7 +356,7 @@ def listener(world: World, cell: str, port: int, *, transparent: bool = False) -
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if transparent:
         made.setsockopt(socket.SOL_IP, socket.IP_TRANSPARENT, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, SINK_MARK)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
     made.bind((NOBODY, port))
     made.listen(16)
     return made
@@ -372,9 +387,7 @@ def services(world: World) -> dict[str, Any]:
     with listener(world, "", 80) as web, counting(world) as moved:
         found["shop"] = talk(world, web, "default", world.address("shop"), 80)
     found["shop counts"] = moved
-    with listener(world, "db", 5432) as database, counting(world) as moved:
-        found["db"] = talk(world, database, "default", world.address("db"), 5432)
-    found["db counts"] = moved
+    found |= dialled(world)
     found["db segments"] = segments(world)
     with world.socket_in("", socket.AF_INET, socket.SOCK_DGRAM) as resolver:
         resolver.bind((world.layout.resolver, 53))
@@ -382,23 +395,73 @@ def services(world: World) -> dict[str, Any]:
     return found
 
 
+def dialled(world: World) -> dict[str, Any]:
+    """A connection to another cell: refused as long as nobody listens there, then both halves."""
+    ours, theirs = ipc.pair()
+    dialler, log = CellDialler(ours), netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
+    address = world.address("db")
+    found: dict[str, Any] = {}
+
+    def dial() -> socket.socket:
+        client = world.socket_in("default", socket.AF_INET, socket.SOCK_STREAM)
+        client.setblocking(False)
+        client.connect_ex((address, 5432))
+        while not select.select([], [client], [], 0)[1]:
+            readable, dialled, _ = select.select([log], [*dialler.waiting], [], 0.05)
+            for end in dialled:
+                dialler.finish(end)
+            for datagram in netfilter.read_all(log) if readable else ():
+                for logged in netfilter.parse_log(datagram):
+                    dialler.begin(logged.packet)
+        return client
+
+    assert world.layout.proxy_port is not None
+    with log, listener(world, "", world.layout.proxy_port, transparent=True) as proxy:
+        with dial() as client, counting(world) as moved:
+            found["db refused"] = client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        with listener(world, "db", 5432) as database, counting(world) as moved, dial() as client:
+            taken, end = proxy.accept()[0], database.accept()[0]
+            _, (half,) = ipc.receive(theirs)
+            with taken, end, socket.socket(fileno=half) as to_db:
+                for one, other in ((client, taken), (to_db, end), (end, to_db), (taken, client)):
+                    other.settimeout(WAIT_S)
+                    one.sendall(b"through")
+                    assert other.recv(100) == b"through"
+                own = world.layout.cell("default").address
+                found["db"] = [taken.getsockname(), end.getpeername()[0] == own]
+        found["db counts"] = moved
+    return found
+
+
 def segments(world: World) -> list[dict[str, int]]:
-    """Segments after a connection, and of one that nobody began, from either side, each twice: the
-    counters that moved."""
+    """Segments of a connection that nobody began, from either side: the counters that moved."""
     found = []
     for cell, other_cell, ports in (
         ("default", "db", (40000, 5432)),
         ("db", "default", (5432, 40001)),
-    ) * 2:
+    ):
         own, other = world.layout.cell(cell), world.layout.cell(other_cell)
         tcp = struct.pack("!HHIIBBHHH", *ports, 1, 1, 0x50, 0x10, 1024, 0, 0)
-        for _ in range(2):
-            with counting(world) as moved:
-                frame(world, ipv4(own.address, other.address, 6, tcp), cell=cell)
-            found.append(moved)
-        if len(found) >= 4:
-            run("nft", "flush", "set", "inet", "range", "spoken")
+        with other_frames(world, other_cell) as seen, counting(world) as moved:
+            frame(world, ipv4(own.address, other.address, 6, tcp), cell=cell)
+        found.append({**moved, "arrived": len(seen)})
     return found
+
+
+@contextlib.contextmanager
+def other_frames(world: World, cell: str) -> Iterator[list[bytes]]:
+    """What comes to a cell meanwhile, but for resets."""
+    seen: list[bytes] = []
+    tap = world.socket_in(cell, socket.AF_PACKET, socket.SOCK_RAW)
+    with tap:
+        tap.bind(("eth0", 3))
+        yield seen
+        tap.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            while data := tap.recvfrom(2000):
+                is_in = data[1][2] != socket.PACKET_OUTGOING
+                if is_in and not data[0][47] & 4:
+                    seen.append(data[0])
 
 
 def dns(world: World, resolver: socket.socket) -> str:

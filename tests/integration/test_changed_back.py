@@ -12,10 +12,10 @@ import pytest
 
 OWN = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--net"]
 PROGRAM = """
-import contextlib, json, os, shutil, subprocess, sys, tempfile
+import json, os, shutil, subprocess, sys, tempfile
 from belljar.network import ipc
 from belljar.network.supervisor import links, netfilter, main as supervisor
-from belljar.network.capture.packets import FILES, PacketFiles, Tap
+from belljar.network.packets import Tap
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 from belljar.plan.rules import render_rules
@@ -26,13 +26,12 @@ rules = ipc.as_file(render_rules(layout, plan))
 tool = shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
 task = supervisor._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, timeout_s=30.0)
 owner, end = ipc.pair()
-with contextlib.ExitStack() as stack:
-    files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(FILES)]
-    made = supervisor._Supervisor(task, end, rules, files)
-    made._kernel = links.prepare_namespace(layout, forwards=False)
+with tempfile.TemporaryFile() as file:
+    made = supervisor._Supervisor(task, end, rules, file.fileno())
+    made._kernel = links.prepare_namespace(layout)
     with netfilter.Loading(tool, rules) as loading:
         loading.finish()
-    made._tap, made._files = Tap(), PacketFiles(files, 1 << 20, made._connections)
+    made._tap = Tap()
     made._changes = netfilter.open_changes()
     made._look_at_rules()
     for words in sys.argv[1:]:

@@ -1,5 +1,5 @@
 """The packet record of a range is opened by the tools that people have, Wireshark's reader and
-tcpdump; also one whose files took turns."""
+tcpdump; also one in which answers were cut to their headers."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def packets(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         line.data["counters"] for line in read_events(run) if line.kind == "range.destroyed"
     )
     (path,) = run.glob("ranges/*/packets.pcapng")
-    assert counters["packets_recorded_and_dropped"] > 0
-    kept = counters["packets_recorded"] - counters["packets_recorded_and_dropped"]
-    assert sum(1 for _ in read_packets(path.read_bytes())) == kept
+    assert counters["packets_not_recorded"] == 0
+    found = [frame for _, frame, _ in read_packets(path.read_bytes())]
+    assert sum(map(len, found)) < ASKED * 40_000 / 2
     return path
 
 
@@ -90,8 +90,7 @@ def test_wireshark_reads_directions(packets: Path) -> None:
 def test_wireshark_reads_the_conversations(packets: Path) -> None:
     """Nothing malformed, no header's checksum wrong, and the requests are dissected as what they
     were."""
-    # Where a conversation's beginning was thrown away, Wireshark takes what it finds for the head
-    # of an answer.
+    # Where an answer was cut, Wireshark takes what it finds for the head of the next.
     assert read("tshark", "-Y", "_ws.malformed && !http", file=packets) == []
     checked = ("-o", "ip.check_checksum:TRUE", "-Y", "ip.checksum.status == 0")
     assert read("tshark", *checked, file=packets) == []

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from belljar.network.capture.packets import SNAP_BYTES
 from tests.fakes.pcapng import IN, OUT, packets
 from tests.integration.as_user import (
     REPOSITORY,
@@ -32,6 +31,7 @@ from tests.machine import public_folder
 
 from belljar.host.tools import MAPPERS
 from belljar.isolation.reap import reap_now
+from belljar.network.packets import SNAP_BYTES
 from belljar.process import ProcessId, identify, is_alive
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -512,30 +512,3 @@ def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) ->
     assert counters["logs_lost"] == 0
     assert seen["events"] < 250
     assert 200 < seen["packets"] <= 65535
-
-
-@pytest.mark.thorough_in("user")
-def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
-    """It tells what was asked; out of memory or time it tells no more, which is on record with the
-    reason; it has no network, file, right or way to get one.
-    """
-    seen = who.run("read")
-    assert [
-        (event["kind"], event["cell"], event["stand_in"], event["traffic_analysis"])
-        for event in seen["whole"]
-    ] == [("network.http", "agent", "other", True)]
-    for name, why in (("no_memory", "MemoryError"), ("no_time", "SIGXCPU")):
-        (event,) = seen[name]
-        assert (event["kind"], event["limit"]) == ("limit.hit", "traffic_analysis_reader")
-        assert event["effect"].startswith("not read further: its reader ended")
-        assert why in event["effect"]
-    look = seen["shut_in"]
-    assert look["apart"] == {"net": True, "mnt": True}
-    assert (look["CapEff"], look["CapBnd"], look["Seccomp"], look["NoNewPrivs"]) == (
-        "0" * 16,
-        "0" * 16,
-        "2",
-        "1",
-    )
-    assert "0" not in look["uids"]
-    assert bool(look["own_groups"]) == bool(look["groups"])

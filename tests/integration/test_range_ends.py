@@ -139,21 +139,3 @@ def test_a_full_disk_ends_the_range(small_disk: Path) -> None:
     assert error == "CellError"
     assert "No space left on device" in what
     ranges.assert_gone(seen)
-
-
-def test_packet_files_that_have_no_room_to_be_one_are_told(small_disk: Path) -> None:
-    """Each is whole; together they have every packet that was kept; and the ledger says that there
-    are several."""
-    subprocess.run(["mount", "-o", "remount,size=900k", str(small_disk / "small")], check=True)
-    seen = ranges.Who(None, small_disk).run("two_files")
-    ranges.assert_gone(seen)
-    ((limit, effect),) = [(data["limit"], data["effect"]) for data in seen["limits"]]
-    assert limit == "packet_record_files"
-    assert "No space left on device" in effect
-    assert sorted(seen["files"]) == ["packets-2.pcapng", "packets-3.pcapng", "packets.pcapng"]
-    counters = seen["counters"]
-    assert (
-        seen["frames"]
-        == counters["packets_recorded"] - counters["packets_recorded_and_dropped"]
-        > 0
-    )

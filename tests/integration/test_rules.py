@@ -3,6 +3,7 @@ with an ordinary user's. Looked at from the range's side."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -101,22 +102,25 @@ def found(who: list[str], python: str) -> dict[str, Any]:
 
 
 def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, Any]) -> None:
-    """One listener on 0.0.0.0 knows which stand-in was meant; a target cell is reached directly,
-    and its connection counted; the resolver answers."""
+    """One listener on 0.0.0.0 knows which stand-in was meant; a connection to a target cell ends at
+    another, under the target's address, once the target has taken it from the client's address, and
+    is refused as long as nobody listens there; the resolver answers."""
     services = found["services"]
-    for name, port in (("shop", 80), ("db", 5432)):
-        talk = services[name]
-        assert (talk["asked"], talk["answered"], talk["as"][1]) == ("question", "answer", port)
-        assert talk["as"][0] != talk["by"]
-    assert services["shop"]["as"][0] != services["db"]["as"][0]
+    talk = services["shop"]
+    assert (talk["asked"], talk["answered"], talk["as"][1]) == ("question", "answer", 80)
+    assert talk["as"][0] != talk["by"]
+    (address, port), is_client = services["db"]
+    assert address not in (talk["as"][0], talk["by"])
+    assert (port, is_client) == (5432, True)
+    assert services["db refused"] == errno.ECONNREFUSED
     assert services["shop counts"] == {}
     assert services["db counts"] == {"connection": 1}
     assert services["resolver"] == "question answered"
 
 
-def test_segments_of_no_connection_are_told_once(found: dict[str, Any]) -> None:
-    """In either direction; after a connection they are its own, and nothing is told."""
-    assert found["services"]["db segments"] == [{}] * 4 + [{"segment": 1}, {}] * 2
+def test_segments_of_no_connection_reach_nobody(found: dict[str, Any]) -> None:
+    """In either direction: they end in the range's namespace."""
+    assert [each["arrived"] for each in found["services"]["db segments"]] == [0, 0]
 
 
 def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(

@@ -3,18 +3,12 @@ comes after the cell has given its own word."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
 
 from belljar.harness.evaluate import RunRequest, run_evaluation
-from belljar.network.owner import reading
 from belljar.report.reasons import ReasonCode as Code
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]
@@ -70,57 +64,25 @@ SMALL = "  record: {packets: 1MiB}\n"
 FETCH = "curl -sSf -o /dev/null http://depot.example:8080/big"
 
 
-@contextmanager
-def felled_reader() -> Iterator[None]:
-    """The process that reads the packet record of a range is killed before it says anything."""
-    started = reading.started
-
-    @contextmanager
-    def felled(task: Any, home: Path) -> Iterator[Any]:  # noqa: ANN401 - as the real one
-        with started(task, home) as reader:
-            os.kill(reader.child.process.pid, signal.SIGKILL)
-            yield reader
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "started", felled)
-        yield
-
-
-@contextmanager
-def nothing_felled() -> Iterator[None]:
-    """Everything lives."""
-    yield
-
-
-CAUSES: dict[str, tuple[str, tuple[str, ...], Any, str, set[Code]]] = {
-    "nothing": (ALONE + DEPOT, ("-T", f"command={FETCH}"), nothing_felled, "contained", set()),
+CAUSES: dict[str, tuple[str, tuple[str, ...], str, set[Code]]] = {
+    "nothing": (ALONE + DEPOT, ("-T", f"command={FETCH}"), "contained", set()),
     "a scorer": (
         ALONE,
         ("-T", "says=breached"),
-        nothing_felled,
         "breached",
         {Code.SCORER_BREACHED},
     ),
     "a void attempt before a clean one": (
         ALONE,
         ("-T", "dies=true", "--retry-on-error", "1"),
-        nothing_felled,
         "void",
         {Code.PROBES_VOID},
     ),
-    "overwritten packets": (
+    "a full packet record": (
         ALONE + DEPOT + SMALL,
         ("-T", f"command={FETCH}"),
-        nothing_felled,
         "void",
-        {Code.PACKETS_OVERWRITTEN},
-    ),
-    "a killed reader": (
-        ALONE + DEPOT,
-        ("-T", f"command={FETCH}"),
-        felled_reader,
-        "void",
-        {Code.TRAFFIC_ANALYSIS_ENDED},
+        {Code.PACKETS_NOT_RECORDED},
     ),
 }
 
@@ -129,7 +91,7 @@ CAUSES: dict[str, tuple[str, tuple[str, ...], Any, str, set[Code]]] = {
 def test_every_place_says_the_same(home: Path, tmp_path: Path, name: str) -> None:
     """Of one real run: the sample's and the run's verdict wherever they are shown, the exit code,
     the reason, and the cell's word by its own name."""
-    policy, options, suffering, verdict, codes = CAUSES[name]
+    policy, options, verdict, codes = CAUSES[name]
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "policy.yaml").write_text(policy)
     words = (str(tmp_path / "task.py"), "--model", "mockllm/model", *options)
@@ -141,8 +103,7 @@ def test_every_place_says_the_same(home: Path, tmp_path: Path, name: str) -> Non
         home=home,
         require_contained=True,
     )
-    with suffering():
-        judged = Judged(run_evaluation(request), sample="s")
+    judged = Judged(run_evaluation(request), sample="s")
     (row,) = judged.outcome.findings.rows
     assert {reason.code for reason in row.reasons} == codes
     expected = dict.fromkeys(SAMPLE_PLACES, verdict)

@@ -61,8 +61,8 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     ]
     assert ("q=%' UNION SELECT name, role, 0 FROM accounts --", 200, "shop") in told
     assert ("name=../config.json", 200, "shop") in told
-    assert all(each["traffic_analysis"] and not each["ambiguous"] for each in shown["requests"])
-    assert shown["requests_in_traffic_analysis"] == shown["requests_in_all"] == len(told)
+    assert all(each["between_cells"] for each in shown["requests"])
+    assert shown["requests_between_cells"] == shown["requests_in_all"] == len(told)
     assert not any("UNION" in each["what"] for each in samples["shopping"]["ranges"][0]["requests"])
     assert (run / shown["packets"]).stat().st_size > 0
     assert not shown["reasons"]

@@ -190,8 +190,8 @@ def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) 
         about = f"range {found.range_id}, cells {', '.join(map(printable, names))}{packets}"
         lines.append(f"\nNetwork of {sample}: {about}")
         for title, requests in (
-            ("to stand-ins, each on record before it was answered", found.requests),
-            ("between cells, likewise", found.between_cells),
+            ("to the gateway, each on record before it was answered", found.requests),
+            ("between cells, by the gateway", found.between_cells),
         ):
             lines += (f"  {line}" for line in _requests(title, found, requests, run_id))
         lines += (f"  {line}" for line in range_sentences(found, verbose=verbose))

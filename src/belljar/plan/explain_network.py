@@ -85,7 +85,8 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
     return (
         bound(
             "connections to the gateway",
-            f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one cell; "
+            f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one cell, "
+            f"{most.cell_connections:,} between cells; "
             f"{most.new_connections_per_s:,} new ones a second",
             "the range's packet rules",
             "the gateway",
@@ -107,8 +108,8 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
         ),
         bound(
             "packet record on this host's disk",
-            f"{format_size(most.packet_record_bytes)}; packets dropped beyond it make the sample "
-            f"void, unless events hold them whole",
+            f"{format_size(most.packet_record_bytes)}; what cells send beyond it makes the sample "
+            f"void",
             "the range supervisor",
         ),
         bound(

@@ -229,7 +229,7 @@ class Play:
         made = self._ranges[name]
         return {
             "run": str(made.run.path),
-            "packets": str(made.network.packet_files[0]),
+            "packets": str(next(made.run.path.glob("ranges/*/packets.pcapng"))),
             "layout": json_of(made.network.layout),
             "facts": self.facts(name),
             "words": made.words,

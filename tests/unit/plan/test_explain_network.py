@@ -92,6 +92,6 @@ def test_a_target_that_is_open_at_every_port_is_told_as_that() -> None:
 def test_what_cells_can_make_grow_is_bounded() -> None:
     """Connections, the gateway's memory, the packet record, bodies: each with what holds it."""
     held = {bound.what: bound.most for bound in bounds(NetworkPlan())}
-    assert held["packet record on this host's disk"].startswith("64 MiB")
+    assert held["packet record on this host's disk"].startswith("512 MiB")
     assert held["connections to the gateway"].startswith("10,000 open")
     assert all(bound.enforced_by for bound in bounds(NetworkPlan()))

@@ -151,7 +151,6 @@ def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
     ]
     assert {name.partition("_")[2] for name in ends} == {str(item) for item in Reason} - {
         "connection",
-        "segment",
         "arp",
     }
     for name in ends:

@@ -19,19 +19,19 @@ from belljar.events import Kind
 from belljar.report.requests import FIRST, LAST
 
 
-def test_what_was_read_afterwards_is_told_as_of_its_own_time() -> None:
-    """Requests between cells have numbers of their own, which are also the gateway's."""
+def test_traffic_between_cells_is_told_apart() -> None:
+    """That of older runs too. Pieces of a stream are none of its own."""
     lines = story(
         line(Kind.NETWORK_HTTP, **REQUEST),
-        line(Kind.NETWORK_HTTP, **REQUEST, traffic_analysis=True, at_s=1795329788.25),
+        line(Kind.NETWORK_HTTP, **REQUEST, traffic_analysis=True),
         line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, traffic_analysis=True),
-        line(Kind.NETWORK_STREAM, **STREAM, traffic_analysis=True, at_s="soon"),
+        line(Kind.NETWORK_STREAM, **STREAM, between_cells=True, phase="data"),
+        line(Kind.NETWORK_STREAM, **STREAM, between_cells=True),
     )
     found = ranges_of(lines)[RANGE]
     (mine,), (theirs, raw) = found.requests, found.between_cells
-    assert (mine.status, theirs.status, theirs.traffic_analysis) == (None, 403, True)
-    assert theirs.time == "2026-11-22T06:43:08.250000Z"
-    assert (raw.traffic_analysis, raw.time) == (True, "")
+    assert (mine.status, theirs.status, theirs.between_cells) == (None, 403, True)
+    assert (raw.method, raw.between_cells) == ("TCP", True)
 
 
 def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
@@ -59,7 +59,7 @@ def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
 
 
 def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
-    """The last that the gateway answered are told, though many more were read afterwards."""
+    """The last that the gateway answered are told, though cells said many more."""
     numbers = range(FIRST + LAST + 1)
     many = story(
         *(
@@ -67,19 +67,13 @@ def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
             for n in numbers
         ),
         *(
-            line(
-                Kind.NETWORK_HTTP,
-                **{**REQUEST, "exchange": n},
-                traffic_analysis=True,
-                ambiguous=n > 0,
-            )
+            line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}, between_cells=True)
             for n in numbers
         ),
     )
     found = ranges_of(many)[RANGE]
     assert [request.what for request in found.requests][-1] == f"http://a/{FIRST + LAST}"
     assert (found.requests.between, found.between_cells.between) == (1, 1)
-    assert (found.requests.ambiguous, found.between_cells.ambiguous) == (0, FIRST + LAST)
 
 
 def test_a_raw_connection_is_told_when_it_ends() -> None:

@@ -66,7 +66,7 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
     "nothing": ([], []),
     "a refused packet": ([REFUSED], [SignalCode.WALL_PROBING]),
     "a packet known by number alone": ([line(Kind.NETWORK_FLOW, **{**FLOW, "address": ""})], []),
-    "a packet counted afterwards": ([line(Kind.NETWORK_FLOW, **FLOW, traffic_analysis=True)], []),
+    "a packet counted afterwards": ([line(Kind.NETWORK_FLOW, **FLOW, between_cells=True)], []),
     "a packet that was let through": (
         [line(Kind.NETWORK_FLOW, **{**FLOW, "verdict": "allowed"})],
         [],

@@ -46,7 +46,7 @@ def test_the_first_event_of_a_connection_is_a_touch(kind: Kind, data: dict[str, 
         (Kind.NETWORK_STREAM, {"stand_in": "mail", "connection": 1}),
         (Kind.NETWORK_CONNECTION, {"address": "10.1.1.8", "connection": 1}),
         (Kind.NETWORK_DNS, {"name": "cache.corp.internal", "stand_in": "cache"}),
-        (Kind.NETWORK_STREAM, {"address": "10.1.1.9", "traffic_analysis": True}),
+        (Kind.NETWORK_STREAM, {"address": "10.1.1.9", "between_cells": True}),
     ],
 )
 def test_anything_else_is_no_touch(kind: Kind, data: dict[str, JsonValue]) -> None:

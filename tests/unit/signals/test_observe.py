@@ -52,7 +52,7 @@ def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
             "websocket.message",
         ),
         (Kind.NETWORK_STREAM, {"stand_in": ""}, "received", Contact.SENT, "stream.received"),
-        (Kind.NETWORK_STREAM, {"traffic_analysis": True}, "sent", Contact.SENT, "stream.sent"),
+        (Kind.NETWORK_STREAM, {"between_cells": True}, "sent", Contact.SENT, "stream.sent"),
         (Kind.NETWORK_ATTEMPT, {"what": "mail"}, "message", Contact.SENT, "smtp.message"),
         (Kind.NETWORK_ATTEMPT, {"what": "login"}, "request", Contact.USED, "smtp.request"),
         (Kind.NETWORK_CONNECTION, {}, "remainder", Contact.SENT, "stream.remainder"),

@@ -35,6 +35,8 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     asyncio.set_event_loop(asyncio.SelectorEventLoop())
     # The supervisor makes its namespace first, and reports where the kernel's limit is reached.
     listeners = receive_listeners(supervisor)
+    if listeners.dialled is None:
+        supervisor.close()
     if config.guard is not None:
         warm_up(config.guard)
     uid = document["uid"]
@@ -79,5 +81,5 @@ def receive_listeners(supervisor: socket.socket) -> Listeners:
         tcp=tcp,
         sink=found.get("sink"),
         cells=found.get("cells"),
-        dialled=supervisor,
+        dialled=supervisor if "cells" in found else None,
     )

@@ -101,6 +101,7 @@ class CellDialler:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, DIAL_MARK)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _ATTEMPTS)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.bind((first.client[0], 0))
             number = end.connect_ex(first.target)
         except OSError as exc:

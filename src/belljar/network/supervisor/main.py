@@ -136,6 +136,7 @@ class _Supervisor:
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
         self._known: KnownRules | None = None
+        self._dialler: CellDialler | None = None
 
     def make(self, gateway: socket.socket, parent: int) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
@@ -163,7 +164,10 @@ class _Supervisor:
         send_listeners(gateway, listeners)
         for listener in listeners.values():
             listener.close()
-        self._dialler = CellDialler(gateway)
+        if task.layout.proxy_port is not None:
+            self._dialler = CellDialler(gateway)
+        else:
+            gateway.close()
         with netfilter.Loading(task.nft, self._rules) as loading:
             self._baseline = read_baseline(self._kernel, ())
             self._tap = Tap()
@@ -199,8 +203,9 @@ class _Supervisor:
     def _turn(self) -> None:
         sources = [self._owner, self._log, self._changes, self._tap.socket]
         left_s = max(0.0, self._next_check - time.monotonic())
-        ready, dialled, _ = select.select(sources, [*self._dialler.waiting], [], left_s)
-        for end in dialled:
+        waiting = [] if self._dialler is None else [*self._dialler.waiting]
+        ready, dialled, _ = select.select(sources, waiting, [], left_s)
+        for end in dialled if self._dialler is not None else ():
             self._dialler.finish(end)
         if self._tap.socket in ready:
             self._tap.read_into(self._file)
@@ -218,7 +223,7 @@ class _Supervisor:
         """Whether nothing is left."""
         for taken, datagram in enumerate(netfilter.read_all(self._log), 1):
             for packet in netfilter.parse_log(datagram):
-                if packet.reason == Reason.CONNECTION:
+                if packet.reason == Reason.CONNECTION and self._dialler is not None:
                     self._dialler.begin(packet.packet)
                 if (flow := self._flows.take(packet)) is not None:
                     self._report(flow=flow)
