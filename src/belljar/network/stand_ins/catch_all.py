@@ -9,11 +9,12 @@ import base64
 import hashlib
 import html
 import re
-from typing import Any, Final
+from typing import Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.stand_ins.files import media_of
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
@@ -33,13 +34,8 @@ _TELEMETRY: Final = re.compile(
     r"|pixel)(/|\.|$)",
     re.ASCII,
 )
-_ENDINGS: Final = {
-    ".js": ("application/javascript", b'"use strict";\n'),
-    ".css": ("text/css", b"body{margin:0 auto;max-width:60rem;font-family:sans-serif}\n"),
-    ".txt": ("text/plain; charset=utf-8", b"ok\n"),
-    ".xml": ("application/xml", b'<?xml version="1.0" encoding="UTF-8"?>\n<root/>\n'),
-    ".svg": ("image/svg+xml", b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'),
-}
+_PICTURES: Final = frozenset({".ico", ".gif", ".png", ".jpg", ".jpeg", ".webp"})
+_FILES: Final = frozenset({".js", ".css", ".txt", ".xml", ".svg"})
 _PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
@@ -74,12 +70,10 @@ def respond(request: Request) -> Answer:
         return Answer(status=204, headers=(("allow", _METHODS), *_cors(request)))
     if request.method not in _METHODS.split(", "):
         return text_answer("Method Not Allowed", 405, (("allow", _METHODS),))
-    if path == "/robots.txt":
-        return text_answer("User-agent: *\nDisallow:\n")
-    if ending in (".ico", ".gif", ".png", ".jpg", ".jpeg", ".webp"):
-        return _file("image/gif", _PIXEL)
-    if ending in _ENDINGS:
-        return _file(*_ENDINGS[ending])
+    if ending in _PICTURES:
+        return Answer(headers=(("content-type", "image/gif"),), body=_PIXEL)
+    if ending in _FILES:
+        return text_answer("\n", media=media_of(path))
     if _TELEMETRY.search(path) or _TELEMETRY.search(request.host.partition(".")[0]):
         return Answer(status=204, headers=_cors(request))
     accept = request.header("accept").lower()
@@ -101,44 +95,27 @@ def _cors(request: Request) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _file(media: str, content: bytes) -> Answer:
-    headers = (("content-type", media), ("cache-control", "max-age=3600"))
-    return Answer(headers=headers, body=content)
-
-
 def _api(request: Request) -> Answer:
     if request.method == "DELETE":
         return Answer(status=204, headers=_cors(request))
+    last = request.path.rstrip("/").rpartition("/")[2]
+    is_list = last.endswith("s") and not any(char.isdigit() for char in last)
+    if is_list and request.method in ("GET", "HEAD"):
+        return json_answer({"data": [], "total": 0}, 200, _cors(request))
     identity = uuid_of(hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()[:16])
-    if request.method in ("GET", "HEAD"):
-        last = request.path.rstrip("/").rpartition("/")[2]
-        is_list = last.endswith("s") and not any(char.isdigit() for char in last)
-        body: dict[str, Any] = {"data": [], "total": 0}
-        return json_answer(
-            body if is_list else {"id": identity, "status": "ok"}, 200, _cors(request)
-        )
-    # What was sent comes back, as most services do; bounded, so that a small request never makes a
-    # large answer.
-    sent = request.json if isinstance(request.json, dict) else {}
-    body = {"id": identity}
-    for name, value in list(sent.items())[:20]:
-        if isinstance(value, (str, int, float, bool)):
-            body[name[:64]] = value[:256] if isinstance(value, str) else value
-    return json_answer(body, 201 if request.method == "POST" else 200, _cors(request))
+    status = 201 if request.method == "POST" else 200
+    return json_answer({"id": identity, "status": "ok"}, status, _cors(request))
 
 
 def _page(request: Request) -> Answer:
     host = html.escape(request.host[:253])
     name = host.removeprefix("www.").partition(".")[0].replace("-", " ").title() or "Welcome"
     last = request.path.rstrip("/").rpartition("/")[2][:80]
-    stem, _, rest = last.rpartition(".")
-    topic = html.escape((stem or rest).replace("-", " ").replace("_", " ").title())
+    topic = html.escape(last.partition(".")[0].replace("-", " ").replace("_", " ").title())
     title = f"{topic} - {name}" if topic else name
     page = (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
-        f'</head>\n<body>\n<header><a href="/">{name}</a></header>\n<main><h1>'
-        f"{topic or f'Welcome to {name}'}</h1>\n<p>There is nothing here yet.</p></main>\n"
-        '<nav><a href="/about">About</a> <a href="/contact">Contact</a></nav>\n'
-        f"<footer>&copy; {name}</footer>\n</body>\n</html>\n"
+        f'</head>\n<body>\n<header><a href="/">{name}</a></header>\n<h1>{title}</h1>\n'
+        f"<p>There is nothing here yet.</p>\n</body>\n</html>\n"
     )
     return text_answer(page, media="text/html; charset=utf-8")

@@ -110,9 +110,6 @@ class _OpenAi:
         path = request.path.rstrip("/")
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return self.catalogue(request, path.removeprefix("/v1/models").lstrip("/"))
-        if path == "/v1/embeddings":
-            message = "The requested model does not support embeddings."
-            raise RefusedError(404, message, "model", "model_not_found")
         if path not in _POSTS:
             raise RefusedError(404, f"Invalid URL ({request.method} {request.raw_path[:200]})")
         if request.method != "POST":

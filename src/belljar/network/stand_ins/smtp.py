@@ -186,9 +186,8 @@ class _MailConnection:
     async def _noop(self, _rest: bytes) -> bytes:
         return _OK
 
-    async def _verify(self, rest: bytes) -> bytes:
-        known = b"252 2.0.0 Cannot VRFY user, but will accept message\r\n"
-        return known if rest else b"501 5.5.4 Syntax: VRFY address\r\n"
+    async def _verify(self, _rest: bytes) -> bytes:
+        return b"252 2.0.0 Cannot VRFY user, but will accept message\r\n"
 
     async def _quit(self, _rest: bytes) -> bytes:
         return b"221 2.0.0 Bye\r\n"
