@@ -34,7 +34,13 @@ from belljar.harness.options import (
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
-from belljar.harness.source import CellSource, RealCells, hold_required_gap, print_status
+from belljar.harness.source import (
+    CellSource,
+    RealCells,
+    hold_required_gap,
+    print_status,
+    standard_output_to_error,
+)
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
@@ -102,7 +108,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     request = replace(request, home=request.home or belljar_home())
     with contextlib.ExitStack() as stack:
         if request.quiet:
-            stack.enter_context(_standard_output_to_error())
+            stack.enter_context(standard_output_to_error())
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
@@ -117,9 +123,11 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             home=request.home,
             source=request.source,
         )
-        if request.otlp:
-            session.traces = stack.enter_context(TraceExport(request.otlp, print_status))
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
+        if request.otlp:
+            traces = stack.enter_context(TraceExport(request.otlp, print_status))
+            session.host.note_collector(traces.host, traces.place)
+            session.on_run = traces.start
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
@@ -148,7 +156,7 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
-    with _standard_output_to_error():
+    with standard_output_to_error():
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import tool_checks
@@ -210,8 +218,8 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
-        if session.traces is not None:
-            session.traces.start(run.path)
+        if session.on_run is not None:
+            session.on_run(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
@@ -489,18 +497,3 @@ def invoke(
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
         session.failure = session.failure or f"the evaluation ended with {message}"
     return False
-
-
-@contextlib.contextmanager
-def _standard_output_to_error() -> Iterator[None]:
-    """Keep standard output for `--json` only."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
