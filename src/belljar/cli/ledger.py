@@ -1,4 +1,4 @@
-"""`belljar ledger verify|show|export`."""
+"""`belljar ledger verify|show|prove|check`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 @click.group(cls=CommandGroup)
 def ledger() -> None:
-    """Verify, show or export the record of a run.
+    """Verify or show the record of a run, and prove single events.
 
     RUN is a run id, the beginning of one, `last`, or the path of a run directory.
     """
@@ -212,26 +212,6 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
         return b"", str(error)
     left_out = body.kept_bytes - len(content)
     return content, f"{left_out} more bytes were kept" if left_out > 0 else ""
-
-
-@ledger.command()
-@run_argument
-@click.option(
-    "--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A new file. Default: standard output.",
-)
-def export(run: str, output: Path | None) -> None:
-    """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when
-    written to a terminal.
-    """
-    path = run_path(run)
-    with new_file(output) as file:
-        write_lines(path, file, escape=output is None and sys.stdout.isatty())
 
 
 @contextmanager
