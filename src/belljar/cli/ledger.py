@@ -48,7 +48,7 @@ def ledger() -> None:
 @click.option(
     "--strict",
     is_flag=True,
-    help="An unfinished run is a failure, and so is a run without a key to compare.",
+    help="An unfinished or partial run is a failure, and so is one without a key to compare.",
 )
 @json_option()
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> int:
@@ -59,8 +59,8 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
       0  nothing is wrong
       1  something is wrong: the first bad line or file is named
 
-    A run whose process died is "unfinished": what is there is checked, and the exit code is 0, or 1
-    with --strict. On a host without a key of its own --strict needs --key: anyone can sign a forged
+    A run whose process died is "unfinished", and one that was shared or purged is "partial": what
+    is there is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its own --strict needs --key: anyone can sign a forged
     record with a new key.
     """
     from belljar.ledger import verify as verify_run
