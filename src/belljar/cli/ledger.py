@@ -60,8 +60,8 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
       1  something is wrong: the first bad line or file is named
 
     A run whose process died is "unfinished", and one that was shared or purged is "partial": what
-    is there is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its own --strict needs --key: anyone can sign a forged
-    record with a new key.
+    is there is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its
+    own --strict needs --key: anyone can sign a forged record with a new key.
     """
     from belljar.ledger import verify as verify_run
     from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
