@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import Misuse, key_option, print_json, reading, run_argument
+from belljar.cli.console import Misuse, key_option, reading, run_argument
 from belljar.errors import HostError, LedgerError
 from belljar.units import printable
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("jsonl", "timesketch", "ocsf", "otlp", "intoto", "cast", "pcap")
 _MAX_BODY_BYTES: Final = 16 << 20
-# Of one request: a collector that hangs must not hang the command.
-_SEND_TIMEOUT_S: Final = 30
 # Colours are kept in a replay; every other sequence could act on the terminal, or hide a line.
 _COLOUR: Final = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[2-4]|3[1-79]|9[1-7])(?:;(?=\d))?)*m)")
 _RESET: Final = "\x1b[0m"
@@ -37,8 +35,11 @@ _RESET: Final = "\x1b[0m"
 @run_argument
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
-@click.option("--endpoint", metavar="URL", help="For otlp: send there (http/protobuf), not a file.")
-@click.option("--follow", is_flag=True, help="For otlp: send while the run lasts, until it ends.")
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="For otlp: send there (http/protobuf), of a run that lasts until it ends.",
+)
 @click.option(
     "-o",
     "--output",
@@ -53,8 +54,6 @@ def export(
     endpoint: str | None,
     output: Path | None,
     fingerprint: str | None,
-    *,
-    follow: bool,
 ) -> int:
     """Write RUN in another tool's format.
 
@@ -73,13 +72,11 @@ def export(
     from belljar.cli.ledger import new_file, run_path, write_lines
 
     path = run_path(run)
-    if follow and not (kind == "otlp" and endpoint):
-        raise Misuse("only traces are sent", param="--follow", hint="--format otlp --endpoint URL")
     with reading(path, "RUN"):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)
         if kind == "otlp" and endpoint:
-            return _follow(path, endpoint) if follow else _send(path, endpoint)
+            return _send(path, endpoint)
         with new_file(output) as file:
             if kind == "jsonl":
                 write_lines(path, file, escape=output is None and sys.stdout.isatty())
@@ -213,22 +210,7 @@ def _otlp_json(found: list[Any]) -> dict[str, Any]:
 
 
 def _send(path: Path, endpoint: str) -> int:
-    from belljar.ledger.listing import read_events
-
-    found = _spans(read_events(path), _run_id(path))
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import SpanExportResult
-
-    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_TIMEOUT_S)
-    if exporter.export(found) is not SpanExportResult.SUCCESS:
-        hint = "is a collector listening there?"
-        raise HostError("the collector did not take the traces", where=endpoint, hint=hint)
-    click.echo(f"{len(found)} spans were sent")
-    return 0
-
-
-def _follow(path: Path, endpoint: str) -> int:
-    """Send while the run lasts; print the counts as JSON, for `belljar run --otlp`."""
+    """Send all spans; of a run that lasts, as they end."""
     with _needing_otel():
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -237,14 +219,12 @@ def _follow(path: Path, endpoint: str) -> int:
     from belljar.export.traces import GRACE_S, SEND_TIMEOUT_S
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs each attempt
-    os.nice(10)  # the evaluation comes first
+    os.nice(10)  # an evaluation that lasts comes first
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
     sent, lost = follow(
-        path,
-        lambda found: exporter.export(found) is SpanExportResult.SUCCESS,
-        grace_s=GRACE_S,
+        path, lambda found: exporter.export(found) is SpanExportResult.SUCCESS, grace_s=GRACE_S
     )
-    print_json({"sent": sent, "lost": lost})
+    click.echo(f"{sent} spans were sent{f', {lost} were NOT' if lost else ''}")
     return HostError.exit_code if lost else 0
 
 

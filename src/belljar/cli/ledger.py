@@ -1,4 +1,4 @@
-"""`belljar ledger verify|show|export`."""
+"""`belljar ledger verify|show|prove|check`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 @click.group(cls=CommandGroup)
 def ledger() -> None:
-    """Verify, show or export the record of a run.
+    """Verify or show the record of a run, and prove single events.
 
     RUN is a run id, the beginning of one, `last`, or the path of a run directory.
     """
@@ -48,7 +48,7 @@ def ledger() -> None:
 @click.option(
     "--strict",
     is_flag=True,
-    help="An unfinished run is a failure, and so is a run without a key to compare.",
+    help="An unfinished or partial run is a failure, and so is one without a key to compare.",
 )
 @json_option()
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> int:
@@ -59,9 +59,9 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
       0  nothing is wrong
       1  something is wrong: the first bad line or file is named
 
-    A run whose process died is "unfinished": what is there is checked, and the exit code is 0, or 1
-    with --strict. On a host without a key of its own --strict needs --key: anyone can sign a forged
-    record with a new key.
+    A run whose process died is "unfinished", and one that was shared or purged is "partial": what
+    is there is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its
+    own --strict needs --key: anyone can sign a forged record with a new key.
     """
     from belljar.ledger import verify as verify_run
     from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
@@ -212,26 +212,6 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
         return b"", str(error)
     left_out = body.kept_bytes - len(content)
     return content, f"{left_out} more bytes were kept" if left_out > 0 else ""
-
-
-@ledger.command()
-@run_argument
-@click.option(
-    "--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A new file. Default: standard output.",
-)
-def export(run: str, output: Path | None) -> None:
-    """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when
-    written to a terminal.
-    """
-    path = run_path(run)
-    with new_file(output) as file:
-        write_lines(path, file, escape=output is None and sys.stdout.isatty())
 
 
 @contextmanager

@@ -66,7 +66,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("share", "share", "share", "Copy a run without its contents, so that it still verifies."),
         ("purge", "share", "purge", "Delete contents of a run for good, and say so in its record."),
         ("replay", "export", "replay", "Play a cell's commands in this terminal."),
-        ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
+        ("ledger", "ledger", "ledger", "Verify or show the record of a run; prove single events."),
     )
 }
 """Module, attribute and summary, printed without an import."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import click
 
 from belljar.cli.console import Misuse, json_option, print_json, reading, run_argument
+from belljar.ledger import redaction
+from belljar.ledger.keys import SigningKey, load_or_make_key
+from belljar.ledger.redaction import CLASSES, Chosen
 from belljar.units import format_size, printable
 
-if TYPE_CHECKING:
-    from belljar.ledger.redaction import Chosen
-
-# Spelled out, as `ledger.redaction` takes long to import; a test compares them.
-CLASSES: Final = (
-    *("requests", "outputs", "inputs", "files", "other"),
-    *("packets", "logs", "secrets", "all"),
-)
+_OFFERED: Final = (*CLASSES, "all")
 
 
 @click.command()
@@ -28,7 +24,7 @@ CLASSES: Final = (
     "classes",
     multiple=True,
     required=True,
-    type=click.Choice(CLASSES),
+    type=click.Choice(_OFFERED),
     help="Leave out this class of contents. Repeatable.",
 )
 @json_option()
@@ -50,8 +46,6 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
     give the copy away. It says what is missing, signed by the key that sealed the run; `belljar
     ledger verify` and `belljar-verify` report it as partial.
     """
-    from belljar.ledger import redaction
-
     path, chosen, key = _chosen(run, classes)
     with reading(path, "RUN"):
         if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
@@ -72,7 +66,7 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
     multiple=True,
     default=("all",),
     show_default=True,
-    type=click.Choice(CLASSES),
+    type=click.Choice(_OFFERED),
     help="Only this class, as of `belljar share`. Repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
@@ -84,10 +78,9 @@ def purge(run: str, classes: tuple[str, ...], *, dry_run: bool, force: bool, as_
     The events stay. A statement signed by the key that sealed the run says what was deleted, so
     that the run still verifies, as partial; without Inspect's logs its samples can't be judged
     again. Its report is deleted too: `belljar report` makes it again of what is left. Copies of the
-    run, and reports elsewhere, are not found.
+    run, reports elsewhere, and Inspect's logs of a plain `inspect eval` are not found.
     """
     from belljar.cli.report import page_path
-    from belljar.ledger import redaction
 
     if as_json and not (force or dry_run):
         raise Misuse("it can't ask", param="--json", hint="add --force, or --dry-run")
@@ -102,17 +95,14 @@ def purge(run: str, classes: tuple[str, ...], *, dry_run: bool, force: bool, as_
     _report(chosen, path, "would be deleted" if dry_run else "deleted", as_json=as_json)
 
 
-def _chosen(run: str, classes: tuple[str, ...]) -> tuple[Path, Chosen, Any]:
+def _chosen(run: str, classes: tuple[str, ...]) -> tuple[Path, Chosen, SigningKey]:
     from belljar.cli.ledger import run_path
-    from belljar.ledger import load_or_make_key
-    from belljar.ledger.redaction import check_may_leave_out, choose
     from belljar.store.home import belljar_home
 
     path = run_path(run)
     key = load_or_make_key(belljar_home())
     with reading(path, "RUN"):
-        check_may_leave_out(path, key)
-        return path, choose(path, CLASSES[:-1] if "all" in classes else classes), key
+        return path, redaction.choose(path, CLASSES if "all" in classes else classes), key
 
 
 def _report(chosen: Chosen, path: Path, word: str, *, as_json: bool) -> None:

@@ -122,9 +122,11 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             home=request.home,
             source=request.source,
         )
-        if request.otlp:
-            session.traces = stack.enter_context(TraceExport(request.otlp, print_status))
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
+        if request.otlp:
+            traces = stack.enter_context(TraceExport(request.otlp, print_status))
+            session.host.note_collector(traces.host, traces.place)
+            session.on_run = traces.start
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
@@ -222,8 +224,8 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
-        if session.traces is not None:
-            session.traces.start(run.path)
+        if session.on_run is not None:
+            session.on_run(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()

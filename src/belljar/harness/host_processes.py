@@ -44,10 +44,19 @@ _PLACES: Final[Mapping[str, int]] = {
 
 class HostActivity(NamedTuple):
     """How often the task's code started which program, and what this process connected to or
-    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own."""
+    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own. `collectors`: of
+    traces, on this host: they may pass on what they get."""
 
     programs: Counter[str]
     connections: Counter[str]
+    collectors: list[str]
+
+    def note_collector(self, host: str, place: str) -> None:
+        """Note that the operator has traces sent there."""
+        if is_here(host):
+            self.collectors.append(f"{place} (--otlp)")
+        else:
+            _count(self.connections, f"{place} (--otlp)")
 
 
 _watching: HostActivity | None = None
@@ -61,7 +70,7 @@ def watched_host() -> Iterator[HostActivity]:
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
     spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
-    _watching = found = HostActivity(Counter(spawns), Counter())
+    _watching = found = HostActivity(Counter(spawns), Counter(), [])
     try:
         yield found
     finally:

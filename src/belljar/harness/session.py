@@ -34,7 +34,7 @@ from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import AttachSocket
-from belljar.harness.host_processes import HostActivity, is_here, proxies_here
+from belljar.harness.host_processes import HostActivity, proxies_here
 from belljar.harness.models import ModelCells
 from belljar.harness.operator import OperatorOptions
 from belljar.harness.sample_record import (
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
-    from belljar.export.traces import TraceExport
     from belljar.ledger import RunDirectory
     from belljar.model.serve import ModelCell
     from belljar.policy import LoadedPolicy
@@ -119,7 +118,7 @@ class Session:
     is_previewed: bool = False
     models: ModelCells = field(default_factory=ModelCells)
     host: HostActivity | None = None
-    traces: TraceExport | None = None
+    on_run: Callable[[Path], None] | None = None
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
@@ -179,14 +178,8 @@ class Session:
         }
         if self.host is not None:
             data["host_processes"] = dict(self.host.programs)
-            connections, proxies = dict(self.host.connections), [*proxies_here()]
-            if self.traces is not None:
-                place = f"{self.traces.place} (--otlp)"
-                if is_here(self.traces.host):
-                    proxies.append(place)  # a collector on this host may pass on what it gets
-                else:
-                    connections[place] = 1
-            data["connections"], data["proxies"] = connections, proxies
+            data["connections"] = dict(self.host.connections)
+            data["proxies"] = [*proxies_here(), *self.host.collectors]
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
         if self.failure:

@@ -96,6 +96,7 @@ def row(event: Line) -> str:
     shown = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in event.data.items()
+        if not name.endswith("_times")  # for replays; `--json` has them
     }
     details = "  ".join(
         f"{printable(name, max_chars=64)}={printable(text, max_chars=160)}"

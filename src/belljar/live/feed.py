@@ -31,7 +31,10 @@ _MAX_ENDED: Final = 20
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
 _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
 # Said in other columns, or of no use to whoever watches.
-_LEFT_OUT: Final = {"op", "env_names", "env_sha256", "findings", "headers", "containment", "range"}
+_LEFT_OUT: Final = {
+    *("op", "env_names", "env_sha256", "findings", "headers", "containment", "range"),
+    *("stdin_times", "stdout_times", "stderr_times"),
+}
 
 
 @dataclass(slots=True)

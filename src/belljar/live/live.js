@@ -185,7 +185,7 @@ function graphOf(edges) {
   for (const [cell, place, allowed, count] of edges) {
     const [y1, y2] = [at(left, cell) - 4, at(right, place) - 4];
     const line = svg("line", { x1: 205, x2: 375, y1, y2, class: allowed ? "allowed" : "refused" });
-    graph.append(line, svg("text", { x: 290, y: (y1 + y2) / 2 - 3, "text-anchor": "middle", class: "quiet" }, String(count)));
+    graph.append(line, svg("text", { x: 350, y: y1 + 0.85 * (y2 - y1) - 3, "text-anchor": "middle", class: "quiet" }, String(count)));
   }
   for (const name of left) graph.append(svg("text", { x: 200, y: at(left, name), "text-anchor": "end" }, (name || "?").slice(0, 28)));
   for (const name of right) graph.append(svg("text", { x: 380, y: at(right, name) }, name.slice(0, 36)));
