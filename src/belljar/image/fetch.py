@@ -5,6 +5,7 @@ skopeo runs with bounded time and size. Files and daemons' archives are read by 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -26,7 +27,10 @@ from belljar.image.origin import (
     image_in_archive,
     image_in_layout,
     image_of_manifest,
-    registry_image,
+    instance_of,
+    is_index,
+    parse_document,
+    reference_of,
 )
 from belljar.image.tools import ToolError, limited, plain_env, run_tool, tool
 from belljar.store.home import HINT_SPACE
@@ -36,6 +40,7 @@ _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 # Times `stall_s` without a byte: a daemon packs a large image before it sends the first.
 _DAEMON_STALLS: Final = 5
+_LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 # Documents and headers beside an image's layers.
 _SLACK_BYTES: Final = 64 << 20
@@ -108,25 +113,41 @@ def fetched(
 
 
 def _copied(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Found:
-    """Copy a registry's image as it is, so that its digests stay the same."""
-    image = registry_image(rest, work, limits)
+    """Ask a registry for a name's digest, and copy that image as it is: its digests stay the same.
+
+    As in Docker, registries of loopback may speak HTTP.
+    """
+    reference = reference_of(rest.removeprefix("//"))
+    is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
     platform = ["--override-os", "linux", "--override-arch", debian_arch()]
-    copy = ["copy", "--quiet", *image.options, image.source, "dir:image"]
-    argv = [tool("skopeo"), *trust, *platform, "--tmpdir", str(work), *copy]
+    skopeo, env = [tool("skopeo"), "--tmpdir", str(work)], plain_env(TMPDIR=str(work))
+    argv = [*skopeo, "inspect", "--raw", *(["--tls-verify=false"] if is_local else [])]
+    argv.append(f"docker://{reference.untagged.canonical}")
+    raw = run_tool(argv, timeout_s=limits.answer_s, env=env, cwd=work)
+    top = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    if reference.digest and top != reference.digest:
+        what = f"the registry gave a manifest of another digest: {top}"
+        hint = "ask the registry's operator; nothing was kept"
+        raise PolicyError(what, where=printable(reference.familiar), hint=hint)
+    document = parse_document(raw)
+    manifest = instance_of(document, debian_arch()) if is_index(document) else top
+    copy = ["copy", "--quiet", *(["--src-tls-verify=false"] if is_local else [])]
+    copy += [f"docker://{reference.registry}/{reference.path}@{manifest}", "dir:image"]
     argv = limited(
-        argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s)
+        [*skopeo, *trust, *platform, *copy],
+        max_file_bytes=limits.max_bytes + _SLACK_BYTES,
+        cpu_s=int(limits.timeout_s),
     )
     watch = _watch(work, limits, report)
-    env = plain_env(TMPDIR=str(work))
     run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
     return image_of_manifest(
         files_in(work / "image"),
         "manifest.json",
         limits,
-        wanted=image.manifest,
-        names=image.names,
-        digests=image.digests,
+        wanted=manifest,
+        names=(reference.untagged.familiar,),
+        digests=(top,),
     )
 
 

@@ -7,7 +7,6 @@ Source: image-spec v1.1; the layout of `docker save`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import posixpath
@@ -25,7 +24,6 @@ from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import Layer, is_plain, open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.store import file_sha256
-from belljar.image.tools import plain_env, run_tool, tool
 from belljar.policy.reference import Reference, parse_reference
 from belljar.units import format_size, printable
 
@@ -187,46 +185,7 @@ def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in listed if isinstance(entry, dict)]
 
 
-_LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegistryImage:
-    """An image for skopeo; `manifest`: the digest it must have; `digests`: an index's too."""
-
-    source: str
-    options: tuple[str, ...]
-    names: tuple[str, ...]
-    digests: tuple[str, ...]
-    manifest: str
-
-
-def registry_image(rest: str, work: Path, limits: ImportLimits) -> RegistryImage:
-    """Ask a registry for the digest of a name. As in Docker, those of loopback may speak HTTP.
-
-    Raises `PolicyError` for a bad name or another digest, `HostError` when none answers.
-    """
-    reference = _reference(rest.removeprefix("//"))
-    is_local = _LOOPBACK.fullmatch(reference.registry) is not None
-    wanted = reference.untagged.canonical
-    argv = [tool("skopeo"), "--tmpdir", str(work), "inspect", "--raw"]
-    argv += [*(["--tls-verify=false"] if is_local else []), f"docker://{wanted}"]
-    raw = run_tool(argv, timeout_s=limits.answer_s, env=plain_env(TMPDIR=str(work)), cwd=work)
-    top = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-    if reference.digest and top != reference.digest:
-        what = f"the registry gave a manifest of another digest: {top}"
-        hint = "ask the registry's operator; nothing was kept"
-        raise PolicyError(what, where=printable(reference.familiar), hint=hint)
-    document = parse_document(raw)
-    manifest = instance_of(document, debian_arch()) if is_index(document) else top
-    return RegistryImage(
-        source=f"docker://{reference.registry}/{reference.path}@{manifest}",
-        options=("--src-tls-verify=false",) if is_local else (),
-        names=(reference.untagged.familiar,),
-        digests=tuple(dict.fromkeys((top, manifest))),
-        manifest=manifest,
-    )
 
 
 def daemon_image(
@@ -236,7 +195,7 @@ def daemon_image(
 
     Raises `PolicyError` for a bad name or another digest, `HostError` when none answers.
     """
-    reference = None if _SHORT_ID.fullmatch(text) else _reference(text)
+    reference = None if _SHORT_ID.fullmatch(text) else reference_of(text)
     name = reference.untagged.familiar if reference else text
     found = ask_daemons(daemon_hosts(os.environ), name, timeout_s=limits.answer_s)
     digests = tuple(dict.fromkeys((found.image_id, *found.digests)))
@@ -250,7 +209,8 @@ def daemon_image(
     return found, names, digests
 
 
-def _reference(text: str) -> Reference:
+def reference_of(text: str) -> Reference:
+    """Return a name's parts. Raises `PolicyError`."""
     try:
         return parse_reference(text)
     except ValueError as error:
@@ -266,7 +226,7 @@ def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -
     images = listed if isinstance(listed, list) else []
     names = names_of_archive(images)
     if tag:
-        wanted = _reference(tag).familiar
+        wanted = reference_of(tag).familiar
         chosen = [at for at, each in enumerate(names) if wanted in each]
     else:
         chosen = list(range(len(images)))
