@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from belljar.dataclass import replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.daemon import save_image
 from belljar.image.kernel import debian_arch
@@ -32,7 +32,7 @@ from belljar.image.origin import (
     parse_document,
     reference_of,
 )
-from belljar.image.tools import ToolError, limited, plain_env, run_tool, tool
+from belljar.image.tools import ToolError, plain_env, run_tool, tool
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
@@ -90,26 +90,28 @@ def fetched(
         with files_of_archive(path, work, limits) as files:
             yield find(files, tag, path, limits)
         return
+    daemon = None
     try:
         if transport == "docker":
-            yield _copied(rest, work, limits, report)
-            return
-        archive, (daemon, names, digests) = work / "source", daemon_image(rest, limits)
-        save_image(
-            daemon,
-            archive,
-            max_bytes=limits.max_bytes + _SLACK_BYTES,
-            stall_s=_DAEMON_STALLS * limits.stall_s,
-            timeout_s=limits.timeout_s,
-            report=report,
-        )
+            found = _copied(rest, work, limits, report)
+        else:
+            daemon, names, digests = daemon_image(rest, limits)
+            save_image(
+                daemon,
+                work / "source",
+                max_bytes=limits.max_bytes + _SLACK_BYTES,
+                stall_s=_DAEMON_STALLS * limits.stall_s,
+                timeout_s=limits.timeout_s,
+                report=report,
+            )
     except HostError as error:
-        raise _refused(error, ref, limits) from error
-    with files_of_archive(archive, work, limits) as files:
-        found = image_in_archive(files, "", archive, limits)
-        yield Found(
-            files=files, config=found.config, layers=found.layers, names=names, digests=digests
-        )
+        raise _refused(error, ref) from error
+    if daemon is None:
+        yield found
+        return
+    with files_of_archive(work / "source", work, limits) as files:
+        found = image_in_archive(files, "", work / "source", limits)
+        yield replace(found, names=names, digests=digests)
 
 
 def _copied(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Found:
@@ -134,12 +136,7 @@ def _copied(rest: str, work: Path, limits: ImportLimits, report: Callable[[str],
     manifest = instance_of(document, debian_arch()) if is_index(document) else top
     copy = ["copy", "--quiet", *(["--src-tls-verify=false"] if is_local else [])]
     copy += [f"docker://{reference.registry}/{reference.path}@{manifest}", "dir:image"]
-    argv = limited(
-        [*skopeo, *trust, *platform, *copy],
-        max_file_bytes=limits.max_bytes + _SLACK_BYTES,
-        cpu_s=int(limits.timeout_s),
-    )
-    watch = _watch(work, limits, report)
+    argv, watch = [*skopeo, *trust, *platform, *copy], _watch(work, printable(rest), limits, report)
     run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
     return image_of_manifest(
         files_in(work / "image"),
@@ -151,7 +148,9 @@ def _copied(rest: str, work: Path, limits: ImportLimits, report: Callable[[str],
     )
 
 
-def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Callable[[], None]:
+def _watch(
+    work: Path, ref: str, limits: ImportLimits, report: Callable[[str], None]
+) -> Callable[[], None]:
     """A check for growth and for the size bounds."""
     seen, changed_s = -1, monotonic()
 
@@ -162,8 +161,9 @@ def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> C
             for name in files:
                 with suppress(FileNotFoundError):
                     total += Path(directory, name).lstat().st_size
-        if total > 3 * limits.max_bytes + _SLACK_BYTES:
-            raise _too_large("", limits)
+        if total > limits.max_bytes + _SLACK_BYTES:
+            what = f"the image is larger than {format_size(limits.max_bytes)}"
+            raise PolicyError(what, where=ref, hint="--max-size allows more")
         if total != seen:
             seen, changed_s = total, monotonic()
             report(f"fetching: {format_size(total)}")
@@ -174,20 +174,12 @@ def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> C
     return check
 
 
-def _too_large(where: str, limits: ImportLimits) -> PolicyError:
-    what = f"the image is larger than {format_size(limits.max_bytes)}"
-    return PolicyError(what, where=printable(where), hint="--max-size allows more")
-
-
-def _refused(error: HostError, ref: str, limits: ImportLimits) -> HostError | PolicyError:
+def _refused(error: HostError, ref: str) -> HostError:
     # The last error of skopeo, without the log format around it. Its status is 1 for every
     # failure, so the message is read: for the hint, and for the kind of error alone.
     output = error.output if isinstance(error, ToolError) else ""
     fatal = _FATAL.findall(output.replace('\\\\"', "'").replace('\\"', "'"))
     text = fatal[-1] if fatal else error.what
-    was_cut = isinstance(error, ToolError) and error.killed_by == signal.SIGXFSZ
-    if was_cut or "file too large" in output:
-        return _too_large(ref, limits)
     if "no space left on device" in output.lower():
         what = "no space is left to fetch the image"
         return HostError(what, where=printable(ref), hint=HINT_SPACE)
