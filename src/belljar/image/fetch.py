@@ -20,7 +20,7 @@ from belljar.image.daemon import save_image
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits
 from belljar.image.origin import (
-    Found,
+    ImageParts,
     daemon_image,
     files_in,
     files_of_archive,
@@ -67,7 +67,7 @@ def fetched(
     scratch: Path,
     limits: ImportLimits,
     report: Callable[[str], None] = lambda _line: None,
-) -> Iterator[Found]:
+) -> Iterator[ImageParts]:
     """The image `ref`, with the help of an own directory in `scratch`.
 
     Raises `PolicyError` for no image or a too large one, `LayerError` for a broken one, `HostError`
@@ -114,7 +114,9 @@ def fetched(
         yield replace(found, names=names, digests=digests)
 
 
-def _copied(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Found:
+def _copied(
+    rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
+) -> ImageParts:
     """Ask a registry for a name's digest, and copy that image as it is: its digests stay the same.
 
     As in Docker, registries of loopback may speak HTTP.

@@ -7,6 +7,7 @@ Source: image-spec v1.1; the layout of `docker save`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import posixpath
@@ -23,7 +24,6 @@ from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import Layer, is_plain, open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.image.store import file_sha256
 from belljar.policy.reference import Reference, parse_reference
 from belljar.units import format_size, printable
 
@@ -53,7 +53,7 @@ Files: TypeAlias = Callable[[str], Path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ImageParts:
     """An image's parts by their names in `files`, and the SHA-256 that each must have.
 
     Without a stated digest it is "". `digests`: of an index, of the manifest.
@@ -217,7 +217,7 @@ def reference_of(text: str) -> Reference:
         raise PolicyError(str(error), where=printable(text)) from error
 
 
-def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -> Found:
+def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
     """Find the image `tag`, or the only one, of `docker save`.
 
     Raises `PolicyError` where there is none or several, `LayerError` for a broken document.
@@ -236,10 +236,10 @@ def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -
     if not isinstance(layers, list) or not all(isinstance(each, str) for each in (config, *layers)):
         raise LayerError("a document is broken: manifest.json")
     plain = tuple((posixpath.normpath(name), "") for name in (config, *layers))
-    return Found(files=files, config=plain[0], layers=plain[1:], names=names[at])
+    return ImageParts(files=files, config=plain[0], layers=plain[1:], names=names[at])
 
 
-def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) -> Found:
+def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
     """Find the image `tag`, or the only one, of an OCI layout. Raises as `image_in_archive`."""
     index = parse_document(read_bounded(files("index.json"), limits))
     called: dict[str, list[str]] = {}
@@ -263,11 +263,11 @@ def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) ->
     digest = list(called)[at]
     digests: tuple[str, ...] = ()
     if digest in indexes:  # a nested index: a registry has the image under its digest
-        nested = files(f"blobs/sha256/{_hex(digest)}")
-        if file_sha256(nested) != _hex(digest):
+        nested = read_bounded(files(f"blobs/sha256/{_hex(digest)}"), limits)
+        if hashlib.sha256(nested).hexdigest() != _hex(digest):
             raise LayerError("a document's bytes are not those of its digest")
         digests = (digest,)
-        digest = instance_of(parse_document(read_bounded(nested, limits)), debian_arch())
+        digest = instance_of(parse_document(nested), debian_arch())
     return image_of_manifest(
         files,
         f"blobs/sha256/{_hex(digest)}",
@@ -288,15 +288,16 @@ def image_of_manifest(
     names: tuple[str, ...],
     digests: tuple[str, ...],
     place: str = "",
-) -> Found:
+) -> ImageParts:
     """Read the manifest `name`, whose digest must be `wanted`. Raises `LayerError`."""
-    path = files(name)
-    if f"sha256:{file_sha256(path)}" != wanted:
+    raw = read_bounded(files(name), limits)
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
         raise LayerError("its manifest is not the one of its digest")
-    manifest = parse_document(read_bounded(path, limits))
+    manifest = parse_document(raw)
     if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
         raise LayerError("its manifest is of a type that isn't taken")
-    described = [manifest.get("config"), *(layers if (layers := manifest.get("layers")) else ())]
+    layers = manifest.get("layers")
+    described = [manifest.get("config"), *(layers if isinstance(layers, list) else [None])]
     if not all(isinstance(each, dict) for each in described):
         raise LayerError("a document is broken: its manifest")
     for number, layer in enumerate(described[1:], 1):
@@ -305,9 +306,14 @@ def image_of_manifest(
                 f"layer {number} is of the type {printable(kind)!r}, which isn't taken"
             )
     parts = [_hex(str(each.get("digest"))) for each in described]
-    config, *layers = ((f"{place}{part}", part) for part in parts)
-    found = tuple(dict.fromkeys((*digests, wanted)))
-    return Found(files=files, config=config, layers=tuple(layers), names=names, digests=found)
+    named = tuple((f"{place}{part}", part) for part in parts)
+    return ImageParts(
+        files=files,
+        config=named[0],
+        layers=named[1:],
+        names=names,
+        digests=tuple(dict.fromkeys((*digests, wanted))),
+    )
 
 
 def _hex(digest: str) -> str:

@@ -17,7 +17,7 @@ from belljar.errors import PolicyError
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import import_image
 from belljar.image.origin import (
-    Found,
+    ImageParts,
     files_in,
     files_of_archive,
     image_in_archive,
@@ -75,7 +75,7 @@ def test_a_layout_that_is_none_is_refused(tmp_path: Path) -> None:
             image_in_layout(files_in(tmp_path), "", tmp_path, LIMITS)
 
 
-def in_archive(path: Path, work: Path) -> Found:
+def in_archive(path: Path, work: Path) -> ImageParts:
     """The only image of what `docker save` wrote."""
     with files_of_archive(path, work, LIMITS) as files:
         return image_in_archive(files, "", path, LIMITS)
@@ -131,6 +131,18 @@ def test_any_manifest_in_an_archive_is_read_or_refused(manifest: bytes, tmp_path
     (tmp_path / "a.tar").write_bytes(layer(entry("manifest.json", manifest)))
     with suppress(LayerError, PolicyError):
         in_archive(tmp_path / "a.tar", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers": 5}, {"layers": None}, {"config": "x"}, {"layers": [1]}]
+)
+def test_a_manifest_that_is_none_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    """Its parts have the kinds that they must have."""
+    archive = oci_archive(
+        tmp_path / "a.tar", [LAYER], tweak=lambda made, _config: made.update(change)
+    )
+    with files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
+        image_in_layout(files, "", archive, LIMITS)
 
 
 @pytest.mark.parametrize(
