@@ -214,4 +214,4 @@ def test_a_name_that_buildah_would_take_as_a_pattern_is_refused_before_a_base_is
             build_dockerfile(home, request, report=lines.append)
         assert lines == []
     (tmp_path / "Dockerfile").write_text("FROM small\nUSER root\nCOPY app/[a-x]/* a* /f/\n")
-    assert content(build_dockerfile(home, request)[0], "f/[xyz]/f") == "app/[xyz]/f"
+    assert content(build_dockerfile(home, request)[0], "f/[[]xyz]/f") == "app/[xyz]/f"

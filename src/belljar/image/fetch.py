@@ -5,30 +5,34 @@ skopeo runs with bounded time and size. Files and daemons' archives are read by 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from belljar.dataclass import replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.daemon import save_image
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits
 from belljar.image.origin import (
-    Found,
+    ImageParts,
     daemon_image,
     files_in,
     files_of_archive,
     image_in_archive,
     image_in_layout,
     image_of_manifest,
-    registry_image,
+    instance_of,
+    is_index,
+    parse_document,
+    reference_of,
 )
-from belljar.image.tools import ToolError, limited, plain_env, run_tool, tool
+from belljar.image.tools import ToolError, plain_env, run_tool, tool
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
@@ -36,6 +40,7 @@ _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 # Times `stall_s` without a byte: a daemon packs a large image before it sends the first.
 _DAEMON_STALLS: Final = 5
+_LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 # Documents and headers beside an image's layers.
 _SLACK_BYTES: Final = 64 << 20
@@ -62,7 +67,7 @@ def fetched(
     scratch: Path,
     limits: ImportLimits,
     report: Callable[[str], None] = lambda _line: None,
-) -> Iterator[Found]:
+) -> Iterator[ImageParts]:
     """The image `ref`, with the help of an own directory in `scratch`.
 
     Raises `PolicyError` for no image or a too large one, `LayerError` for a broken one, `HostError`
@@ -85,52 +90,69 @@ def fetched(
         with files_of_archive(path, work, limits) as files:
             yield find(files, tag, path, limits)
         return
+    daemon = None
     try:
         if transport == "docker":
-            yield _copied(rest, work, limits, report)
-            return
-        archive, (daemon, names, digests) = work / "source", daemon_image(rest, limits)
-        save_image(
-            daemon,
-            archive,
-            max_bytes=limits.max_bytes + _SLACK_BYTES,
-            stall_s=_DAEMON_STALLS * limits.stall_s,
-            timeout_s=limits.timeout_s,
-            report=report,
-        )
+            found = _copied(rest, work, limits, report)
+        else:
+            daemon, names, digests = daemon_image(rest, limits)
+            save_image(
+                daemon,
+                work / "source",
+                max_bytes=limits.max_bytes + _SLACK_BYTES,
+                stall_s=_DAEMON_STALLS * limits.stall_s,
+                timeout_s=limits.timeout_s,
+                report=report,
+            )
     except HostError as error:
-        raise _refused(error, ref, limits) from error
-    with files_of_archive(archive, work, limits) as files:
-        found = image_in_archive(files, "", archive, limits)
-        yield Found(
-            files=files, config=found.config, layers=found.layers, names=names, digests=digests
-        )
+        raise _refused(error, ref) from error
+    if daemon is None:
+        yield found
+        return
+    with files_of_archive(work / "source", work, limits) as files:
+        found = image_in_archive(files, "", work / "source", limits)
+        yield replace(found, names=names, digests=digests)
 
 
-def _copied(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Found:
-    """Copy a registry's image as it is, so that its digests stay the same."""
-    image = registry_image(rest, work, limits)
+def _copied(
+    rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
+) -> ImageParts:
+    """Ask a registry for a name's digest, and copy that image as it is: its digests stay the same.
+
+    As in Docker, registries of loopback may speak HTTP.
+    """
+    reference = reference_of(rest.removeprefix("//"))
+    is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
     platform = ["--override-os", "linux", "--override-arch", debian_arch()]
-    copy = ["copy", "--quiet", *image.options, image.source, "dir:image"]
-    argv = [tool("skopeo"), *trust, *platform, "--tmpdir", str(work), *copy]
-    argv = limited(
-        argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s)
-    )
-    watch = _watch(work, limits, report)
-    env = plain_env(TMPDIR=str(work))
+    skopeo, env = [tool("skopeo"), "--tmpdir", str(work)], plain_env(TMPDIR=str(work))
+    argv = [*skopeo, "inspect", "--raw", *(["--tls-verify=false"] if is_local else [])]
+    argv.append(f"docker://{reference.untagged.canonical}")
+    raw = run_tool(argv, timeout_s=limits.answer_s, env=env, cwd=work)
+    top = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    if reference.digest and top != reference.digest:
+        what = f"the registry gave a manifest of another digest: {top}"
+        hint = "ask the registry's operator; nothing was kept"
+        raise PolicyError(what, where=printable(reference.familiar), hint=hint)
+    document = parse_document(raw)
+    manifest = instance_of(document, debian_arch()) if is_index(document) else top
+    copy = ["copy", "--quiet", *(["--src-tls-verify=false"] if is_local else [])]
+    copy += [f"docker://{reference.registry}/{reference.path}@{manifest}", "dir:image"]
+    argv, watch = [*skopeo, *trust, *platform, *copy], _watch(work, printable(rest), limits, report)
     run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
     return image_of_manifest(
         files_in(work / "image"),
         "manifest.json",
         limits,
-        wanted=image.manifest,
-        names=image.names,
-        digests=image.digests,
+        wanted=manifest,
+        names=(reference.untagged.familiar,),
+        digests=(top,),
     )
 
 
-def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Callable[[], None]:
+def _watch(
+    work: Path, ref: str, limits: ImportLimits, report: Callable[[str], None]
+) -> Callable[[], None]:
     """A check for growth and for the size bounds."""
     seen, changed_s = -1, monotonic()
 
@@ -141,8 +163,9 @@ def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> C
             for name in files:
                 with suppress(FileNotFoundError):
                     total += Path(directory, name).lstat().st_size
-        if total > 3 * limits.max_bytes + _SLACK_BYTES:
-            raise _too_large("", limits)
+        if total > limits.max_bytes + _SLACK_BYTES:
+            what = f"the image is larger than {format_size(limits.max_bytes)}"
+            raise PolicyError(what, where=ref, hint="--max-size allows more")
         if total != seen:
             seen, changed_s = total, monotonic()
             report(f"fetching: {format_size(total)}")
@@ -153,20 +176,12 @@ def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> C
     return check
 
 
-def _too_large(where: str, limits: ImportLimits) -> PolicyError:
-    what = f"the image is larger than {format_size(limits.max_bytes)}"
-    return PolicyError(what, where=printable(where), hint="--max-size allows more")
-
-
-def _refused(error: HostError, ref: str, limits: ImportLimits) -> HostError | PolicyError:
+def _refused(error: HostError, ref: str) -> HostError:
     # The last error of skopeo, without the log format around it. Its status is 1 for every
     # failure, so the message is read: for the hint, and for the kind of error alone.
     output = error.output if isinstance(error, ToolError) else ""
     fatal = _FATAL.findall(output.replace('\\\\"', "'").replace('\\"', "'"))
     text = fatal[-1] if fatal else error.what
-    was_cut = isinstance(error, ToolError) and error.killed_by == signal.SIGXFSZ
-    if was_cut or "file too large" in output:
-        return _too_large(ref, limits)
     if "no space left on device" in output.lower():
         what = "no space is left to fetch the image"
         return HostError(what, where=printable(ref), hint=HINT_SPACE)

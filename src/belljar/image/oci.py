@@ -7,6 +7,7 @@ No digest, size or name of the archive is trusted.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import Layer, open_layer
 from belljar.image.layers.headers import EntryKind, EntryPath, read_entries
 from belljar.image.layers.tree import Member, Tree, pack
-from belljar.image.origin import Found, parse_document, read_bounded
-from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256, is_like_digest
+from belljar.image.origin import ImageParts, parse_document, read_bounded
+from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
 from belljar.policy.reference import IMAGE_ID
 from belljar.store.home import HINT_SPACE, need_space
 from belljar.store.scratch import scratch_dir
@@ -92,14 +93,16 @@ def import_image(
         if error.errno == errno.ENOSPC:
             what = "no space is left to import the image"
             raise HostError(what, where=str(home), hint=HINT_SPACE) from error
-        raise PolicyError(f"it can't be read: {error.strerror}", where=source) from error
+        if isinstance(error, PermissionError):
+            raise PolicyError(f"it can't be read: {error.strerror}", where=source) from error
+        raise
 
 
-def _configuration(found: Found, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
+def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
     """Read the configuration; its digest is the image's id."""
     name, wanted = found.config
-    path = found.files(name)
-    config, digest = parse_document(read_bounded(path, limits)), file_sha256(path)
+    raw = read_bounded(found.files(name), limits)
+    config, digest = parse_document(raw), hashlib.sha256(raw).hexdigest()
     if wanted not in {"", digest}:
         raise LayerError("a document's bytes are not those of its digest")
     check_platform(config)
@@ -119,7 +122,7 @@ def _merge(
     tree: Tree,
     opened: ExitStack,
     scratch: Path,
-    found: Found,
+    found: ImageParts,
     config: Mapping[str, Any],
     limits: ImportLimits,
     *,

@@ -24,8 +24,6 @@ from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import Layer, is_plain, open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.image.store import file_sha256
-from belljar.image.tools import plain_env, run_tool, tool
 from belljar.policy.reference import Reference, parse_reference
 from belljar.units import format_size, printable
 
@@ -55,7 +53,7 @@ Files: TypeAlias = Callable[[str], Path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ImageParts:
     """An image's parts by their names in `files`, and the SHA-256 that each must have.
 
     Without a stated digest it is "". `digests`: of an index, of the manifest.
@@ -187,46 +185,7 @@ def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in listed if isinstance(entry, dict)]
 
 
-_LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegistryImage:
-    """An image for skopeo; `manifest`: the digest it must have; `digests`: an index's too."""
-
-    source: str
-    options: tuple[str, ...]
-    names: tuple[str, ...]
-    digests: tuple[str, ...]
-    manifest: str
-
-
-def registry_image(rest: str, work: Path, limits: ImportLimits) -> RegistryImage:
-    """Ask a registry for the digest of a name. As in Docker, those of loopback may speak HTTP.
-
-    Raises `PolicyError` for a bad name or another digest, `HostError` when none answers.
-    """
-    reference = _reference(rest.removeprefix("//"))
-    is_local = _LOOPBACK.fullmatch(reference.registry) is not None
-    wanted = reference.untagged.canonical
-    argv = [tool("skopeo"), "--tmpdir", str(work), "inspect", "--raw"]
-    argv += [*(["--tls-verify=false"] if is_local else []), f"docker://{wanted}"]
-    raw = run_tool(argv, timeout_s=limits.answer_s, env=plain_env(TMPDIR=str(work)), cwd=work)
-    top = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-    if reference.digest and top != reference.digest:
-        what = f"the registry gave a manifest of another digest: {top}"
-        hint = "ask the registry's operator; nothing was kept"
-        raise PolicyError(what, where=printable(reference.familiar), hint=hint)
-    document = parse_document(raw)
-    manifest = instance_of(document, debian_arch()) if is_index(document) else top
-    return RegistryImage(
-        source=f"docker://{reference.registry}/{reference.path}@{manifest}",
-        options=("--src-tls-verify=false",) if is_local else (),
-        names=(reference.untagged.familiar,),
-        digests=tuple(dict.fromkeys((top, manifest))),
-        manifest=manifest,
-    )
 
 
 def daemon_image(
@@ -236,7 +195,7 @@ def daemon_image(
 
     Raises `PolicyError` for a bad name or another digest, `HostError` when none answers.
     """
-    reference = None if _SHORT_ID.fullmatch(text) else _reference(text)
+    reference = None if _SHORT_ID.fullmatch(text) else reference_of(text)
     name = reference.untagged.familiar if reference else text
     found = ask_daemons(daemon_hosts(os.environ), name, timeout_s=limits.answer_s)
     digests = tuple(dict.fromkeys((found.image_id, *found.digests)))
@@ -250,14 +209,15 @@ def daemon_image(
     return found, names, digests
 
 
-def _reference(text: str) -> Reference:
+def reference_of(text: str) -> Reference:
+    """Return a name's parts. Raises `PolicyError`."""
     try:
         return parse_reference(text)
     except ValueError as error:
         raise PolicyError(str(error), where=printable(text)) from error
 
 
-def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -> Found:
+def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
     """Find the image `tag`, or the only one, of `docker save`.
 
     Raises `PolicyError` where there is none or several, `LayerError` for a broken document.
@@ -266,7 +226,7 @@ def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -
     images = listed if isinstance(listed, list) else []
     names = names_of_archive(images)
     if tag:
-        wanted = _reference(tag).familiar
+        wanted = reference_of(tag).familiar
         chosen = [at for at, each in enumerate(names) if wanted in each]
     else:
         chosen = list(range(len(images)))
@@ -276,10 +236,10 @@ def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -
     if not isinstance(layers, list) or not all(isinstance(each, str) for each in (config, *layers)):
         raise LayerError("a document is broken: manifest.json")
     plain = tuple((posixpath.normpath(name), "") for name in (config, *layers))
-    return Found(files=files, config=plain[0], layers=plain[1:], names=names[at])
+    return ImageParts(files=files, config=plain[0], layers=plain[1:], names=names[at])
 
 
-def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) -> Found:
+def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
     """Find the image `tag`, or the only one, of an OCI layout. Raises as `image_in_archive`."""
     index = parse_document(read_bounded(files("index.json"), limits))
     called: dict[str, list[str]] = {}
@@ -303,11 +263,11 @@ def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) ->
     digest = list(called)[at]
     digests: tuple[str, ...] = ()
     if digest in indexes:  # a nested index: a registry has the image under its digest
-        nested = files(f"blobs/sha256/{_hex(digest)}")
-        if file_sha256(nested) != _hex(digest):
+        nested = read_bounded(files(f"blobs/sha256/{_hex(digest)}"), limits)
+        if hashlib.sha256(nested).hexdigest() != _hex(digest):
             raise LayerError("a document's bytes are not those of its digest")
         digests = (digest,)
-        digest = instance_of(parse_document(read_bounded(nested, limits)), debian_arch())
+        digest = instance_of(parse_document(nested), debian_arch())
     return image_of_manifest(
         files,
         f"blobs/sha256/{_hex(digest)}",
@@ -328,15 +288,16 @@ def image_of_manifest(
     names: tuple[str, ...],
     digests: tuple[str, ...],
     place: str = "",
-) -> Found:
+) -> ImageParts:
     """Read the manifest `name`, whose digest must be `wanted`. Raises `LayerError`."""
-    path = files(name)
-    if f"sha256:{file_sha256(path)}" != wanted:
+    raw = read_bounded(files(name), limits)
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
         raise LayerError("its manifest is not the one of its digest")
-    manifest = parse_document(read_bounded(path, limits))
+    manifest = parse_document(raw)
     if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
         raise LayerError("its manifest is of a type that isn't taken")
-    described = [manifest.get("config"), *(layers if (layers := manifest.get("layers")) else ())]
+    layers = manifest.get("layers")
+    described = [manifest.get("config"), *(layers if isinstance(layers, list) else [None])]
     if not all(isinstance(each, dict) for each in described):
         raise LayerError("a document is broken: its manifest")
     for number, layer in enumerate(described[1:], 1):
@@ -345,9 +306,14 @@ def image_of_manifest(
                 f"layer {number} is of the type {printable(kind)!r}, which isn't taken"
             )
     parts = [_hex(str(each.get("digest"))) for each in described]
-    config, *layers = ((f"{place}{part}", part) for part in parts)
-    found = tuple(dict.fromkeys((*digests, wanted)))
-    return Found(files=files, config=config, layers=tuple(layers), names=names, digests=found)
+    named = tuple((f"{place}{part}", part) for part in parts)
+    return ImageParts(
+        files=files,
+        config=named[0],
+        layers=named[1:],
+        names=names,
+        digests=tuple(dict.fromkeys((*digests, wanted))),
+    )
 
 
 def _hex(digest: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -184,11 +183,7 @@ def flags_of(item: Instruction) -> list[tuple[str, str]]:
 def mount_options(text: str) -> dict[str, str]:
     """The options of a `--mount` by their longest names. Raises `DockerfileError`."""
     found = dict[str, str]()
-    try:
-        fields = next(csv.reader([text], strict=True), [])
-    except csv.Error:
-        fields = [""]
-    for each in fields:
+    for each in text.split(","):
         key, has_value, value = each.partition("=")
         key, value = key.lower(), value if has_value else "true"
         if key in {"rw", "readwrite"}:

@@ -15,14 +15,13 @@ from tests.fakes.images import ARCH, docker_archive, entry, layer, oci_archive, 
 
 from belljar.errors import PolicyError
 from belljar.image.layers import ImportLimits, LayerError
+from belljar.image.oci import import_image
 from belljar.image.origin import (
-    Found,
-    daemon_image,
+    ImageParts,
     files_in,
     files_of_archive,
     image_in_archive,
     image_in_layout,
-    registry_image,
 )
 
 LAYER = layer(entry("x", b"x"))
@@ -76,7 +75,7 @@ def test_a_layout_that_is_none_is_refused(tmp_path: Path) -> None:
             image_in_layout(files_in(tmp_path), "", tmp_path, LIMITS)
 
 
-def in_archive(path: Path, work: Path) -> Found:
+def in_archive(path: Path, work: Path) -> ImageParts:
     """The only image of what `docker save` wrote."""
     with files_of_archive(path, work, LIMITS) as files:
         return image_in_archive(files, "", path, LIMITS)
@@ -135,12 +134,24 @@ def test_any_manifest_in_an_archive_is_read_or_refused(manifest: bytes, tmp_path
 
 
 @pytest.mark.parametrize(
-    "text", ["docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"]
+    "change", [{"layers": 5}, {"layers": None}, {"config": "x"}, {"layers": [1]}]
 )
-def test_what_can_be_no_name_is_asked_of_nobody(text: str, tmp_path: Path) -> None:
-    """It is refused before any tool is started or any socket opened."""
-    transport, _, rest = text.partition(":")
+def test_a_manifest_that_is_none_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    """Its parts have the kinds that they must have."""
+    archive = oci_archive(
+        tmp_path / "a.tar", [LAYER], tweak=lambda made, _config: made.update(change)
+    )
+    with files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
+        image_in_layout(files, "", archive, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "ref", ["docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"]
+)
+def test_what_can_be_no_name_is_asked_of_nobody(
+    ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before any daemon is asked or any image copied."""
+    monkeypatch.setattr("subprocess.Popen", None)
     with pytest.raises(PolicyError):
-        registry_image(rest, tmp_path, LIMITS) if transport == "docker" else daemon_image(
-            rest, LIMITS
-        )
+        import_image(tmp_path / "home", ref)

@@ -27,7 +27,7 @@ ENV = {"V": "a.b.c", "EMPTY": "", "P": "/usr/lib/x.tar.gz", "é": "e"}
         ("${V:?no}${EMPTY?no}", "a.b.c"),
         ('\\$V \'$V\' "$V" "\\$V" a\\b', "$V $V a.b.c $V ab"),
         ("\"a\\b\" 'a\\b' \\\\", "a\\b a\\b \\"),
-        ("${NO:-${V:-x}} ${NO:-'}'} ${NO:-\"$V\"}", "a.b.c } a.b.c"),
+        ("${NO:-$V} ${NO:-'x'} ${NO:-\"$V\"}", "a.b.c x a.b.c"),
         ("$ a$", "$ a$"),
         ("$é $1 $$", "e  "),
     ],
@@ -48,9 +48,9 @@ def test_the_escape_character_is_the_files() -> None:
         ("${NO:?give it}", "give it"),
         ("${NO?}", "NO"),
         ("${EMPTY:?}", "EMPTY"),
-        *(("${V-", "}"), ("${}", "name"), ("${V^^}", "operator"), ("'a", "quote"), ('"a', "quote")),
-        *(("${V/a/b}", "operator"), ("${V%.*}", "operator"), ("${V:=x}", "operator")),
-        ("${A:-" * 40 + "}" * 40, "deep"),
+        *((odd, "operator") for odd in ("${V-", "${}", "${V^^}", "${V/a/b}", "${V%.*}", "${V:=x}")),
+        *((odd, "operator") for odd in ("${A:-${B}}", "${NO:-a\\}b}", '"${V:-{}}"')),
+        *((odd, "quote") for odd in ("'a", '"a', "${NO:-'}'}")),
     ],
 )
 def test_a_broken_or_missing_variable_is_an_error(word: str, says: str) -> None:
