@@ -60,10 +60,10 @@ def policy() -> None:
     "Print one JSON object: ok, problems with line and column, and the policy with all defaults."
 )
 def check_file(file: Path, *, as_json: bool) -> int:
-    """Check the policy FILE and list all problems.
+    """Check the policy FILE: list all wrong fields, or else what is wrong with its files.
 
-    Also checks the files that its stand-ins use. Whether this host can run it is not checked: see
-    `belljar plan FILE`.
+    Those are the files that it copies and that its stand-ins use. Whether this host can run it is
+    not checked: see `belljar plan FILE`.
 
     \b
     Exit codes:

@@ -194,38 +194,27 @@ _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 
 class Router(Protocol):
-    """The other end of a cell's port; a range's network is one."""
+    """The other end of a cell's port; a range's network is one.
+
+    `interface`: what the port is called in the cell. `mac`: its hardware address there.
+    `namespace`: the number of the network namespace that holds its inner end; None before it is
+    attached. `known`: probe → why something answers it, by the policy's own will.
+    """
+
+    interface: str
+    mac: str
+    known: Mapping[str, str]
 
     @property
-    def interface(self) -> str:
-        """What the port is called in the cell."""
-        ...
-
-    @property
-    def mac(self) -> str:
-        """The port's hardware address in the cell."""
-        ...
-
-    @property
-    def namespace(self) -> int | None:
-        """The number of the network namespace that holds the port's inner end; None before it is
-        attached.
-        """
-        ...
-
-    @property
-    def known(self) -> Mapping[str, str]:
-        """Probe → why something answers it, by the policy's own will."""
-        ...
+    def namespace(self) -> int | None: ...  # noqa: D102 - above
 
     def look(self) -> Sight:
-        """Whether its rules are those of the plan, and nothing but the range's own ports hangs on
-        it. Blocking.
-        """
+        """Look whether its rules are those of the plan, and nothing but the range's own ports hangs
+        on it. Blocking."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NoRouter:
     """A cell without a network device."""
 

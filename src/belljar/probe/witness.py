@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +76,7 @@ def watch(
     parameters = {"nonce": nonce, "token": token}
     looks: dict[Witness, Callable[[], Sight]] = {}
     with ExitStack() as stack:
-        layout = _Layout(stack, token, router or NoRouter())
+        layout = _Layout(stack=stack, token=token.encode(), router=router or NoRouter())
         for witness in [each for each in Witness if each in wanted]:
             try:
                 parameter, looks[witness] = layout.lay(witness, host_pid)
@@ -88,56 +88,46 @@ def watch(
         yield Watch(parameters=parameters, nonce=nonce, looks=looks)
 
 
+@dataclass(kw_only=True)
 class _Layout:
-    """Makes the things, each entered into `stack`."""
+    """Makes what is watched, each entered into `stack`."""
 
-    def __init__(self, stack: ExitStack, token: str, router: Router) -> None:
-        self._stack, self._token, self._router = stack, token.encode(), router
-        self._directory: Path | None = None
+    stack: ExitStack
+    token: bytes
+    router: Router
 
     def lay(self, witness: Witness, host_pid: int | None) -> tuple[str, Callable[[], Sight]]:
-        """The parameter (empty when there is none) and the look of one witness.
+        """Make what one witness needs; return its parameter, or "", and how to look.
 
         Raises `OSError`.
         """
         match witness:
             case Witness.CANARY:
-                return self._canary()
+                path, content = self.directory / "notes.txt", secrets.token_hex(16).encode()
+                path.write_bytes(content)
+                path.chmod(0o666)
+                happened = self.stack.enter_context(watch_file(path))
+                return str(path), lambda: _canary(path, content, happened())
             case Witness.PID:
-                return self._sentinel()
+                sentinel = self.stack.enter_context(_sleeping_child())
+                return str(sentinel.pid), lambda: _sentinel(sentinel)
             case Witness.NAMESPACES:
-                return "", lambda: _namespaces(host_pid, self._router)
+                return "", lambda: _namespaces(host_pid, self.router)
             case Witness.ROUTER:
-                return "", self._router.look
-            case _:
-                return self._listener(witness)
-
-    def directory(self) -> Path:
-        """A directory of this watch that everyone may enter."""
-        if self._directory is None:
-            self._directory = self._stack.enter_context(_own_directory())
-        return self._directory
-
-    def _canary(self) -> tuple[str, Callable[[], Sight]]:
-        path, content = self.directory() / "notes.txt", secrets.token_hex(16).encode()
-        path.write_bytes(content)
-        path.chmod(0o666)
-        happened = self._stack.enter_context(watch_file(path))
-        return str(path), lambda: _canary(path, content, happened())
-
-    def _sentinel(self) -> tuple[str, Callable[[], Sight]]:
-        sentinel = self._stack.enter_context(_sleeping_child())
-        return str(sentinel.pid), lambda: _sentinel(sentinel)
-
-    def _listener(self, witness: Witness) -> tuple[str, Callable[[], Sight]]:
+                return "", self.router.look
         if witness is Witness.TCP6 and not socket.has_ipv6:
             return "0", lambda: Sight(touched=False, what="this host has no IPv6")
         family, kind = _SOCKETS[witness]
-        listener = self._stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
+        listener = self.stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
         parameter = self._bind(witness, listener)
         if kind == socket.SOCK_STREAM:
             listener.listen(_MAX_VISITORS)
-        return parameter, lambda: _visits(_received(listener, kind), self._token)
+        return parameter, lambda: _visits(_received(listener, kind), self.token)
+
+    @cached_property
+    def directory(self) -> Path:
+        """A directory of this watch that everyone may enter."""
+        return self.stack.enter_context(_own_directory())
 
     def _bind(self, witness: Witness, listener: socket.socket) -> str:
         if witness is Witness.ABSTRACT:
@@ -145,7 +135,7 @@ class _Layout:
             listener.bind(f"\0{name}")
             return name
         if witness is Witness.SOCKET:
-            path = self.directory() / "s"
+            path = self.directory / "s"
             listener.bind(str(path))
             path.chmod(0o666)
             return str(path)
