@@ -107,7 +107,7 @@ def run_fleet(
         check_any(nodes)
         pin_keys(home, nodes)
         with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
-            head = _Head(task, engine, run, nodes)
+            head = Head(task, engine, run, nodes)
             options = {name: getattr(request, name) for name in _KEPT}
             about = {"task": task.name, "samples": task.samples, "epochs": task.epochs}
             place = {"code": sha256, "fleet": fleet, "directory": str(Path.cwd())}
@@ -138,7 +138,7 @@ def _interrupts() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-class _Head:
+class Head:
     """One evaluation's state on the head. Nothing here runs a cell."""
 
     def __init__(
