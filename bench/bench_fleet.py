@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from belljar.events import Event, Kind
 from belljar.fleet.archive import pack_run
-from belljar.fleet.head import _Head
+from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
 from belljar.harness.selected import SelectedTask
@@ -63,7 +63,7 @@ def main(count: int) -> None:
         node = Node(node_id="n", name="n", key=key, cells=1)
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
         with create_run(Path(made, "head"), KIND, []) as run:
-            head = _Head(task, cast("Any", engine), run, [node])
+            head = Head(task, cast("Any", engine), run, [node])
             head.run_all("w", require_contained=False)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(

@@ -18,7 +18,7 @@ from harbor.environments.capabilities import (
     EnvironmentCapabilities,
     EnvironmentResourceCapabilities,
 )
-from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from belljar.cell import Cell, open_range, start_run
 from belljar.dataclass import replace
@@ -49,10 +49,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
     def __init__(
         self,
         environment_dir: Path,
-        environment_name: str,
-        session_id: str,
-        trial_paths: Any,  # noqa: ANN401 - Harbor's
-        task_env_config: EnvironmentConfig,
         *arguments: Any,  # noqa: ANN401 - Harbor's
         policy: str = "",
         **options: Any,  # noqa: ANN401 - Harbor's
@@ -62,8 +58,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         self._wants_public = _names_public(environment_dir)
         self._cell: Cell | None = None
         self._stack = AsyncExitStack()
-        own = (environment_dir, environment_name, session_id, trial_paths, task_env_config)
-        super().__init__(*own, *arguments, **options)
+        super().__init__(environment_dir, *arguments, **options)
 
     @staticmethod
     def type() -> str:
@@ -145,10 +140,10 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             return str(wanted)
         name = f"harbor-{self.environment_id[:12]}"
         request = BuildRequest(context=self.environment_dir, name=name, keep_setuid=True)
-        if store.missing(name) is None and is_built(store, store.find(name), request):
-            return name
         try:
-            build_dockerfile(home, request, report=self.logger.info)
+            # One that was built with the network, by hand, is as good.
+            if store.missing(name) is not None or not is_built(store, store.find(name), request):
+                build_dockerfile(home, request, report=self.logger.info)
         except StepError as error:
             build = shlex.join(["image", "build", "-t", name, str(self.environment_dir)])
             hint = f"if its steps need the network: belljar {build} --network"

@@ -124,7 +124,6 @@ def harbor_modules() -> dict[str, ModuleType]:
         "harbor.models": {},
         "harbor.models.task": {},
         "harbor.models.task.config": {
-            "EnvironmentConfig": object,
             "NetworkMode": NetworkMode,
             "NetworkPolicy": NetworkPolicy,
         },

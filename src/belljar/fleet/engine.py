@@ -18,8 +18,6 @@ CELL_MIB: Final = 1024
 """A cell of the default policy has so much memory."""
 CALL_S: Final = 660.0
 """Longer than a node's check of a task may take."""
-START_S: Final = 180.0
-"""A node's first answer takes longer: a process there imports this package."""
 
 
 class Engine(Protocol):

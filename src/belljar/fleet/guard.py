@@ -20,6 +20,8 @@ from typing import Final
 POLL_S: Final = 0.5
 LEASE_S: Final = 30.0
 """The head's silence after which a unit is ended: twice what the head needs to miss a node."""
+START_S: Final = 180.0
+"""The same until its first sign of life: what passes it on may have to be started."""
 # An interrupted run destroys its cells with proof, and seals its record.
 END_S: Final = 90.0
 STOP: Final = "stop"
@@ -54,7 +56,8 @@ def main(arguments: list[str]) -> int:
         now, content = time.monotonic(), _read(lease)
         if content and content != seen:
             heard, seen = now, content
-        if not ending_since and (is_alone or STOP in content or now - heard > timeout_s):
+        limit_s = timeout_s if seen else max(START_S, timeout_s)
+        if not ending_since and (is_alone or STOP in content or now - heard > limit_s):
             ending_since = now
             child.send_signal(signal.SIGTERM)
         if ending_since and now - ending_since > END_S:

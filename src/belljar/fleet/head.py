@@ -107,7 +107,7 @@ def run_fleet(
         check_any(nodes)
         pin_keys(home, nodes)
         with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
-            head = _Head(task, engine, run, nodes)
+            head = Head(task, engine, run, nodes)
             options = {name: getattr(request, name) for name in _KEPT}
             about = {"task": task.name, "samples": task.samples, "epochs": task.epochs}
             place = {"code": sha256, "fleet": fleet, "directory": str(Path.cwd())}
@@ -138,7 +138,7 @@ def _interrupts() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-class _Head:
+class Head:
     """One evaluation's state on the head. Nothing here runs a cell."""
 
     def __init__(
@@ -298,6 +298,10 @@ class _Head:
         except (LedgerError, OSError) as error:
             self._fail(running, f"what came back does not verify: {printable(str(error))}")
             return
+        is_breached = findings.verdict is Verdict.BREACHED
+        if findings.interrupted and self._stopping_s is None and not is_breached:
+            self._fail(running, "it was interrupted on its node")
+            return
         self._running.remove(running)
         self._record_came(replace(came, root=root), findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
@@ -306,7 +310,7 @@ class _Head:
         why = f"{len(again)} sample(s) lost their evidence there" if again else ""
         self._end(Try(unit=unit, node=node.name, findings=findings, why=why))
         self._try_again(unit, again, node.node_id)
-        if findings.verdict is Verdict.BREACHED:
+        if is_breached:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
         elif findings.errors and not findings.failure_code:
             self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
@@ -376,8 +380,7 @@ class _Head:
 
     def _record_node(self, node: Node, state: str, why: str) -> None:
         about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}
-        offset_s = round(node.clock_offset_s, 3)
-        self.record(Kind.FLEET_NODE, **about, state=state, reason=why, clock_offset_s=offset_s)
+        self.record(Kind.FLEET_NODE, **about, state=state, reason=why)
 
     # --- the end
 

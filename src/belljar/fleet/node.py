@@ -50,13 +50,12 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe() -> dict[str, Any]:
-    """The node's name, key, versions and clock."""
+    """The node's name, key and versions."""
     return {
         "name": _name(),
         "key": load_or_make_key(belljar_home()).fingerprint,
         "version": __version__,
         "inspect": version("inspect-ai"),
-        "time_s": time.time(),
         # Slurm has its own way to know who asks.
         "has_token": os.environ.get("RAY_AUTH_MODE") == "token" or "SLURM_JOB_ID" in os.environ,
     }

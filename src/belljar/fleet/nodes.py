@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -42,7 +41,6 @@ def describe_nodes(engine: Engine, home: Path, tier: Tier) -> list[Node]:
             version=str(said["version"]),
             inspect=str(said["inspect"]),
             cells=int(offers[node_id][CELLS]),
-            clock_offset_s=float(said["time_s"]) - time.time(),
             has_token=said["has_token"] is True,
             refusal=f"it has no cells of the tier {tier}" if is_lacking else "",
         )

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError
-from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, START_S, check_private
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, check_private
+from belljar.fleet.guard import START_S
 from belljar.fleet.node import Watch, run_unit
 from belljar.policy import Tier
 from belljar.units import printable

@@ -25,7 +25,8 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.fleet import node as on_node
 from belljar.fleet.archive import MAX_TASK_BYTES
-from belljar.fleet.engine import BEAT_S, CALL_S, CELL_MIB, CELLS, START_S
+from belljar.fleet.engine import BEAT_S, CALL_S, CELL_MIB, CELLS
+from belljar.fleet.guard import START_S
 from belljar.policy import Tier
 from belljar.units import printable
 

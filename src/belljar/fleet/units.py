@@ -67,7 +67,6 @@ class Node:
     version: str = ""
     inspect: str = ""
     cells: int = 0
-    clock_offset_s: float = 0.0
     has_token: bool = True
     refusal: str = ""
 

@@ -53,8 +53,8 @@ def test_a_command_is_interrupted(tmp_path: Path, event: str) -> None:
 def test_signs_of_life_keep_it(tmp_path: Path) -> None:
     """The lease is renewed for longer than its time."""
     lease = tmp_path / "lease"
-    with start(lease, 3.0) as guard:
-        for number in range(10):
+    with start(lease, 5.0) as guard:
+        for number in range(14):
             lease.write_text(f"{number} go on")
             with pytest.raises(subprocess.TimeoutExpired):
                 guard.wait(0.5)
