@@ -69,7 +69,13 @@ class Quota:
 class Repository:
     """One repository; `quota` is shared with the others of its stand-in."""
 
-    def __init__(self, store: Any, refs: dict[bytes, bytes], head: bytes, quota: Quota) -> None:  # noqa: ANN401 - either of dulwich's stores
+    def __init__(
+        self,
+        store: Any,  # noqa: ANN401 - either of dulwich's
+        refs: dict[bytes, bytes],
+        head: bytes,
+        quota: Quota,
+    ) -> None:
         self._store, self._quota = store, quota
         self._pushed: dict[bytes, GitObject] = {}
         # Reference → id, without HEAD; pushes change it. `head`: the reference HEAD points to.

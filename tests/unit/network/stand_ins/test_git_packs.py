@@ -133,6 +133,7 @@ def test_a_delta_comes_after_its_base() -> None:
         (sealed(pack_header(1) + b"\x33" + zlib.compress(bytes(10 << 20))), "expected size"),
         (sealed(pack_header(1) + b"\x35xxxxxxxxxx"), "can't be unpacked"),
         (sealed(pack_header(1) + entry(6, b"\x05", b"")), "isn't there"),
+        (sealed(pack_header(1) + entry(6, b"\xff" * 40, b"")), "no end"),
         (
             sealed(pack_header(1) + entry(3, b"", b"", size=packs.MAX_UNPACKED_BYTES + 1)),
             "more than",
