@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return store
 
 
-CREATE = ("bundle", "create", "out", "--task", "task.py")
+CREATE = ["bundle", "create", "out", "--task", "task.py"]
 
 
 def test_the_images_of_a_task_are_in_the_bundle(
