@@ -214,10 +214,10 @@ def _read_head(way: _Way, parser: h11.Connection) -> _Head | None:
         raise NotHttpError
     if event.http_version >= b"2":
         raise NotHttpError
-    is_interim = isinstance(event, h11.InformationalResponse) and event.status_code != 101
-    # No event has it, so it may say nothing else
-    if is_interim and (event.headers or event.reason not in (b"", b"Continue")):
-        raise NotHttpError
+    if isinstance(event, h11.InformationalResponse):
+        says_more = event.headers or event.reason not in (b"", b"Continue")
+        if says_more and event.status_code != 101:  # no event would have it
+            raise NotHttpError
     del way.waiting[: found.end()]
     way.parser = parser
     return event
