@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import anyio
 from tests.integration.range_programs.blows import Stuck, flush, small_pairs
 from tests.integration.range_programs.scene import SHOP, TIMEOUT_S, Scene, cell, processes, within
 
+from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
 from belljar.plan.rules import Reason, counts
@@ -123,8 +125,9 @@ async def late(home: Path) -> dict[str, Any]:
 
 async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
     """One cell sends to another as fast as it can, and then small datagrams, which are refused."""
-    scene = Scene(home, stand_ins=(SHOP, OTHER))
-    async with scene.open() as made:
+    shop = replace(SHOP, settings={"routes": [{"path": "/", "body": "hello"}]})
+    scene = Scene(home, stand_ins=(shop, OTHER))
+    async with scene.open(serve=SERVE) as made:
         with cell(made) as agent, cell(made) as other:
             await made.attach("agent", agent.pid)
             await made.attach("other", other.pid)

@@ -80,7 +80,6 @@ class Observer:
 
     def __init__(self, kept_bytes: int) -> None:
         self.unanswered: deque[PassingExchange] = deque()
-        self._asking: PassingExchange | None = None
         self._kept_bytes = kept_bytes
         self._requests, self._answers = _Way(), _Way()
         self._asks_to_switch = False
@@ -114,8 +113,8 @@ class Observer:
                 if (head := _read_head(way, parser)) is None:
                     break
                 self._begin(head, now_s)
-            exchange = self._asking
-            if exchange is not None and self._take_body(way, exchange.request):
+            exchange = self.unanswered[-1]
+            if self._take_body(way, exchange.request):
                 done.append(exchange)
                 self._asks_to_switch = exchange.method == b"CONNECT" or any(
                     name.lower() == b"upgrade" for name, _ in exchange.request.fields
@@ -127,11 +126,20 @@ class Observer:
     def feed_answer(self, data: bytes) -> list[PassingExchange]:
         """Take bytes of the target; return exchanges whose answer is complete now.
 
-        Empty `data`: no more come. Raises `NotHttpError`, also after a switch of protocols: with
-        the exchange that switched left in `unanswered`, its answer complete.
+        Empty `data`: no more come. Raises `NotHttpError`, also after a switch of protocols and an
+        answer before the request's end: that exchange is left in `unanswered`.
         """
-        way, done = self._answers, []
-        way.waiting += data
+        self._answers.waiting += data
+        done: list[PassingExchange] = []
+        try:
+            self._read_answers(data, done)
+        except NotHttpError:
+            if not done:  # else the next bytes show it again
+                raise
+        return done
+
+    def _read_answers(self, data: bytes, done: list[PassingExchange]) -> None:
+        way = self._answers
         while (way.waiting or not data) and self.unanswered:
             exchange = self.unanswered[0]
             if way.parser is None:
@@ -145,23 +153,21 @@ class Observer:
             is_switched = way.parser is not None and way.parser.their_state is h11.SWITCHED_PROTOCOL
             if is_switched or self._take_body(way, exchange.answer, is_last=not data):
                 exchange.answer.is_complete = True
-            if is_switched:
-                raise NotHttpError
             if not exchange.answer.is_complete:
                 break
+            if is_switched or not exchange.request.is_complete:
+                raise NotHttpError
             done.append(self.unanswered.popleft())
             self._asks_to_switch &= bool(self.unanswered)
         if way.waiting and not self.unanswered:
             raise NotHttpError
-        return done
 
     def _begin(self, head: _Head, now_s: float) -> None:
         request, answer = (
             PassingMessage(body=Capture(max_kept_bytes=self._kept_bytes)) for _ in range(2)
         )
         request.head = head
-        self._asking = PassingExchange(start_s=now_s, request=request, answer=answer)
-        self.unanswered.append(self._asking)
+        self.unanswered.append(PassingExchange(start_s=now_s, request=request, answer=answer))
 
     def _take_body(self, way: _Way, message: PassingMessage, *, is_last: bool = False) -> bool:
         """Whether the message is complete; then what follows waits."""
@@ -208,6 +214,10 @@ def _read_head(way: _Way, parser: h11.Connection) -> _Head | None:
         raise NotHttpError
     if event.http_version >= b"2":
         raise NotHttpError
+    if isinstance(event, h11.InformationalResponse):
+        says_more = event.headers or event.reason not in (b"", b"Continue")
+        if says_more and event.status_code != 101:  # no event would have it
+            raise NotHttpError
     del way.waiting[: found.end()]
     way.parser = parser
     return event

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from functools import partial
 from typing import Final, TypeAlias
 
 import h11
@@ -121,6 +122,7 @@ class _Relay:
         self._observer: Observer | None = Observer(site.bounds.kept_body_bytes)
         kept = site.bounds.kept_stream_bytes
         self._received, self._sent = _Direction("received", kept), _Direction("sent", kept)
+        self._is_opened = False
 
     async def run(self) -> None:
         """Relay until both sides have ended, or one is reset."""
@@ -164,36 +166,42 @@ class _Relay:
     def _items_of(self, way: _Direction, data: bytes) -> list[Item]:
         """What is to be on record before these bytes go on."""
         items: list[Item] = []
-        observer = self._observer
-        if observer is None:
+        if self._observer is None:
             way.raw.feed(data)
         else:
             try:
-                items += self._http_items(observer, way, data)
+                if self._add_http_items(items, self._observer, way, data):
+                    way.room = way.kept_bytes
+                    return items
             except NotHttpError:
-                items += self._leave_http(observer)
-                items.append(self._stream_item("opened", way, 0))
-                observer = None
-        if not data:
-            return items
-        if observer is not None and observer.is_whole(sent=way is self._sent):
-            way.room = way.kept_bytes
-            return items
+                items += self._leave_http(self._observer)
+        if not self._is_opened and (self._received.raw.total_bytes or self._sent.raw.total_bytes):
+            self._is_opened = True
+            items.append(self._stream_item("opened", way, 0))
         if piece := data[: way.room]:
             way.room -= len(piece)
             body = body_of(way.name, piece, len(piece))
             items.append(self._stream_item("data", way, len(data), (body,)))
         return items
 
-    def _http_items(self, observer: Observer, way: _Direction, data: bytes) -> list[Item]:
+    def _add_http_items(
+        self, items: list[Item], observer: Observer, way: _Direction, data: bytes
+    ) -> bool:
+        """Add events of messages that are complete now; whether they hold all these bytes.
+
+        Raises `NotHttpError`; what was added until then is to be recorded.
+        """
+        is_whole = partial(observer.is_whole, sent=way is self._sent)
         if way is self._received:
-            due = observer.feed_request(data, time.monotonic()) if data else []
-        else:  # a request that is answered before its end is on record by then
-            due = [*observer.unanswered][: 1 if data else 0]
-        items = [self._request_item(each) for each in due if each.recorded_bytes is None]
-        if way is self._sent:
-            items += [self._answer_item(each) for each in observer.feed_answer(data)]
-        return items
+            done = observer.feed_request(data, time.monotonic()) if data else []
+            items += [self._request_item(each) for each in done if each.recorded_bytes is None]
+            return is_whole() and 0 < len(done) == len(items)
+        # A request that is answered before its end is on record by then
+        first = [*observer.unanswered][: 1 if data else 0]
+        items += [self._request_item(each) for each in first if each.recorded_bytes is None]
+        done = observer.feed_answer(data)
+        items += [self._answer_item(each) for each in done]
+        return is_whole() and bool(done)
 
     def _leave_http(self, observer: Observer) -> list[Item]:
         """What HTTP there was; bytes of no message are a stream's."""

@@ -105,14 +105,15 @@ def prepare_namespace(layout: RangeLayout) -> socket.socket:
         kernel, *(netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
     )
     if layout.sink_port is not None or layout.proxy_port is not None:
-        everything = netlink.local_route(loopback, "0.0.0.0/0", table=_LOCAL_TABLE)
+        taken = layout.prefix if layout.sink_port is None else "0.0.0.0/0"
+        local = netlink.local_route(loopback, taken, table=_LOCAL_TABLE)
         # Answers bear the mark too, and are to leave; first segments are sent again by loopback.
         own = netlink.rule_for_own(_LOCAL_PRIORITY - 1)
         marks = {_LOCAL_PRIORITY: LOCAL_MARK}
         if layout.proxy_port is not None:
             marks |= {_LOCAL_PRIORITY - 2: ENTER_MARK, _LOCAL_PRIORITY - 3: REFUSE_MARK}
         rules = (netlink.rule_for_mark(mark, _LOCAL_TABLE, at) for at, mark in marks.items())
-        netlink.exchange(kernel, everything, own, *rules)
+        netlink.exchange(kernel, local, own, *rules)
     return kernel
 
 

@@ -205,8 +205,9 @@ class _Supervisor:
         left_s = max(0.0, self._next_check - time.monotonic())
         waiting = [] if self._dialler is None else [*self._dialler.waiting]
         ready, dialled, _ = select.select(sources, waiting, [], left_s)
-        for end in dialled if self._dialler is not None else ():
-            self._dialler.finish(end)
+        if self._dialler is not None:
+            for end in dialled:
+                self._dialler.finish(end)
         if self._tap.socket in ready:
             self._tap.read_into(self._file)
         if self._log in ready:

@@ -128,14 +128,27 @@ def test_a_switch_of_protocols_ends_the_reading() -> None:
     assert (observer.rest(sent=False), observer.rest(sent=True)) == (b"early", b"frame")
 
 
-def test_an_early_answer_does_not_confuse_the_next() -> None:
-    """A request that is answered before its end goes on being read."""
+def test_an_answer_before_the_request_s_end_ends_the_reading() -> None:
+    """What still comes of the request is a stream's, as no event would have it."""
     observer = Observer(1000)
     observer.feed_request(POST[:-2], 0.0)
-    (first,) = observer.feed_answer(OK)
-    assert observer.feed_request(POST[-2:] + GET, 0.0)[0] is first
-    (second,) = observer.feed_answer(EMPTY)
-    assert (told(first)[1], told(second)[0]) == (b"hello", b"GET")
+    with pytest.raises(NotHttpError):
+        observer.feed_answer(OK)
+    (exchange,) = observer.unanswered
+    assert told(exchange) == (b"POST", b"hel", 200, b"ok")
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n", b"no answer"])
+def test_what_comes_behind_an_answer_hides_nothing(more: bytes) -> None:
+    """The answer is returned; the next bytes end the reading, and none is lost."""
+    observer = Observer(1000)
+    observer.feed_request(GET + GET, 0.0)
+    (exchange,) = observer.feed_answer(OK + more)
+    assert told(exchange)[2:] == (200, b"ok")
+    assert not observer.is_whole(sent=True)
+    with pytest.raises(NotHttpError):
+        observer.feed_answer(b"\r\n\r\n")
+    assert observer.rest(sent=True) == more + b"\r\n\r\n"
 
 
 def test_an_answer_until_the_end_is_complete_at_the_end() -> None:
