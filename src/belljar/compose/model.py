@@ -18,7 +18,6 @@ from belljar.compose import values
 from belljar.compose.values import OutsideTaskError, Refusals, each, limit, names_in, switch, text
 from belljar.units import printable
 
-NO_VALUE: Final = "its value can't be read"
 UNKNOWN: Final = "Compose has no such key"
 _MAX_ENV_FILES: Final = 16
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
@@ -179,12 +178,12 @@ class Place(Part):
     ignored: ClassVar[str] = "priority gw_priority"
 
     aliases: Names = []
-    interface_name: Literal["eth0"] | None = None
-    ipv4_address: Drawn = None
-    ipv6_address: Drawn = None
-    link_local_ips: Drawn = None
-    mac_address: Drawn = None
-    driver_opts: Empty = None
+    interface_name: Literal["eth0"] | None = Field(None, description="only `eth0`")
+    ipv4_address: Drawn = Field(None, description=_DRAWN)
+    ipv6_address: Drawn = Field(None, description="it has no IPv6")
+    link_local_ips: Drawn = Field(None, description=_DRAWN)
+    mac_address: Drawn = Field(None, description=_DRAWN)
+    driver_opts: Empty = Field(None, description="none")
 
 
 class Network(Part):
@@ -193,8 +192,8 @@ class Network(Part):
     ignored: ClassVar[str] = "name internal attachable labels"
 
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
-    driver_opts: Empty = None
-    ipam: Drawn = None
+    driver_opts: Empty = Field(None, description="none")
+    ipam: Drawn = Field(None, description=_DRAWN)
     external: Off = Field(None, description="a range never joins a network of others")
     enable_ipv4: Annotated[Literal[True] | None, BeforeValidator(switch)] = Field(
         None, description="it has IPv4"
