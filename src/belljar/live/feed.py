@@ -173,7 +173,8 @@ class Feed:
                 lines, ends, phase = [], True, f"can't be read: {type(error).__name__}"
             if ends and len(lines) < LINES_PER_LOOK:
                 with self._lock:
-                    self._tails.pop(run_id)[0].close()
+                    tail.close()
+                    self._tails.pop(run_id, None)  # the server may have ended meanwhile
                     view.phase = phase
                     view.cells.clear()
                     self._ended.append(view)
