@@ -36,8 +36,8 @@ class HealthWatch:
             return
         _, found = await self._check(phase)
         if found is not None and not self.degraded:
-            about = {"cause": found.cause.value, "phase": phase, "op": self._cell.last_op}
-            self.degraded = {"cell": self._cell.id, **about}
+            self.degraded = {"cell": self._cell.id, "cause": found.cause.value, "phase": phase}
+            self.degraded["op"] = self._cell.last_op
 
     async def _check(self, phase: str) -> tuple[Health, Damage | None]:
         self._record_check(Kind.CELL_CHECKING, phase=phase)
