@@ -98,10 +98,12 @@ class Machines:
         async with self._turn:
             self._refuse_if_ended()
             began, old = time.monotonic(), self.current
-            while self._retiring and (
-                len(self._retiring) >= MAX_RETIRING or not _has_room_for_another(old.cell)
+            limits, retiring = old.cell.plan.limits, self._retiring
+            needs_bytes = limits.memory_bytes + limits.disk_bytes
+            while len(retiring) >= MAX_RETIRING or (
+                retiring and available_memory_bytes() < needs_bytes
             ):
-                await self._retiring[0].wait()
+                await retiring[0].wait()
             where = f"cell {old.cell.id}"
             if to is not None and (
                 old.cell.origin is None or old.cell.origin.run is not to.origin.run
@@ -241,11 +243,6 @@ class Machines:
 async def _flush(cell: Cell) -> None:
     if cell.guard is not None:
         await anyio.to_thread.run_sync(cell.guard.flush)
-
-
-def _has_room_for_another(cell: Cell) -> bool:
-    limits = cell.plan.limits
-    return available_memory_bytes() >= limits.memory_bytes + limits.disk_bytes
 
 
 @asynccontextmanager

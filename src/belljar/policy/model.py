@@ -39,8 +39,7 @@ from belljar.policy.stand_ins import TargetStandIn
 
 VERSION: Final = 1
 MAX_VARIABLES: Final = 1024
-SNAPSHOTS: Final = (False, True, "with_secrets")
-"""The less comes first."""
+SNAPSHOTS: Final = (False, True, "with_secrets")  # the less comes first
 
 
 def _read_snapshots(value: object) -> object:

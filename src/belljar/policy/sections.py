@@ -241,9 +241,7 @@ class FileCopy(Strict):
         default=None, description="Who owns it in the cell; default the cell's user."
     )
     secret: bool = Field(
-        default=False,
-        description="A cell that has it is not saved or forked, unless `snapshots` is "
-        "`with_secrets`.",
+        default=False, description="A cell that has it is not saved or forked: see `snapshots`."
     )
 
 
