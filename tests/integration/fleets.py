@@ -25,7 +25,7 @@ from inspect_ai.util import sandbox
 @solver
 def work(seconds):
     async def solve(state, generate):
-        wait = seconds if state.sample_id == "s5" else 0
+        wait = seconds if state.sample_id == "s3" else 0
         said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
         state.store.set("said", said.stdout.split())
         return state
@@ -39,7 +39,7 @@ def points():
     return score
 
 @task
-def numbers(count: int = 6, seconds: float = 0):
+def numbers(count: int = 4, seconds: float = 0):
     samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
     return Task(dataset=samples, solver=work(seconds), scorer=points())
 """

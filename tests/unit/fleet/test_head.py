@@ -38,7 +38,9 @@ class Scripted:
         self.runs = {name: sealed(home / name, interrupted=False) for name in ("n1", "n2")}
         self.placed: list[str] = []
 
-    def start(self, _arguments: Sequence[Any], *, nodes: Sequence[str], **_: object) -> Iterator[Any]:
+    def start(
+        self, _arguments: Sequence[Any], *, nodes: Sequence[str], **_: object
+    ) -> Iterator[Any]:
         """Place a unit on the first node that may have it."""
         self.placed.append(nodes[0])
         items = self.first if len(self.placed) == 1 else self.runs[nodes[0]]
