@@ -265,7 +265,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--role"]:
         name, *rest = sys.argv[2:]
         if name == "gateway":
-            gateway(*map(int, rest[:4]), *rest[4:])
+            gateway(*map(int, rest[:4]), *rest[4:])  # type: ignore[arg-type]
         else:
             roles[name](*rest)  # type: ignore[operator]
         return
