@@ -269,12 +269,16 @@ def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
         recorded_body_bytes=network.record.bodies,
         recorded_stream_bytes=network.record.streams,
     )
-    wanted = gateway_files(bounds.connections, bounds.cell_connections)
+    has_cells = network.own_cell is not None or any(
+        item.kind in TARGET_KINDS for item in network.stand_ins.values()
+    )
+    cell_connections = bounds.cell_connections if has_cells else 0
+    wanted = gateway_files(bounds.connections, cell_connections)
     if open_files_max is None or open_files_max >= wanted:
         return bounds
     # Of what is left, a quarter is for connections between cells
     free = max(4, open_files_max - GATEWAY_OTHER_FILES)
-    cell_connections = min(bounds.cell_connections, free // (4 * _FILES_OF_CELLS))
+    cell_connections = min(cell_connections, free // (4 * _FILES_OF_CELLS))
     connections = free - _FILES_OF_CELLS * cell_connections
     return replace(
         bounds,

@@ -10,13 +10,7 @@ from typing import Any, Final
 
 from belljar.network.decide import UPSTREAM
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import (
-    NetworkBounds,
-    PortPlan,
-    StandInPlan,
-    UpstreamPlan,
-    gateway_files,
-)
+from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan, UpstreamPlan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.values import ScanSpec
 
@@ -90,11 +84,6 @@ class Bounds:
     # How often the owner hears that the loop turns: a stand-in that blocks it ends the range.
     alive_every_s: float = 5.0
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
-
-    @property
-    def files(self) -> int:
-        """Return how many descriptors the gateway may have open."""
-        return gateway_files(self.connections, self.cell_connections)
 
     @classmethod
     def of(cls, plan: NetworkBounds, **changes: Any) -> Bounds:  # noqa: ANN401 - any field's value

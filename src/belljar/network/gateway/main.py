@@ -19,6 +19,7 @@ from belljar.network import ipc
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.guard import warm_up
+from belljar.plan.network import gateway_files
 
 Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
 
@@ -44,7 +45,10 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
         uid=None if uid is None else int(uid),
         directories={str(name): Path(path) for name, path in document["directories"].items()},
         memory_bytes=int(document["memory_bytes"]),
-        descriptors=config.bounds.files,
+        descriptors=gateway_files(
+            config.bounds.connections,
+            0 if listeners.cells is None else config.bounds.cell_connections,
+        ),
     )
     confine(box, parent=parent)
     serve(config, listeners, events)
