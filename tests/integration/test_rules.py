@@ -84,7 +84,10 @@ def world(who: list[str], trial: str, python: str) -> Any:  # noqa: ANN401 - wha
     """Runs one world to its end and gives what it found; its namespaces end with it."""
     done = subprocess.run(
         ["unshare", *who, "--fork", "--kill-child", python, str(WORLD), trial],
-        env={"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "PYTHONPATH": str(SOURCES)},
+        env={
+            "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin",
+            "PYTHONPATH": f"{SOURCES}:{SOURCES.parent}",
+        },
         cwd="/",
         capture_output=True,
         text=True,

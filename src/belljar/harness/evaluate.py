@@ -224,8 +224,7 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
-        if session.on_run is not None:
-            session.on_run(run.path)
+        session.on_run(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
@@ -237,8 +236,7 @@ def _run_tasks(
             termination_as_interrupt() as termination,
             warm_cells(session, size=request.warm, expected=expected),
         ):
-            # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its
-            # log, the cells are destroyed.
+            # A breach ends it as Ctrl-C does: Inspect cancels what runs, and writes its log.
             session.termination_signals, session.stop = termination.received, termination.interrupt
             interrupted = invoke(request, options, tasks, session, run)
             session.stop = None

@@ -118,7 +118,7 @@ class Session:
     is_previewed: bool = False
     models: ModelCells = field(default_factory=ModelCells)
     host: HostActivity | None = None
-    on_run: Callable[[Path], None] | None = None
+    on_run: Callable[[Path], None] = lambda _path: None
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""

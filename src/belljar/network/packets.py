@@ -2,7 +2,8 @@
 
 A frame's `epb_flags` are inbound (from a cell) or outbound (the range sent it to a cell: its rules
 had let it through). Inbound frames are kept whole. Outbound ones are too until half of the room is
-used, then by their headers: the gateway sent them, and its events hold what matters.
+used, then by their headers: the gateway sent them, and its events hold what matters. Its part in a
+TLS handshake is always whole: without the server's hello no secret decrypts what the cell sent.
 
 Source: draft-ietf-opsawg-pcapng (Section Header, Interface Description, Enhanced Packet Block).
 """
@@ -36,7 +37,9 @@ _INBOUND, _OUTBOUND = 1, 2
 _BLOCK_BYTES: Final = _HEAD.size + _TAILS[0].size  # beside the padded frame
 _MAX_BLOCK_BYTES: Final = _BLOCK_BYTES + SNAP_BYTES
 MIN_BYTES: Final = 8 * _MAX_BLOCK_BYTES  # The least that a file may be given.
-_HEADERS_BYTES: Final = 128  # Ethernet, IPv4 and TCP with all their options.
+_HEADERS_BYTES: Final = 136  # Ethernet, IPv4 and TCP with all their options, and a record's type.
+_IPV4: Final = b"\x08\x00"
+_TCP_OFFSET_AT: Final = 47  # of a frame without IP options
 _PENDING_BYTES: Final = 8 * _MAX_BLOCK_BYTES
 _ALL_PROTOCOLS: Final = 0x0003
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
@@ -56,7 +59,7 @@ _MAX_AT_ONCE: Final = 512
 class PacketFile:
     """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
 
-    `dropped_packets`: inbound frames without room, which are missing evidence.
+    `dropped_packets`: inbound and handshakes' frames without room, which are missing evidence.
     """
 
     def __init__(self, fd: int, max_bytes: int) -> None:
@@ -77,12 +80,13 @@ class PacketFile:
         """
         self.packets += 1
         used = self._written + self._end
-        is_cut = is_sent and used > self._max_bytes // 2
+        is_evidence = not is_sent or begins_handshake(self.room[: min(length, _HEADERS_BYTES)])
+        is_cut = not is_evidence and used > self._max_bytes // 2
         kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
         padding = -kept & 3
         size = _BLOCK_BYTES + kept + padding
         if used + size > self._max_bytes:
-            self.dropped_packets += not is_sent
+            self.dropped_packets += is_evidence
             return
         if self._end + size > _PENDING_BYTES:
             self.flush()
@@ -100,6 +104,15 @@ class PacketFile:
         _write_all(self._fd, self._pending[: self._end])
         self._written += self._end
         self._end = 0
+
+
+def begins_handshake(head: memoryview) -> bool:
+    """Return whether an Ethernet frame's TCP payload begins with a TLS handshake record. Pure."""
+    if bytes(head[12:14]) != _IPV4 or len(head) < _TCP_OFFSET_AT or head[23] != socket.IPPROTO_TCP:
+        return False
+    tcp = 14 + (head[14] & 15) * 4
+    payload = tcp + (head[tcp + 12] >> 4) * 4 if len(head) > tcp + 12 else len(head)
+    return bytes(head[payload : payload + 2]) == b"\x16\x03"
 
 
 def _write_all(fd: int, view: memoryview) -> None:

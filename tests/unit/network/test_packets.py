@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.pcapng import IN, OUT, packets
 
-from belljar.network.packets import MIN_BYTES, PacketFile
+from belljar.network.packets import MIN_BYTES, PacketFile, begins_handshake
 
-HEADERS_BYTES = 128
+HEADERS_BYTES = 136
 
 
 def add(record: PacketFile, time_ns: int, frame: bytes) -> None:
@@ -56,6 +56,36 @@ def test_answers_leave_room_for_what_cells_send(tmp_path: Path) -> None:
         add(record, at, bytes(60_000))
         add(record, at + 1, bytes(66))
     assert record.dropped_packets == 0
+
+
+def segment(payload: bytes) -> bytes:
+    """A frame with a TCP segment."""
+    ip = bytes([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0]) + bytes(8)
+    return bytes(12) + b"\x08\x00" + ip + bytes(12) + bytes([0x50]) + bytes(7) + payload
+
+
+def test_the_gateways_part_in_a_handshake_is_evidence(tmp_path: Path) -> None:
+    """Without the server's hello no secret decrypts what the cell sent: it is whole, or counted."""
+    path = tmp_path / "packets"
+    record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
+    hello, answer = segment(b"\x16\x03\x03".ljust(1400)), segment(b"answer".ljust(60_000))
+    for at in range(1, 15, 2):
+        add(record, at, answer)
+    add(record, 15, hello)
+    add(record, 17, answer)
+    record.flush()
+    frames = [frame for _, frame, _ in packets(path.read_bytes())]
+    assert frames[-2:] == [hello, answer[:HEADERS_BYTES]]
+    while not record.dropped_packets:
+        add(record, 19, hello)
+    assert path.stat().st_size <= MIN_BYTES
+
+
+@given(st.binary(max_size=200))
+def test_any_frame_is_looked_at(frame: bytes) -> None:
+    """No length of a frame or of its headers is an error."""
+    assert begins_handshake(memoryview(b"".ljust(12) + b"\x08\x00" + frame)) in (True, False)
+    assert begins_handshake(memoryview(frame)) in (True, False)
 
 
 def test_what_cannot_be_written_is_an_error() -> None:

@@ -137,11 +137,11 @@ def test_a_socket_is_set_in_four_ways(machine: str, setsockopt: int) -> None:
 
 GOLDEN = {
     ("x86_64", None): "5f82c0653ed0d66c3faccb0f49995bf1fb1b0b3e5fd41de33ff1f5314622730e",
-    ("x86_64", False): "202aca475a14df91e306c756b03aaf9da01221c074f49e7bf2d3e8a360c550db",
-    ("x86_64", True): "dd617e60080e20f0b281f4f3159d64db29a5e378450a5084a2a15c8acf09a31e",
+    ("x86_64", False): "a4be497ee7dec8042d9b1c34f1ef34d4004ec7430d5415fbc393bc1d1b733c50",
+    ("x86_64", True): "56f5a4d9129138b10a588c888c875a0673c3a25b1436bbd54a0e4edc866fb108",
     ("aarch64", None): "990c68097ce172b2ff4600f409ec2f51dcf4b5bf447ab1083e342725181617b4",
-    ("aarch64", False): "70e8a8c7f4ac1718850ed53b0637dcae649127f6676323ba019624cdedc4a357",
-    ("aarch64", True): "59efa26b61b6c401fcaf9b6c65a74b172cadb4cdbe6002fe17132477c811d382",
+    ("aarch64", False): "dc26e7785a3e284ca3288b8f18d0ed2ace9ebe23e96bb5ed5f8abdbad7fbf164",
+    ("aarch64", True): "77f6a503ad5497763200b9e0fc134415ae626691d5ca0c82aeb1fc1dea73840c",
 }
 
 
