@@ -26,6 +26,7 @@ from belljar.ledger import kinds
 from belljar.ledger.kinds import DATA, Check
 from belljar.policy import policy_schema
 from belljar.report.reasons import ReasonCode
+from scripts import promises
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
@@ -265,6 +266,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "reference-events.md": events_page,
     "reference-reasons.md": reasons_page,
     "reference-compose.md": compose_page,
+    "reference-promises.md": promises.page,
 }
 
 
