@@ -18,6 +18,7 @@ from posixpath import join, normpath, relpath
 from typing import Any, Final
 
 import click
+from scripts import promises
 
 from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS, Outcome
@@ -26,7 +27,6 @@ from belljar.ledger import kinds
 from belljar.ledger.kinds import DATA, Check
 from belljar.policy import policy_schema
 from belljar.report.reasons import ReasonCode
-from scripts import promises
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")

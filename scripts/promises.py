@@ -55,4 +55,4 @@ def _numbers(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(page())  # noqa: T201 - it is what this is for
+    print(page())
