@@ -69,6 +69,7 @@ def test_a_request_and_its_answer_are_on_record(gateway: Gateway) -> None:
     assert b'"body": "hello"' in answered.bodies[0].content
 
 
+@pytest.mark.promise("5.4")
 def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
     """As long as the owner says nothing, not one byte leaves: no answer, no refusal, no certificate
     and no alert."""
@@ -150,6 +151,7 @@ def test_a_stand_in_that_fails_fails_alone(gateway: Gateway) -> None:
     assert b" 200 " in gateway.exchange(GET % b"/")
 
 
+@pytest.mark.promise("4.5")
 def test_a_stand_in_that_never_ends_stops_the_heartbeat(tmp_path: Path) -> None:
     """Its owner hears of no further turn of the loop, and ends the range as of any part that hangs
     (`test_a_part_that_hangs_ends_the_range`); until then nobody gets an answer."""

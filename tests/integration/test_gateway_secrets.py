@@ -98,6 +98,7 @@ def decrypted(packets: Path, secrets: bytes, port: int) -> bytes:
     )
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_wireshark_decrypts_all_that_was_sent(
     gateway: Gateway, tmp_path: Path, version: ssl.TLSVersion
@@ -122,6 +123,7 @@ def test_wireshark_decrypts_all_that_was_sent(
     assert b"HTTP/1.1 200 OK" in sent
 
 
+@pytest.mark.promise("5.4")
 def test_without_secrets_a_connection_is_not_served(gateway: Gateway, tmp_path: Path) -> None:
     """Where their file can't be written, no connection is decrypted for a stand-in either."""
     scratch = tmp_path / "secrets"

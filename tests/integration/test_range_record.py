@@ -11,6 +11,7 @@ __all__ = ["installed", "who"]
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
+@pytest.mark.promise("5.4")
 def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
     """Forty times the bound by HTTP, as a package manager does it: all that the cell sent is
     kept."""
@@ -21,6 +22,7 @@ def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
     assert RECORD_BYTES * 40 <= 10 * 20 * 200_000 + RECORD_BYTES * 2
 
 
+@pytest.mark.promise("5.4")
 def test_uploads_beyond_its_room_are_missing_evidence(who: Who) -> None:
     """They are counted. Secrets in options of DNS over TCP are in events."""
     seen = who.run("uploads")

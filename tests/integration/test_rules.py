@@ -104,6 +104,7 @@ def found(who: list[str], python: str) -> dict[str, Any]:
     return dict(world(who, "usual", python))
 
 
+@pytest.mark.promise("5.4")
 def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, Any]) -> None:
     """One listener on 0.0.0.0 knows which stand-in was meant; a connection to a target cell ends at
     another, under the target's address, once the target has taken it from the client's address, and
@@ -121,11 +122,13 @@ def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, A
     assert services["resolver"] == "question answered"
 
 
+@pytest.mark.promise("5.4")
 def test_segments_of_no_connection_reach_nobody(found: dict[str, Any]) -> None:
     """In either direction: they end in the range's namespace."""
     assert [each["arrived"] for each in found["services"]["db segments"]] == [0, 0]
 
 
+@pytest.mark.promise("2.5")
 def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(
     found: dict[str, Any],
 ) -> None:

@@ -101,6 +101,7 @@ def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> No
     assert "ws_mask" not in told
 
 
+@pytest.mark.promise("5.4")
 def test_requests_between_cells_are_told_apart() -> None:
     """In words, and in the JSON."""
     findings = judged(
@@ -134,6 +135,7 @@ def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> No
     assert "more sample(s): findings.json in the run directory" in capsys.readouterr().out
 
 
+@pytest.mark.promise("5.4")
 @given(st.text(max_size=80))
 def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
     """Whatever stands on record, wherever it stands; and however much of it, the report stays
@@ -167,6 +169,7 @@ def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
         assert sum(map(len, told)) < 100_000
 
 
+@pytest.mark.promise("5.4")
 def test_what_was_refused_is_summed_up() -> None:
     """Each place that a cell tried by itself, by name; what went while it was probed apart; names,
     TLS, attempts and limits."""

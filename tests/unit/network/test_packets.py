@@ -21,6 +21,7 @@ def add(record: PacketFile, time_ns: int, frame: bytes) -> None:
     record.keep(time_ns, len(frame), is_sent=bool(time_ns & 1))
 
 
+@pytest.mark.promise("5.4")
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.integers(34, 65536), st.booleans()), max_size=60))
 def test_what_cells_send_is_whole_or_counted(
@@ -48,6 +49,7 @@ def test_what_cells_send_is_whole_or_counted(
     assert not fits or {time_ns: frame for time_ns, (frame, _) in kept.items()} == sent
 
 
+@pytest.mark.promise("5.4")
 def test_answers_leave_room_for_what_cells_send(tmp_path: Path) -> None:
     """Of a download twice as large as the record, nothing that a cell sent is dropped."""
     path = tmp_path / "packets"

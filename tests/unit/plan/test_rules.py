@@ -223,12 +223,14 @@ def test_only_a_target_may_answer_a_cell() -> None:
     assert ends_here["mangle"]["value"] == LOCAL_MARK
 
 
+@pytest.mark.promise("5.4")
 def test_nothing_is_forwarded() -> None:
     """Not even between cells that reach each other: the chain has no rule but the refusal."""
     for plan in PLANS.values():
         assert chain(plan, "forward") == [[{"goto": {"target": "drop_forwarded"}}]]
 
 
+@pytest.mark.promise("5.4")
 def test_a_first_segment_to_a_cell_goes_no_further() -> None:
     """The kernel logs and drops it: what goes on is what the supervisor sends again."""
     plan = PLANS["everything"]

@@ -40,6 +40,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.promise("5.4")
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(PAIRS), max_size=8), st.integers(1, 200))
 def test_exchanges_are_found_whatever_the_pieces(
@@ -60,6 +61,7 @@ def test_exchanges_are_found_whatever_the_pieces(
     assert observer.feed_answer(b"") == []
 
 
+@pytest.mark.promise("5.4")
 @settings(deadline=None)
 @given(
     st.lists(
@@ -87,6 +89,7 @@ def test_no_bytes_are_lost_by_what_is_no_http(pieces: list[tuple[bool, bytes]]) 
         assert data.endswith(observer.rest(sent=sent))
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     "request_head",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def packet(options: bytes = b"", payload: bytes = b"", *, summed: int = 0) -> by
     return head + ends + tcp + options + payload
 
 
+@pytest.mark.promise("5.4")
 @given(
     st.sampled_from([b"", b"\x02\x04\x05\xb4", b"\x01" * 40]),
     st.binary(max_size=60),
