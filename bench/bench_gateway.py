@@ -60,7 +60,7 @@ async def application(_scope: Scope, receive: Receive, send: Send) -> None:
 
 def plain(fd: int) -> None:
     """uvicorn, on h11 as the gateway."""
-    config = uvicorn.Config(application, http="h11", loop="asyncio", lifespan="off", log_config=None, access_log=False)  # type: ignore[arg-type]
+    config = uvicorn.Config(application, http="h11", loop="asyncio", lifespan="off", log_config=None, access_log=False)
     uvicorn.Server(config).run([socket.socket(fileno=fd)])
 
 

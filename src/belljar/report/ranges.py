@@ -15,8 +15,6 @@ from belljar.units import printable
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
-ORDINARY: Final = frozenset({"tls", "tls_nonce", "ws_mask"})
-"""Kinds of the remainder that any client has."""
 # Counters of `range.destroyed` that are missing evidence.
 _COUNTED_LOST: Final = {
     "packets_not_recorded": ReasonCode.PACKETS_NOT_RECORDED,
@@ -86,8 +84,8 @@ class RangeFindings:
     """One range.
 
     `cells`: names by id. `packets`: path of the packet record. `requests`: the gateway's;
-    `between_cells`: from the packet record. `remainder`: received bytes outside of messages, by
-    kind; `missing_bytes`: in no event; `left_out`: not reported; `unread_packets`: overwritten
+    `between_cells`: from the packet record. `missing_bytes`: of
+    secrets of TLS; `left_out`: not reported; `unread_packets`: overwritten
     first; `reader_ended`: why reading stopped early.
     """
 
@@ -97,7 +95,6 @@ class RangeFindings:
     requests: Requests = field(default_factory=Requests)
     between_cells: Requests = field(default_factory=Requests)
     left_out: Counts = field(default_factory=Counts)
-    remainder: dict[str, int] = field(default_factory=dict)
     missing_bytes: int = 0
     unread_packets: int = 0
     reader_ended: str = ""
@@ -182,7 +179,6 @@ class RangeFindings:
             **{name: asdict(getattr(self, name)) for name in counted},
             "reasons": [reason.to_json() for reason in self.reasons],
             "counters": dict(self.counters),
-            "remainder": dict(self.remainder),
         }
 
 
@@ -256,14 +252,9 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.missing_bytes += sum(
                 body.total_bytes - body.kept_bytes for body in line.bodies if body.name == "secrets"
             )
-            if data["phase"] != "closed":
-                return
-            found.missing_bytes += data["missing_bytes"]
-            kinds = data.get("remainder")
-            for kind, size in (kinds if isinstance(kinds, dict) else {}).items():
-                has_room = len(found.remainder) < _MAX_KINDS or _word(kind) in found.remainder
-                if isinstance(size, int) and has_room:
-                    found.remainder[_word(kind)] = found.remainder.get(_word(kind), 0) + size
+            # Of runs whose gateway counted bytes that were in no event.
+            missing = data.get("missing_bytes", 0)
+            found.missing_bytes += missing if isinstance(missing, int) else 0
         case Kind.NETWORK_ATTEMPT:
             found.attempts.add(f"{data['what']} ({data['stand_in']})")
         case Kind.LIMIT_HIT:

@@ -80,7 +80,4 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "uploads": lambda home: filled(
         home, UPLOADS, "SHOP", "RESOLVER", "100000", json.dumps(SECRETS)
     ),
-    "small_uploads": lambda home: filled(
-        home, UPLOADS, "SHOP", "RESOLVER", "60000", json.dumps(SECRETS)
-    ),
 }

@@ -1,9 +1,9 @@
 """The packet record: frames of a range's ports in pcapng files.
 
-Two files take turns with frames that the gateway's events hold as well (see `accounting`).
-When the newer is full, the older is emptied.
-All other frames have a file of a quarter of the bound, which is never emptied.
-When it is full they go to the first two, and are counted when dropped.
+Two files take turns with frames that the range's own gateway sent. When the newer is full, the
+older is emptied. What cells sent, and the gateway's part in handshakes of TLS, has a file of a
+quarter of the bound, which is never emptied: with the secrets in events it can be decrypted. Once
+that is full, such frames go to the first two, and are counted when dropped.
 
 A frame's `epb_flags` are inbound (from a cell) or outbound (sent by the range to a cell: its rules
 had let it through).
@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
+from socket import inet_aton
 from typing import BinaryIO, Final
 
-from belljar.network.capture.accounting import Connection, Connections, Frame
 from belljar.network.syscalls import set_receive_buffer
 
 RECORD: Final = "the packet record"
@@ -51,6 +51,10 @@ FILES: Final = 3
 _PENDING_BYTES: Final = 8 * _MAX_BLOCK_BYTES
 BUFFER_BYTES: Final = 1 << 18  # for files that are read or joined
 _ALL_PROTOCOLS: Final = 0x0003
+_IPV4: Final = b"\x08\x00"
+_TCP: Final = 6
+_HANDSHAKE: Final = b"\x16\x03"  # A record of TLS: without the server's hello none is readable.
+_HEAD_BYTES: Final = 96  # Ethernet, IPv4 and TCP with its options, and two bytes more.
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
 _SO_TIMESTAMPNS: Final = 35
 _TIMESPEC: Final = struct.Struct("@qq")
@@ -108,19 +112,18 @@ class _File:
 class PacketFiles:
     """Writes frames to three files. A failed write raises `OSError`, which ends the range.
 
-    `dropped_evidence`: dropped frames that no event of the gateway can hold.
+    `dropped_evidence`: dropped frames that a cell sent.
     """
 
-    def __init__(self, fds: Sequence[int], max_bytes: int, connections: Connections) -> None:
-        """Takes over the descriptors of `FILES` empty files."""
+    def __init__(self, fds: Sequence[int], max_bytes: int, cells: Iterable[str]) -> None:
+        """Take over the descriptors of `FILES` empty files. `cells`: their addresses."""
         self.packets = self.dropped_packets = self.dropped_evidence = 0
         self.room: Final = memoryview(bytearray(SNAP_BYTES))
         """Where the caller puts a frame before it calls `keep`."""
         quarter = max(max_bytes, MIN_BYTES) // 4
         self._turns = [_File(fd, quarter * 3 // 2) for fd in fds[:2]]
         self._evidence = _File(fds[2], quarter)
-        self._connections = connections
-        self._in_turn: tuple[set[Connection], set[Connection]] = (set(), set())
+        self._cells = frozenset(map(inet_aton, cells))
         self._now = 0
 
     def keep(self, time_ns: int, length: int, *, is_sent: bool) -> None:
@@ -129,20 +132,23 @@ class PacketFiles:
         `is_sent`: by the range, to a cell. Raises `OSError`.
         """
         frame = self.room[: min(length, SNAP_BYTES)]
-        owner = self._connections.take(frame, sent=is_sent)
+        is_ours = is_sent and not self._is_evidence(bytes(frame[:_HEAD_BYTES]))
         flags = _OUTBOUND if is_sent else _INBOUND
         self.packets += 1
-        if owner is Frame.EVIDENCE and self._evidence.has_room(len(frame)):
+        if not is_ours and self._evidence.has_room(len(frame)):
             self._evidence.put(time_ns, frame, length, flags)
             return
         if not self._turns[self._now].has_room(len(frame)):
             self._turn()
         self._turns[self._now].put(time_ns, frame, length, flags)
-        if isinstance(owner, Connection):
-            owner.kept[self._now] += 1
-            self._in_turn[self._now].add(owner)
-        elif owner is Frame.EVIDENCE:
-            self._turns[self._now].evidence += 1
+        self._turns[self._now].evidence += not is_ours
+
+    def _is_evidence(self, head: bytes) -> bool:
+        """Return whether a frame that the range sent is another cell's, or begins a handshake."""
+        if head[12:14] != _IPV4 or head[26:30] in self._cells:
+            return True
+        payload = 34 + (head[46] >> 4) * 4 if len(head) > 46 else len(head)
+        return head[23] == _TCP and head[payload : payload + 2] == _HANDSHAKE
 
     def flush(self) -> None:
         """Give everything to the kernel. Raises `OSError`."""
@@ -154,10 +160,6 @@ class PacketFiles:
         self._now = now = 1 - self._now
         self.dropped_packets += self._turns[now].frames
         self.dropped_evidence += self._turns[now].evidence
-        for connection in self._in_turn[now]:
-            connection.dropped += connection.kept[now]
-            connection.kept[now] = 0
-        self._in_turn[now].clear()
         self._turns[now].restart()
 
 

@@ -27,24 +27,20 @@ from belljar.network.gateway.context import App, Message, Scope
 from belljar.network.gateway.http1 import RequestParser, is_websocket
 from belljar.network.gateway.middleware import (
     INCOMING,
-    MESSAGES,
     PEER,
     WEBSOCKET,
     ClientGoneError,
+    Incoming,
     RefusedRequestError,
 )
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import (
     RANGE_ENDED,
-    REMAINDER_EXCEEDED,
-    Incoming,
     Peer,
     Site,
-    connection_item,
     postpone,
 )
-from belljar.network.gateway.websocket import WebSocketFrames
 from belljar.network.ipc import Item
 
 # An application that does not read for so long is not told sooner that its client has left.
@@ -62,14 +58,13 @@ class HttpConnection:
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, app: App) -> None:
         self._site, self._pipe, self._app = site, pipe, app
         self.peer = peer
-        self.parser = RequestParser(site.bounds, peer.account)
+        self.parser = RequestParser(site.bounds)
         self.requests = 0
         self.has_ended = False
         self._held_bytes = 0
         self._leaving: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
-        peer.account.before_end(self.parser.leave)
 
     async def run(self) -> None:
         """Serve requests, and close the pipe. Raises only what cancels it."""
@@ -77,6 +72,8 @@ class HttpConnection:
             async with asyncio.timeout(self._site.bounds.connection_timeout_s):
                 while await self._serve_one():
                     pass
+                if self.parser.has_rest:
+                    await self._refuse("bytes behind the last request", 0)
         except asyncio.CancelledError:
             if self.parser.held:
                 self._site.post(partial(self._refusal, RANGE_ENDED, self._take_held()))
@@ -105,7 +102,7 @@ class HttpConnection:
             return False
         request, head = found
         self.requests += 1
-        incoming = Incoming(self.peer.account, head, request.headers.raw_items())
+        incoming = Incoming(head, request.headers.raw_items())
         scope = scope_of(request, self.peer, incoming)
         exchange: HttpExchange | WebSocketExchange
         try:
@@ -130,7 +127,6 @@ class HttpConnection:
             await self._stop_watching()
             with contextlib.suppress(OSError):
                 await exchange.end()
-            incoming.leave()
         return exchange.may_go_on
 
     def _watch_later(self) -> None:
@@ -183,12 +179,6 @@ class HttpConnection:
         """Return what comes next, or b"" at the end, which a cut is, too."""
         if self.has_ended:
             return b""
-        account = self.peer.account
-        if account.is_over:
-            account.end_for(REMAINDER_EXCEEDED)
-            raise RefusedRequestError(REMAINDER_EXCEEDED, 400)
-        if account.is_part_due:
-            await self._site.record(partial(connection_item, self.peer, closed=False))
         await self._stop_watching()
         data = await self._read()
         if self._leaving is not None and data:
@@ -259,7 +249,6 @@ class HttpConnection:
             "reason": printable_text(reason, 200),
             "bytes": 0,
         }
-        peer.account.record(len(received))
         kept_bytes = self._site.bounds.kept_body_bytes
         bodies = (body_of("request", received, kept_bytes),) if received else ()
         return Item(Kind.NETWORK_HTTP, data, bodies)
@@ -293,7 +282,7 @@ class HttpExchange:
     def __init__(
         self, connection: HttpConnection, request: h11.Request, incoming: Incoming, bounds: Bounds
     ) -> None:
-        self._connection, self._incoming, self._bounds = connection, incoming, bounds
+        self._connection, self._bounds = connection, bounds
         self._parser, self._http = connection.parser, connection.parser.http
         self._is_bodiless = request.method == b"HEAD"
         self._is_received = False
@@ -313,7 +302,6 @@ class HttpExchange:
             if not (came := await self._connection.receive()):
                 return {"type": "http.disconnect"}
             self._parser.held += came
-        self._incoming.came(data)
         self._is_received = self._parser.is_body_over
         return {"type": "http.request", "body": data, "more_body": not self._is_received}
 
@@ -322,7 +310,6 @@ class HttpExchange:
         data = b""
         with contextlib.suppress(RefusedRequestError):
             data = self._parser.next_data() or b""
-        self._incoming.came(data)
         return data
 
     async def send(self, message: Message) -> None:
@@ -372,8 +359,6 @@ class WebSocketExchange:
         """Raises `RefusedRequestError` for a handshake that is none."""
         self._connection, self._scope = connection, scope
         self._max_bytes = bounds.websocket_message_bytes
-        self._frames = scope["state"][MESSAGES] = WebSocketFrames(connection.peer.account)
-        connection.peer.account.before_end(self._frames.leave)
         self._ws = wsproto.WSConnection(wsproto.ConnectionType.SERVER)
         # No extension is agreed to: compressed messages could be bombs.
         fields = [pair for pair in request.headers if pair[0] != b"sec-websocket-extensions"]
@@ -433,7 +418,6 @@ class WebSocketExchange:
         held.clear()
         self._is_over = not data
         if data:
-            self._frames.feed(data)
             self._ws.receive_data(data)
             self._events.extend(self._ws.events())
 

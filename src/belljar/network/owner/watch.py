@@ -28,7 +28,6 @@ from belljar.errors import (
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
-from belljar.network.capture.accounting import Accounts
 from belljar.network.ipc import (
     DIAL,
     MAX_DATAGRAM_BYTES,
@@ -124,7 +123,6 @@ class Watch:
         self._gateway_done = threading.Event()
         self._stderr = b""
         self._budget = budget
-        self._accounts = Accounts()
         self._send_lock = threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
         self._heartbeats = {name: HeartbeatTimeout(timeout_s) for name in ("supervisor", "gateway")}
@@ -158,7 +156,7 @@ class Watch:
         dropped = counters.pop("evidence_dropped", 0)
         return {
             **counters,
-            "packets_unaccounted": self._accounts.unaccounted + dropped,
+            "packets_unaccounted": dropped,
             "events_recorded": budget.events,
             "events_cut": budget.cut_events,
             "recorded_bytes": budget.spent_bytes,
@@ -285,8 +283,6 @@ class Watch:
             case {"counters": counters}:  # the rules were checked
                 self._heartbeats["supervisor"].message_received()
                 self.state.counters = {str(name): int(count) for name, count in counters.items()}
-            case {"at_risk": at_risk}:
-                self._accounts.settle(at_risk)
             case {"done": _} | {"refused": _}:
                 self.state.replies.put(message)
             case {"unshared": True} | {"started": True}:
@@ -370,7 +366,6 @@ class Watch:
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
         self._budget = after
         self._recorder.record(taken)
-        self._accounts.report(event, taken)
 
     def _reply(self, request: GatewayRequest) -> None:
         try:

@@ -25,7 +25,6 @@ from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
-from belljar.network.capture.accounting import Connections
 from belljar.network.capture.packets import FILES, RECORD, PacketFiles, Tap
 from belljar.network.confine import NO_CORE, limit_address_space
 from belljar.network.gateway.main import send_listeners
@@ -53,7 +52,6 @@ _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
 _MAX_REPORTED_DEVICES: Final = 8
-_AT_RISK_A_MESSAGE: Final = 100
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
@@ -135,7 +133,6 @@ class _Supervisor:
             struct.pack("@ll", int(task.timeout_s), int(task.timeout_s % 1 * 1_000_000)),
         )
         self._flows = Flows(task.layout)
-        self._connections = Connections(task.layout)
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
         self._known: KnownRules | None = None
@@ -170,7 +167,9 @@ class _Supervisor:
             self._baseline = read_baseline(self._kernel, ())
             self._tap = Tap()
             max_bytes = task.network.bounds.packet_record_bytes
-            self._files = PacketFiles(self._fds, max_bytes, self._connections)
+            self._files = PacketFiles(
+                self._fds, max_bytes, [port.address for port in task.layout.cells]
+            )
             self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
         # No way back: what is left is to ask the kernel by netlink, run nft, and write frames
@@ -354,9 +353,6 @@ class _Supervisor:
             listed = self._look_at_rules()
         self._flows.count_lost(logged(listed))
         self._report_counted()
-        at_risk = self._connections.at_risk()
-        while batch := [*islice(at_risk, _AT_RISK_A_MESSAGE)]:
-            self._report(at_risk=batch)
         self._report(counters=self._counters(listed))
         self._report(done=number)
         os._exit(0)

@@ -13,10 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.gateway import layout
 from tests.fakes.pcapng import IN, OUT, packets
-from tests.unit.network.capture.test_accounting import ACK, SYN
-from tests.unit.network.capture.test_accounting import frame as segment
 
-from belljar.network.capture.accounting import Connection, Connections
 from belljar.network.capture.packets import (
     HEADER,
     MIN_BYTES,
@@ -31,14 +28,20 @@ GATEWAY, CELL = (
     bytes(map(int, end.split("."))) for end in (layout().resolver, layout().cells[0].address)
 )
 
+CELLS = [port.address for port in layout().cells]
 
-def files(
-    directory: Path, max_bytes: int = MIN_BYTES, connections: Connections | None = None
-) -> tuple[PacketFiles, list[Path]]:
+
+def segment(payload: bytes) -> bytes:
+    """A frame with a segment that the gateway sent."""
+    head = bytes(12) + b"\x08\0\x45" + bytes(8) + b"\x06\0\0" + GATEWAY + CELL
+    return head + bytes(12) + b"\x80" + bytes(19) + payload
+
+
+def files(directory: Path, max_bytes: int = MIN_BYTES) -> tuple[PacketFiles, list[Path]]:
     """A record in files of the directory."""
     paths = [directory / name for name in "abc"]
     fds = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for path in paths]
-    return PacketFiles(fds, max_bytes, connections or Connections(layout())), paths
+    return PacketFiles(fds, max_bytes, CELLS), paths
 
 
 def add(record: PacketFiles, time_ns: int, frame: bytes) -> None:
@@ -87,20 +90,17 @@ def test_what_only_it_has_is_kept_and_the_rest_is_counted(
     assert not any(path.exists() for path in paths[1:])
 
 
-def test_dropped_frames_are_their_connection_s(tmp_path: Path) -> None:
-    """When a file is emptied its frames count against the connections that they belong to, once."""
-    connections = Connections(layout())
-    record, _ = files(tmp_path, connections=connections)
-    add(record, 3, bytes(segment(flags=SYN | ACK, sent=True)))
-    add(record, 4, bytes(segment(b"hello")))
-    connection = connections.take(segment(b"hello"), sent=False)
-    assert isinstance(connection, Connection)
-    for at in range(3, 40):
-        assert connection.dropped in {0, 1}
-        add(record, 2 * at + 1, ours(60_000))
-    assert connection.dropped == 1
-    assert record.dropped_evidence == 0
-    assert record.dropped_packets > 10
+def test_the_gateways_part_in_a_handshake_is_evidence(tmp_path: Path) -> None:
+    """Without the server's hello no secret decrypts what the cell sent: it is not overwritten."""
+    record, paths = files(tmp_path)
+    add(record, 1, segment(b"\x16\x03\x03hello"))
+    for at in range(40):
+        add(record, 2 * at + 3, segment(b"answer").ljust(60_000, b"x"))
+    record.flush()
+    join(*paths)
+    (first, *_) = packets(paths[0].read_bytes())
+    assert (first[0], b"\x16\x03\x03hello" in first[1]) == (1, True)
+    assert (record.dropped_packets > 10, record.dropped_evidence) == (True, 0)
 
 
 def test_a_half_record_is_left_out(tmp_path: Path) -> None:
@@ -183,5 +183,5 @@ def test_what_cannot_be_written_is_an_error() -> None:
     """No frame goes unrecorded without an error."""
     full = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(OSError, match=r"No space left|Invalid argument"):
-        PacketFiles([full] * 3, MIN_BYTES, Connections(layout()))
+        PacketFiles([full] * 3, MIN_BYTES, CELLS)
     os.close(full)
