@@ -12,7 +12,7 @@ from typing import Any, Final
 import h11
 
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.middleware import RefusedRequestError
+from belljar.network.gateway.context import RefusedRequestError
 
 # RFC 9112 sections 2.2 and 5.2, RFC 9110 section 5.5.
 _AMBIGUOUS: Final = re.compile(

@@ -18,20 +18,27 @@ from urllib.parse import unquote
 from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import Refusal, RequestHead, Verdict, split_target
-from belljar.network.gateway.context import App, Message, Receive, Scope, Send
+from belljar.network.gateway.context import (
+    App,
+    ClientGoneError,
+    Message,
+    Receive,
+    RefusedRequestError,
+    Scope,
+    Send,
+)
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
     printable_headers,
     printable_text,
 )
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
-from belljar.network.gateway.websocket import WebSocketRecord
+from belljar.network.gateway.websocket import WEBSOCKET, WebSocketRecord
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"  # `scope["state"]`'s `Peer`; a stand-in sees `cell` and `name` instead.
 INCOMING: Final = "incoming"  # The request's `Incoming`.
-WEBSOCKET: Final = "websocket"  # Where its `WebSocketRecord` is then, if it has become one.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
     Refusal.NO_HOST: 400,
@@ -354,19 +361,6 @@ class Exchange:
             self._request.bodies("request") if went_on else ()
         )
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
-
-
-class ClientGoneError(OSError):
-    """The client has left, so that nothing more can be sent to it."""
-
-
-class RefusedRequestError(Exception):
-    """Ends an exchange or a connection with a status; a stand-in may raise it."""
-
-    def __init__(self, reason: str, status: int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
 
 
 def replayed(messages: list[Message], then: Receive) -> Receive:

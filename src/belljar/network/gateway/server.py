@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import h11
-import wsproto
-from wsproto import events as ws
-from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import App, Message, Scope
-from belljar.network.gateway.http1 import RequestParser, is_websocket
-from belljar.network.gateway.middleware import (
-    INCOMING,
-    PEER,
-    WEBSOCKET,
+from belljar.network.gateway.context import (
+    App,
     ClientGoneError,
-    Incoming,
+    Message,
     RefusedRequestError,
+    Scope,
 )
+from belljar.network.gateway.http1 import RequestParser, is_websocket
+from belljar.network.gateway.middleware import INCOMING, PEER, Incoming
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import (
@@ -41,6 +36,7 @@ from belljar.network.gateway.site import (
     Site,
     postpone,
 )
+from belljar.network.gateway.websocket import WebSocketExchange
 from belljar.network.ipc import Item
 
 # An application that does not read for so long is not told sooner that its client has left.
@@ -49,7 +45,6 @@ _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus
 _BODILESS: Final = frozenset({204, 304})
 # A larger body is written by itself: to join it with the head would copy it.
 _JOINED_BYTES: Final = 16 << 10
-Fields = list[tuple[bytes, bytes]]
 
 
 class HttpConnection:
@@ -327,7 +322,7 @@ class HttpExchange:
             is_small = len(data) <= _JOINED_BYTES
             await self._connection.write(*([b"".join(pieces)] if is_small else pieces))
 
-    def _start(self, status: int, fields: Fields) -> None:
+    def _start(self, status: int, fields: list[tuple[bytes, bytes]]) -> None:
         if not any(name.lower() == b"date" for name, _ in fields):
             fields.append((b"date", formatdate(usegmt=True).encode()))
         if self._connection.requests >= self._bounds.requests_per_connection:
@@ -346,132 +341,3 @@ class HttpExchange:
         """Return whether another request may follow on the connection."""
         is_done = self._http.our_state is h11.DONE and self._parser.is_body_over
         return is_done and not self._connection.has_ended
-
-
-class WebSocketExchange:
-    """The application's side of one WebSocket."""
-
-    may_go_on = False
-
-    def __init__(
-        self, connection: HttpConnection, request: h11.Request, scope: Scope, bounds: Bounds
-    ) -> None:
-        """Raises `RefusedRequestError` for a handshake that is none."""
-        self._connection, self._scope = connection, scope
-        self._max_bytes = bounds.websocket_message_bytes
-        self._ws = wsproto.WSConnection(wsproto.ConnectionType.SERVER)
-        # No extension is agreed to: compressed messages could be bombs.
-        fields = [pair for pair in request.headers if pair[0] != b"sec-websocket-extensions"]
-        try:
-            self._ws.initiate_upgrade_connection(fields, request.target)
-            (asked,) = self._ws.events()
-        except (RemoteProtocolError, UnicodeError):
-            raise RefusedRequestError("a WebSocket's handshake that is not one", 400) from None
-        scope["subprotocols"] = list(getattr(asked, "subprotocols", ()))
-        self._events: deque[ws.Event] = deque()
-        self._parts: list[Any] = []
-        self._size = 0
-        self._has_connected = self._is_over = False
-        self._rejection: tuple[int, Fields] | None = None
-
-    @property
-    def _is_open(self) -> bool:
-        return self._ws.state is wsproto.connection.ConnectionState.OPEN
-
-    async def receive(self) -> Message:
-        """Return the client's next message, or that it has left."""
-        if not self._has_connected:
-            self._has_connected = True
-            return {"type": "websocket.connect"}
-        if self._ws.connection is None:  # not accepted
-            await self._connection.wait_until_left()
-            self._is_over = True
-        code = 1006
-        while self._events or not self._is_over:
-            if not self._events:
-                await self._read()
-                continue
-            event = self._events.popleft()
-            if isinstance(event, ws.Message):
-                self._parts.append(event.data)
-                self._size += len(event.data)
-                if self._size > self._max_bytes:
-                    code = 1009
-                    await self._reply(ws.CloseConnection(code))
-                    break
-                if event.message_finished:
-                    return self._message()
-            elif isinstance(event, ws.Ping):
-                await self._reply(event.response())
-            elif isinstance(event, ws.CloseConnection):
-                code = int(event.code)
-                await self._reply(event.response())
-                break
-        self._is_over = True
-        self._events.clear()
-        self._record_unfinished()
-        return {"type": "websocket.disconnect", "code": code}
-
-    async def _read(self) -> None:
-        held = self._connection.parser.held
-        data = bytes(held) or await self._connection.receive()
-        held.clear()
-        self._is_over = not data
-        if data:
-            self._ws.receive_data(data)
-            self._events.extend(self._ws.events())
-
-    def _message(self) -> Message:
-        parts, self._parts, self._size = self._parts, [], 0
-        is_text = isinstance(parts[0], str)
-        content = "".join(parts) if is_text else b"".join(map(bytes, parts))
-        return {"type": "websocket.receive", "text" if is_text else "bytes": content}
-
-    async def _reply(self, event: ws.Event) -> None:
-        """Send, unless the connection is in no state for it or the client has left."""
-        with contextlib.suppress(LocalProtocolError, ClientGoneError):
-            await self._connection.write(self._ws.send(event))
-
-    async def send(self, message: Message) -> None:
-        """Send a message of the application's. Raises `ClientGoneError`, `LocalProtocolError`."""
-        kind = message["type"]
-        fields: Fields = list(message.get("headers", ()))
-        events: list[ws.Event] = []
-        if kind == "websocket.accept":
-            chosen = message.get("subprotocol")
-            events.append(ws.AcceptConnection(subprotocol=chosen, extra_headers=fields))
-        elif kind == "websocket.http.response.start":
-            self._rejection = int(message["status"]), [*fields, (b"connection", b"close")]
-        elif kind == "websocket.http.response.body":
-            if self._rejection is not None:
-                status, fields = self._rejection
-                events.append(ws.RejectConnection(status, fields, has_body=True))
-                self._rejection = None
-            is_last = not message.get("more_body", False)
-            events.append(ws.RejectData(bytes(message.get("body", b"")), body_finished=is_last))
-        elif kind == "websocket.close" and self._ws.connection is None:
-            events.append(ws.RejectConnection(403, [(b"connection", b"close")]))
-        elif kind == "websocket.close":
-            events.append(ws.CloseConnection(int(message.get("code", 1000)), message.get("reason")))
-        elif message.get("text") is not None:
-            events.append(ws.TextMessage(message["text"]))
-        else:
-            events.append(ws.BytesMessage(bytes(message["bytes"])))
-        if self._is_over and not self._is_open:
-            raise ClientGoneError("the connection ended")
-        await self._connection.write(*[self._ws.send(event) for event in events])
-
-    def _record_unfinished(self) -> None:
-        """Record the part of a message that came before the end."""
-        record = self._scope["state"].get(WEBSOCKET)
-        if self._parts and record is not None:
-            message = self._message()
-            record.record_unfinished(message.get("text") or message.get("bytes"))
-
-    async def end(self) -> None:
-        """Close it when the application has returned."""
-        self._record_unfinished()
-        if self._ws.connection is None:
-            await self._reply(ws.RejectConnection(500, [(b"connection", b"close")]))
-        else:
-            await self._reply(ws.CloseConnection(1011))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.network.gateway.config import Bounds
+from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.http1 import RequestParser, head_problem
-from belljar.network.gateway.middleware import RefusedRequestError
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 SMALL = Bounds(head_bytes=400, headers=20)
