@@ -103,7 +103,7 @@ async def _talk(
             raise MemoryError
         items.extend(given)
 
-    reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append))
+    reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append, is_full=False))
     port = 443 if alpn else 80
     shop = StandInPlan(
         id="shop",

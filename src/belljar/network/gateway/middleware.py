@@ -119,6 +119,7 @@ class Exchange:
         self._read_all = False
         self._held_bytes = 0
         self._recorded_bytes: int | None = None
+        self._posted: asyncio.Future[Any] | None = None
         self._answered = False
         self._reason: str = self.verdict.reason
         self._refused: RefusedRequestError | None = None
@@ -255,7 +256,11 @@ class Exchange:
                 raise RefusedRequestError("the body is too slow", 408)
             if not message.get("more_body", False):
                 self._complete = self._read_all = True
-                await self._record_request()
+                if self._site.reporter.is_full:
+                    await self._record_request()
+                elif self._recorded_bytes is None:
+                    # What is answered, or asked of the owner, follows in order and is waited for.
+                    self._posted = self._site.post(self._request_item)
         else:
             self._read_all = True
             self.cut("the connection ended")
@@ -273,6 +278,8 @@ class Exchange:
         if message.get("more_body", False):
             if not self._has_begun:
                 await self._record_request()
+                if self._posted is not None:
+                    await self._posted
         else:
             # Closing on unread bytes would reset: read the request first.
             await self._read_out()

@@ -177,12 +177,16 @@ class Site:
             self.unreported += len(items)
             raise
 
-    def post(self, make: Callable[[], Item]) -> None:
-        """Post an item as made; without memory, count it."""
+    def post(self, make: Callable[[], Item]) -> asyncio.Future[Any] | None:
+        """Post an item as made; return what is done when it is on record.
+
+        Without memory, count it as in no event.
+        """
         try:
-            self.reporter.post(make())
+            return self.reporter.post(make())
         except MemoryError:
             self.unreported += 1
+            return None
 
     async def blocks(
         self,
