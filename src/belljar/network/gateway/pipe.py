@@ -182,8 +182,9 @@ class TlsPipe:
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
-        for at in range(0, len(data), PIECE_BYTES):
-            self.engine.write(data[at : at + PIECE_BYTES])
+        step = 2 * PIECE_BYTES  # so that a piece of the usual size goes with its framing
+        for at in range(0, len(data), step):
+            self.engine.write(data[at : at + step])
             await self._flush()
 
     async def close(self) -> None:

@@ -43,8 +43,9 @@ from belljar.network.ipc import Item
 WATCH_AFTER_S: Final = 0.5
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _BODILESS: Final = frozenset({204, 304})
-# A larger body is written by itself: to join it with the head would copy it.
-_JOINED_BYTES: Final = 16 << 10
+# A larger piece of a body is written by itself: to join it with what frames it would copy it. For a
+# smaller one that costs less than more system calls and packets.
+_JOINED_BYTES: Final = 256 << 10
 
 
 class HttpConnection:
