@@ -33,12 +33,8 @@ def reason(gateway: Gateway) -> str:
 
     def reasons() -> list[str]:
         kinds = (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
-        return [
-            str(item.get("reason"))
-            for kind in kinds
-            for item in gateway.owner.of(kind)
-            if item.get("reason")
-        ]
+        events = [event for event in gateway.owner.events if event.kind in kinds]
+        return [str(event.data["reason"]) for event in events if event.data.get("reason")]
 
     gateway.owner.wait(lambda: bool(reasons()))
     return reasons()[0]

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from tests.fakes.gateway import SHOP, layout
 
-from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.middleware import Middleware
@@ -21,8 +20,6 @@ from belljar.network.gateway.server import HttpConnection
 from belljar.network.gateway.site import Account, Peer, Site, connection_item
 from belljar.network.ipc import Item
 from belljar.plan.network import PortPlan, StandInPlan
-
-SUMMED = ("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes")
 
 
 @dataclass
@@ -39,19 +36,15 @@ class GivenPipe:
         for _ in range(64):
             await asyncio.sleep(0)
         data = self.pieces.pop(0) if self.pieces else b""
-        self.account.receive(len(data))
+        self.account.received_bytes += len(data)
         return data
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
         self.answer += data
-        self.account.sent_bytes += len(data)
 
     async def close(self) -> None:
-        """What nobody has read came after the end."""
-        for piece in self.pieces:
-            self.account.receive(len(piece))
-            self.account.remain("after_end", piece)
+        """See `Pipe`."""
 
 
 @dataclass
@@ -68,35 +61,6 @@ class Outcome:
         """The content of all bodies, and the texts of all heads."""
         bodies = b"\0".join(body.content for item in self.items for body in item.bodies)
         return bodies + b"\0".join(repr(dict(item.data)).encode() for item in self.items)
-
-    @property
-    def recorded_bytes(self) -> int:
-        """What the events of the connection say that they hold of it."""
-        return recorded_bytes(
-            [(str(item.kind), dict(item.data), item.bodies) for item in self.items]
-        )
-
-
-def recorded_bytes(events: list[tuple[str, dict[str, Any], Any]]) -> int:
-    """The bytes that a connection's events, but its own, hold of what the cell sent."""
-    total = 0
-    bodies: dict[int, int] = {}
-    for kind, data, kept in events:
-        if kind == Kind.NETWORK_HTTP:
-            total += data.get("head_bytes", 0)
-            if "head_bytes" in data:
-                bodies[data["exchange"]] = data["bytes"]
-            else:
-                total += sum(body.total_bytes for body in kept if body.name == "request")
-        elif kind == Kind.NETWORK_HTTP_ANSWERED:
-            bodies[data["exchange"]] = data["request_bytes"]
-        elif kind == Kind.NETWORK_WEBSOCKET and data["direction"] == "sent":
-            total += data["bytes"]
-        elif kind == Kind.NETWORK_TLS:
-            total += sum(body.total_bytes for body in kept)
-        elif kind == Kind.NETWORK_STREAM and data.get("phase") != "opened":
-            total += data["bytes"]
-    return total + sum(bodies.values())
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +103,7 @@ async def _talk(
             raise MemoryError
         items.extend(given)
 
-    reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append))
+    reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append, is_full=False))
     port = 443 if alpn else 80
     shop = StandInPlan(
         id="shop",
@@ -150,7 +114,7 @@ async def _talk(
     site = Site(
         layout=layout(), stand_ins=(shop,), bounds=bounds, reporter=reporter, apps={"shop": echo}
     )
-    account = Account(1, bounds.remainder_bytes)
+    account = Account(1)
     peer = Peer(cell="agent", address=SHOP, port=port, account=account)
     if alpn:
         peer = replace(peer, sni="shop.example", hello=True)

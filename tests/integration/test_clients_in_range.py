@@ -21,7 +21,6 @@ from belljar.cell import Cell, Range, open_range, start_run
 from belljar.events import Kind
 from belljar.ledger import Line, RunDirectory, read_events, verify
 from belljar.network.gateway.context import MAX_BODY_BYTES
-from belljar.network.gateway.site import REMAINDER_EXCEEDED
 from belljar.policy import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
@@ -36,10 +35,6 @@ PYPI, FILES, NPM, DEBIAN = map(
     ),
 )
 TIMEOUT_S = 300
-MAX_REMAINDER_BYTES = 4 << 10
-"""Of an ordinary client's connection: a quarter of what ends one."""
-_OF_REFUSED_UPLOADS = {"late_body", "after_end"}
-"""What a client sends on after a 413."""
 POLICY = f"""\
 belljar: 1
 risk: low
@@ -175,16 +170,6 @@ async def agent_in(
         line.data for line in read_events(run.path) if line.kind is Kind.NETWORK_CONNECTION
     ]
     assert connections
-    for each in connections:
-        assert each["missing_bytes"] == 0, each
-        assert each["accounted"] or each["phase"] == "open" or each["unread_bytes"], each
-        beside = {
-            kind: size
-            for kind, size in each.get("remainder", {}).items()
-            if kind not in _OF_REFUSED_UPLOADS
-        }
-        assert sum(beside.values()) < MAX_REMAINDER_BYTES, dict(each)
-        assert REMAINDER_EXCEEDED not in each["reason"], each
 
 
 @pytest.fixture(scope="module")

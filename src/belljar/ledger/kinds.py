@@ -380,7 +380,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "port": count,
         "bytes": count,
     },
-    # All bytes that a cell sent on one TCP connection to the gateway.
+    # One TCP connection of a cell to the gateway. Older runs have sums of its bytes, too.
     Kind.NETWORK_CONNECTION: {
         **_SEEN,
         **_REASON,
@@ -390,13 +390,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "source_port": count,
         "phase": one_of("open", "closed"),
         "received_bytes": count,
-        "recorded_bytes": count,
-        "framing_bytes": count,
-        "remainder_bytes": count,
-        "missing_bytes": count,
-        "unread_bytes": count,
         "eof": flag,
-        "accounted": flag,
     },
     Kind.NETWORK_ATTEMPT: {"stand_in": text, "what": text},
     Kind.NETWORK_UPSTREAM: {

@@ -15,8 +15,6 @@ from belljar.units import printable
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
-ORDINARY: Final = frozenset({"tls", "tls_nonce", "ws_mask"})
-"""Kinds of the remainder that any client has."""
 # Counters of `range.destroyed` that are missing evidence.
 _COUNTED_LOST: Final = {
     "packets_not_recorded": ReasonCode.PACKETS_NOT_RECORDED,
@@ -85,9 +83,9 @@ class RangeFindings:
     """One range.
 
     `cells`: names by id. `packets`: path of the packet record. `requests`: to stand-ins and
-    upstreams. `remainder`: received bytes outside of messages, by kind; `missing_bytes`: in no
-    event. Of older runs, whose traffic between cells was read from the packet record:
-    `unread_packets`, and `reader_ended`: why reading stopped early.
+    upstreams. `missing_bytes`: of secrets of TLS. Of older runs: of what no event had, too;
+    `unread_packets` of traffic between cells, which was read from the packet record; and
+    `reader_ended`: why that reading stopped early.
     """
 
     range_id: str
@@ -95,7 +93,6 @@ class RangeFindings:
     cells: dict[str, str] = field(default_factory=dict)
     requests: Requests = field(default_factory=Requests)
     between_cells: Requests = field(default_factory=Requests)
-    remainder: dict[str, int] = field(default_factory=dict)
     missing_bytes: int = 0
     unread_packets: int = 0
     reader_ended: str = ""
@@ -179,7 +176,6 @@ class RangeFindings:
             **{name: asdict(getattr(self, name)) for name in counted},
             "reasons": [reason.to_json() for reason in self.reasons],
             "counters": dict(self.counters),
-            "remainder": dict(self.remainder),
         }
 
 
@@ -253,14 +249,9 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.missing_bytes += sum(
                 body.total_bytes - body.kept_bytes for body in line.bodies if body.name == "secrets"
             )
-            if data["phase"] != "closed":
-                return
-            found.missing_bytes += data["missing_bytes"]
-            kinds = data.get("remainder")
-            for kind, size in (kinds if isinstance(kinds, dict) else {}).items():
-                has_room = len(found.remainder) < _MAX_KINDS or _word(kind) in found.remainder
-                if isinstance(size, int) and has_room:
-                    found.remainder[_word(kind)] = found.remainder.get(_word(kind), 0) + size
+            # Of runs whose gateway counted bytes that were in no event.
+            missing = data.get("missing_bytes", 0)
+            found.missing_bytes += missing if isinstance(missing, int) else 0
         case Kind.NETWORK_ATTEMPT:
             found.attempts.add(f"{data['what']} ({data['stand_in']})")
         case Kind.LIMIT_HIT:

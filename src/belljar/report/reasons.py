@@ -57,7 +57,7 @@ class ReasonCode(Sentence):
     FLOWS_NOT_RECORDED = "flows_not_recorded", "{} refused or allowed packet(s) are in no event"
     BYTES_NOT_RECORDED = (
         "bytes_not_recorded",
-        "{} byte(s) that the gateway received are in no event",
+        "{} byte(s) that events of connections should hold are in none",
     )
     EVENTS_CUT_AT_END = (
         "events_cut_at_end",

@@ -9,7 +9,7 @@ from typing import Final
 
 from belljar.differences import samples_named, sentences
 from belljar.report.cells import CellFindings
-from belljar.report.ranges import ORDINARY, RangeFindings
+from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import Row, RunFindings
 from belljar.units import format_size, printable
@@ -144,10 +144,6 @@ def range_sentences(found: RangeFindings, *, verbose: bool = False) -> Iterator[
     ):
         if group:
             yield f"{title}: {group.sentence()}"
-    remainder = found.remainder.items()
-    if unusual := [f"{kind} {size}" for kind, size in remainder if kind not in ORDINARY]:
-        what = "bytes outside of requests, messages and streams, in the events network.connection"
-        yield f"{what}: {', '.join(unusual)}"
     yield from _flows(found, verbose=verbose)
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"

@@ -138,7 +138,6 @@ _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
     Kind.NETWORK_HTTP_ANSWERED: (("request",), Channel.HTTP),
     Kind.NETWORK_WEBSOCKET: (("message",), Channel.WEBSOCKET),
     Kind.NETWORK_STREAM: (("received", "sent"), Channel.STREAM),
-    Kind.NETWORK_CONNECTION: (("remainder", "framing"), Channel.STREAM),
     Kind.NETWORK_ATTEMPT: ((), Channel.SMTP),
 }
 

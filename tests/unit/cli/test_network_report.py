@@ -76,31 +76,6 @@ def test_a_request_is_told_with_its_answer() -> None:
     assert json.loads(json.dumps(shown)) == shown
 
 
-def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> None:
-    """As what `network.connection` says of them, by kind."""
-    sizes = dict.fromkeys(("recorded_bytes", "framing_bytes", "missing_bytes", "unread_bytes"), 0)
-    place = {
-        "cell": "default",
-        "address": "10.0.0.2",
-        "port": 80,
-        "source_port": 9,
-        "connection": 1,
-        "phase": "closed",
-    }
-    kinds = {"ws_mask": 18, "h1_trailer": 4}
-    whole = {
-        "received_bytes": 22,
-        "remainder_bytes": 22,
-        "eof": True,
-        "accounted": True,
-        "reason": "",
-    }
-    lines = story(line(Kind.NETWORK_CONNECTION, **place, **sizes, **whole, remainder=kinds))
-    told = "\n".join(network_lines(judged(lines), "RUN"))
-    assert "in the events network.connection: h1_trailer 4" in told
-    assert "ws_mask" not in told
-
-
 @pytest.mark.promise("5.4")
 def test_requests_between_cells_are_told_apart() -> None:
     """In words, and in the JSON."""

@@ -55,7 +55,6 @@ def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
         (Kind.NETWORK_STREAM, {"between_cells": True}, "sent", Contact.SENT, "stream.sent"),
         (Kind.NETWORK_ATTEMPT, {"what": "mail"}, "message", Contact.SENT, "smtp.message"),
         (Kind.NETWORK_ATTEMPT, {"what": "login"}, "request", Contact.USED, "smtp.request"),
-        (Kind.NETWORK_CONNECTION, {}, "remainder", Contact.SENT, "stream.remainder"),
     ],
 )
 def test_bodies_that_leave_a_cell_are_looked_at(

@@ -116,7 +116,7 @@ class Front:
         task = asyncio.current_task()
         peer = Peer(cell=self._site.cell(source[0]), address="", port=0)
         try:
-            account = Account(next(self._site.connections), self._site.bounds.remainder_bytes)
+            account = Account(next(self._site.connections))
             peer = replace(peer, source_port=source[1], account=account)
             self._connections[task] = peer
             sock.setblocking(False)  # noqa: FBT003 - the library's signature
@@ -143,7 +143,7 @@ class Front:
             self._release(sock, source[0], kind)
 
     async def _serve_one(self, sock: socket.socket, peer: Peer, handler: Handler) -> None:
-        """The last event has the final byte counts."""
+        """Serve, and record the connection's last event."""
         try:
             await handler(sock, peer)
         except OSError:
@@ -154,15 +154,11 @@ class Front:
         except Exception as error:
             self._report_cut(sock, peer, f"the gateway failed: {type(error).__name__}")
             raise
-        TcpPipe(sock, peer.account).drop()
         await self._site.record(partial(connection_item, peer, closed=True))
 
     def _report_cut(self, sock: socket.socket, peer: Peer, reason: str) -> None:
         peer.account.end_for(reason)
-        try:
-            TcpPipe(sock, peer.account).drop()
-        except MemoryError:
-            peer.account.unread_bytes += 1
+        reset(sock)
         self._site.post(partial(connection_item, peer, closed=True))
 
     def _release(self, sock: socket.socket, address: str, kind: str) -> None:
@@ -224,7 +220,6 @@ class Front:
 
     def _refuse(self, sock: socket.socket, peer: Peer, reason: str) -> None:
         peer.account.end_for(reason)
-        peer.account.remain("refused", TcpPipe(sock, peer.account).drain())
         reset(sock)
 
     async def _speak(self, pipe: Pipe, peer: Peer) -> None:

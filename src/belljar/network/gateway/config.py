@@ -50,10 +50,6 @@ class Bounds:
     bodies_bytes: int = 128 << 20
     # One message, never compressed: the connection is closed, code 1009.
     websocket_message_bytes: int = 1 << 20
-    # Received and in no event but the connection's: chunk extensions, trailers, control frames,
-    # masks, what TLS does not decrypt. Closed above this and what was earned: 64 bytes for each
-    # record and 1/32 of recorded and sent bytes. An ordinary client takes less than 1 KiB.
-    remainder_bytes: int = 16 << 10
     stream_bytes: int = 256 << 20  # Of a raw stream, both ways together: closed.
     # Between two pieces from a real upstream, TLS included: 504, or the answer is cut off.
     upstream_wait_s: float = 30.0

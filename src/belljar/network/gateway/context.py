@@ -39,6 +39,19 @@ MAX_QUESTION_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.
 
 
+class ClientGoneError(OSError):
+    """The client has left, so that nothing more can be sent to it."""
+
+
+class RefusedRequestError(Exception):
+    """Ends an exchange or a connection with a status; a stand-in may raise it."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
 class Record(Protocol):
     """Puts something on record for a stand-in."""
 

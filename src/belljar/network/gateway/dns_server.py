@@ -230,7 +230,6 @@ class DnsServer:
         finally:
             rest.feed(bytes(begun))
             if rest.total_bytes:
-                pipe.account.record(rest.total_bytes)
                 fragment = Answer(wire=None, answer="NOT A QUERY")
                 self._site.post(lambda: dns_item(cell, fragment, "tcp", rest.bodies("query")))
             await pipe.close()
@@ -248,7 +247,6 @@ class DnsServer:
             begun.clear()
             reply = answer(query, self._site.known_to(cell))
             await self.record.record(cell, reply, "tcp", query)
-            pipe.account.record(2 + len(query))
             if reply.wire is None or await self._is_blocked(cell, reply):
                 return
             async with asyncio.timeout(bounds.dns_tcp_idle_s):
@@ -266,7 +264,6 @@ async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
                 rest.feed(data)
             if left > 0:
                 return
-    pipe.account.remain("after_end", pipe.drain())
     reset(pipe.sock)
 
 

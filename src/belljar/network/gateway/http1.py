@@ -12,8 +12,7 @@ from typing import Any, Final
 import h11
 
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.middleware import RefusedRequestError
-from belljar.network.gateway.site import Account
+from belljar.network.gateway.context import RefusedRequestError
 
 # RFC 9112 sections 2.2 and 5.2, RFC 9110 section 5.5.
 _AMBIGUOUS: Final = re.compile(
@@ -37,7 +36,6 @@ _NEXT_LINE: Final = (
     re.compile(rb"(?:\r(?:\n(?:[0-9A-Fa-f]{1,16}\r?)?)?)?"),
 )
 _MAX_LINE_BYTES: Final = 20
-_CANONICAL_LINE: Final = re.compile(rb"(?:\r\n)?(?:(?:[1-9a-f][0-9a-f]*|0)\r\n)?")
 
 
 def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
@@ -83,24 +81,21 @@ class BodyGate:
         self._is_chunked = b"transfer-encoding" in fields
         self._is_last = False
         self._line = _FIRST_LINE
-        self.left = 0 if self._is_chunked else int(fields.get(b"content-length", b"0"))
-        self.is_over = not self._is_chunked and not self.left
-        self.lines: list[bytes] = []
-        """The admitted bytes around the data of chunks."""
+        self._left = 0 if self._is_chunked else int(fields.get(b"content-length", b"0"))
+        self.is_over = not self._is_chunked and not self._left
 
     def admit(self, buffer: bytes | bytearray) -> int:
         """Return how many bytes at the front may be parsed. Raises `RefusedRequestError`."""
         at = 0
         while not self.is_over:
-            step = min(self.left, len(buffer) - at)
-            at, self.left = at + step, self.left - step
-            if self.left:
+            step = min(self._left, len(buffer) - at)
+            at, self._left = at + step, self._left - step
+            if self._left:
                 break
             line = self._admit_line(bytes(buffer[at : at + _MAX_LINE_BYTES]))
             at += len(line)
             if not line:
                 break
-            self.lines.append(line)
         return at
 
     def _admit_line(self, rest: bytes) -> bytes:
@@ -119,17 +114,18 @@ class BodyGate:
         if found is None:
             return b""
         self._line = _NEXT_LINE
-        self.left = int(found[1], 16)
-        self._is_last = not self.left
+        self._left = int(found[1], 16)
+        self._is_last = not self._left
         return found[0]
 
 
 class RequestParser:
     """Reads one request after the other, each with an h11 connection of its own."""
 
-    def __init__(self, bounds: Bounds, account: Account) -> None:
-        self._bounds, self._account = bounds, account
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
         self._scanned = 0
+        self._is_refused = False
         self._gate: BodyGate | None = None
         self.http = h11.Connection(h11.SERVER)
         self.held = bytearray()
@@ -139,6 +135,11 @@ class RequestParser:
     def is_body_over(self) -> bool:
         """Return whether all of the open request was parsed."""
         return self.http.their_state not in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
+
+    @property
+    def has_rest(self) -> bool:
+        """Return whether bytes came that belong to no request, if none follows."""
+        return bool(self.held) and (self.is_body_over or self._is_refused)
 
     def next_request(self) -> tuple[h11.Request, bytes] | None:
         """Return the next request and its head, once it is whole. Raises `RefusedRequestError`."""
@@ -171,19 +172,14 @@ class RequestParser:
         """
         if self._gate is None or self.is_body_over:
             return b""
-        pending = len(self._gate.lines)
-        try:
-            size = self._gate.admit(self.held)
-        except RefusedRequestError:
-            del self._gate.lines[pending:]  # they are still held
-            raise
-        if size:
+        self._is_refused = True  # unless what follows raises nothing
+        if size := self._gate.admit(self.held):
             self.http.receive_data(bytes(self.held[:size]))
             del self.held[:size]
-            self._account_for_lines(self._gate)
         data = []
         while isinstance(event := self._next_event(), h11.Data):
             data.append(bytes(event.data))
+        self._is_refused = False
         return b"".join(data) if data or self.is_body_over else None
 
     def _next_event(self) -> Any:  # noqa: ANN401 - h11's events and its sentinels
@@ -191,21 +187,3 @@ class RequestParser:
             return self.http.next_event()
         except h11.RemoteProtocolError as error:
             raise RefusedRequestError(str(error), error.error_status_hint) from None
-
-    def _account_for_lines(self, gate: BodyGate) -> None:
-        """A chunk's line follows from its data once these are whole, if it is canonical."""
-        whole = gate.lines[: len(gate.lines) - (gate.left > 0)]
-        for line in whole:
-            if _CANONICAL_LINE.fullmatch(line):
-                self._account.frame(len(line))
-            else:
-                self._account.remain("chunked", line)
-        del gate.lines[: len(whole)]
-
-    def leave(self) -> None:
-        """Give what is in no request to the remainder."""
-        for line in [] if self._gate is None else self._gate.lines:
-            self._account.remain("chunked", line)
-        self._gate = None
-        self._account.remain("unparsed", bytes(self.held))
-        self.held.clear()

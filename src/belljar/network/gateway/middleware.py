@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,21 +18,27 @@ from urllib.parse import unquote
 from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import Refusal, RequestHead, Verdict, split_target
-from belljar.network.gateway.context import App, Message, Receive, Scope, Send
+from belljar.network.gateway.context import (
+    App,
+    ClientGoneError,
+    Message,
+    Receive,
+    RefusedRequestError,
+    Scope,
+    Send,
+)
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
     printable_headers,
     printable_text,
 )
-from belljar.network.gateway.site import RANGE_ENDED, Incoming, Peer, Site, field_lines, since_ms
-from belljar.network.gateway.websocket import WebSocketRecord
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
+from belljar.network.gateway.websocket import WEBSOCKET, WebSocketRecord
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"  # `scope["state"]`'s `Peer`; a stand-in sees `cell` and `name` instead.
-INCOMING: Final = "incoming"  # The request's `Incoming`; in `MESSAGES` a WebSocket's frames.
-MESSAGES: Final = "messages"
-WEBSOCKET: Final = "websocket"  # Where its `WebSocketRecord` is then, if it has become one.
+INCOMING: Final = "incoming"  # The request's `Incoming`.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
     Refusal.NO_HOST: 400,
@@ -40,6 +47,15 @@ _STATUS: Final[Mapping[str, int]] = {
     Refusal.METHOD_NOT_TAKEN: 405,
 }
 _MISDIRECTED: Final = 421
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A request as it came. `take_unread`: gives what came and the stand-in did not receive."""
+
+    head: bytes
+    fields: list[tuple[bytes, bytes]]
+    take_unread: Callable[[], bytes] = bytes
 
 
 class Middleware:
@@ -103,7 +119,7 @@ class Exchange:
         self._read_all = False
         self._held_bytes = 0
         self._recorded_bytes: int | None = None
-        self._counted_bytes = 0
+        self._posted: asyncio.Future[Any] | None = None
         self._answered = False
         self._reason: str = self.verdict.reason
         self._refused: RefusedRequestError | None = None
@@ -132,7 +148,6 @@ class Exchange:
                 self._common_fields(),
                 receive,
                 send,
-                self._scope["state"][MESSAGES].record,
             )
             self._scope["state"][WEBSOCKET] = record
             await record.run(app, scope, self._record_request)
@@ -197,7 +212,7 @@ class Exchange:
         self._answered = True
         self._reason = reason
         if self._websocket is None:
-            self._take(self._incoming.take_unread())
+            self._request.feed(self._incoming.take_unread())
         if self._recorded_bytes is None:
             self._site.post(self._request_item)
         status = None if self._websocket is None else self._websocket.status
@@ -227,7 +242,7 @@ class Exchange:
             raise RefusedRequestError("the body stalled", 408) from None
         if message["type"] == "http.request":
             data = message.get("body", b"")
-            self._take(data)
+            self._request.feed(data)
             bounds, total = self._site.bounds, self._request.total_bytes
             self._held_bytes += len(data)
             self._site.bodies_bytes += len(data)
@@ -241,19 +256,15 @@ class Exchange:
                 raise RefusedRequestError("the body is too slow", 408)
             if not message.get("more_body", False):
                 self._complete = self._read_all = True
-                await self._record_request()
+                if self._site.reporter.is_full:
+                    await self._record_request()
+                elif self._recorded_bytes is None:
+                    # What is answered, or asked of the owner, follows in order and is waited for.
+                    self._posted = self._site.post(self._request_item)
         else:
             self._read_all = True
             self.cut("the connection ended")
         return message
-
-    def _take(self, data: bytes) -> None:
-        self._request.feed(data)
-        self._incoming.took(data)
-
-    def _count_body(self) -> None:
-        self._peer.account.record(self._request.total_bytes - self._counted_bytes)
-        self._counted_bytes = self._request.total_bytes
 
     async def _send(self, message: Message) -> None:
         if self._answered or self._refused is not None:
@@ -267,6 +278,8 @@ class Exchange:
         if message.get("more_body", False):
             if not self._has_begun:
                 await self._record_request()
+                if self._posted is not None:
+                    await self._posted
         else:
             # Closing on unread bytes would reset: read the request first.
             await self._read_out()
@@ -312,7 +325,6 @@ class Exchange:
         self._recorded_bytes = self._request.total_bytes
         incoming = self._incoming
         headers, dropped = printable_headers(incoming.fields)
-        self._count_body()
         authority, path, query = split_target(self._request_head.target)
         host = authority if authority is not None else b"".join(self._request_head.hosts[:1])
         named = host or f"{self._peer.address}:{self._peer.port}".encode()
@@ -327,7 +339,7 @@ class Exchange:
             "bytes": self._request.total_bytes,
             "complete": self._complete,
             "version": self._scope["http_version"],
-            "head_bytes": incoming.claim_head(),
+            "head_bytes": len(incoming.head),
             "headers": headers,
             **({"dropped_headers": dropped} if dropped else {}),
         }
@@ -338,7 +350,6 @@ class Exchange:
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self, *, status: int | None) -> Item:
-        self._count_body()
         headers, _ = printable_headers(() if self._head is None else self._head.get("headers", ()))
         went_on = (
             self._recorded_bytes is not None and self._request.total_bytes > self._recorded_bytes
@@ -357,19 +368,6 @@ class Exchange:
             self._request.bodies("request") if went_on else ()
         )
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
-
-
-class ClientGoneError(OSError):
-    """The client has left, so that nothing more can be sent to it."""
-
-
-class RefusedRequestError(Exception):
-    """Ends an exchange or a connection with a status; a stand-in may raise it."""
-
-    def __init__(self, reason: str, status: int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
 
 
 def replayed(messages: list[Message], then: Receive) -> Receive:
@@ -413,4 +411,5 @@ def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) 
         return False
     target = url[len(origin) :].encode()
     line = b"%s %s HTTP/%s\r\n" % (method, target, str(data["version"]).encode())
-    return incoming.head == line + field_lines(fields) + b"\r\n"
+    lines = b"".join(b"%s: %s\r\n" % field for field in fields)
+    return incoming.head == line + lines + b"\r\n"

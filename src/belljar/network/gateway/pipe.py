@@ -1,22 +1,19 @@
 """A connection's bytes, plain or in TLS, unbuffered: unread ones stay with the sender.
 
 Nothing leaves a TLS connection before its ClientHello is judged, on record.
-The server reads one TLS record at a time, so that every byte is accounted for
-(RFC 8446 section 5, RFC 5246 section 6.2, RFC 7905, RFC 5288).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from belljar.network.gateway.site import REMAINDER_EXCEEDED, Account
+from belljar.network.gateway.site import Account
 
 PIECE_BYTES: Final = 64 << 10
 LINGER_S: Final = 1.0
@@ -67,53 +64,29 @@ class TcpPipe:
         except ConnectionResetError:
             self.account.is_at_end = True
             raise
-        self.account.receive(len(data))
+        self.account.received_bytes += len(data)
         self.account.is_at_end |= not data
         return data
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
-        self.account.sent_bytes += len(data)
 
     async def close(self) -> None:
-        """See `Pipe`."""
-        if not is_cancelled():
-            await self.linger(self.receive)
-        self.drop()
-
-    async def linger(self, receive: Callable[[], Awaitable[bytes]]) -> None:
-        """Half-close, and read on for at most a second.
+        """See `Pipe`. Half-close first, and read on for at most a second.
 
         Closing on unread bytes would reset, and a reset can overtake the answer.
         """
+        if is_cancelled():
+            reset(self.sock)
+            return
         with contextlib.suppress(OSError, TimeoutError):
             self.sock.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(LINGER_S):
                 left = LINGER_BYTES
-                while left > 0 and (data := await receive()):
-                    self.account.remain("after_end", data)
+                while left > 0 and (data := await self.receive()):
                     left -= len(data)
-
-    def drain(self, max_bytes: int = LINGER_BYTES) -> bytes:
-        """What the kernel has; more than `max_bytes` is unread."""
-        found = bytearray()
-        with contextlib.suppress(OSError):
-            while len(found) < max_bytes and (data := self._take(PIECE_BYTES)):
-                found += data
-            if not self.account.is_at_end:
-                self.account.unread_bytes = len(self.sock.recv(PIECE_BYTES, socket.MSG_PEEK))
-        return bytes(found)
-
-    def drop(self) -> None:
-        """Close now (cancelled: reset); unread bytes are recorded."""
-        if self.sock.fileno() < 0:
-            return
-        self.account.remain("after_end", self.drain())
-        if is_cancelled():
-            reset(self.sock)
-        else:
-            self.sock.close()
+        self.sock.close()
 
 
 async def until_ready(sock: socket.socket, *, is_writing: bool = False) -> None:
@@ -209,8 +182,9 @@ class TlsPipe:
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
-        for at in range(0, len(data), PIECE_BYTES):
-            self.engine.write(data[at : at + PIECE_BYTES])
+        step = 2 * PIECE_BYTES  # so that a piece of the usual size goes with its framing
+        for at in range(0, len(data), step):
+            self.engine.write(data[at : at + step])
             await self._flush()
 
     async def close(self) -> None:
@@ -233,155 +207,19 @@ class TlsPipe:
                     await self._inner.send(data)
 
 
-HEADER_BYTES: Final = 5
-# Of a payload (RFC 5246 section 6.2.3); RFC 8446 allows less.
-MAX_RECORD_BYTES: Final = (16 << 10) + 2048
-_CONTENT_TYPES: Final = range(20, 25)
-_INNER_BYTES: Final = 17  # TLS 1.3: inner content type and tag, 16 bytes in every offered suite.
-_CLOSE_NOTIFY_BYTES: Final = 2
-# A client's second flight in TLS 1.3 follows from the keys (SHA-256, SHA-384).
-_FINISHED: Final = re.compile(
-    rb"(?:\x14\x03\x03\0\x01\x01)?\x17\x03\x03\0(?:\x35[\0-\xff]{53}|\x45[\0-\xff]{69})", re.DOTALL
-)
-
-
-class Records:
-    """Cuts bytes into TLS records. Sans-io."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """More bytes."""
-        self._buffer += data
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Whole records; what is none comes as it is."""
-        while len(self._buffer) >= HEADER_BYTES:
-            length = int.from_bytes(self._buffer[3:HEADER_BYTES], "big")
-            is_record = self._buffer[0] in _CONTENT_TYPES and length <= MAX_RECORD_BYTES
-            end = HEADER_BYTES + length if is_record else len(self._buffer)
-            if len(self._buffer) < end:
-                return
-            record = bytes(self._buffer[:end])
-            del self._buffer[:end]
-            yield record
-
-    def take_rest(self) -> bytes:
-        """What is not whole."""
-        rest = bytes(self._buffer)
-        self._buffer.clear()
-        return rest
-
-
 class ServerTlsPipe(TlsPipe):
     """The server's side of a cell's connection."""
 
     def __init__(self, inner: TcpPipe, context: ssl.SSLContext) -> None:
         super().__init__(inner, context)
-        self._tcp, self.account = inner, inner.account
         self._handshake_bytes = bytearray()
-        self._records = Records()
-        self._is_over = False
-        self.account.before_end(self.leave)
 
     def _feed(self, data: bytes) -> None:
         self._handshake_bytes += data
         super()._feed(data)
 
     def take_handshake_bytes(self) -> bytes:
-        """Handshake bytes since the last call, for the record."""
+        """Return the handshake's bytes since the last call, for the record."""
         heard = bytes(self._handshake_bytes)
         self._handshake_bytes.clear()
-        self.account.record(len(heard))
         return heard
-
-    def shaken(self) -> None:
-        """What follows the handshake is records."""
-        rest = self._in.read()
-        self._records.feed(rest)
-        flight = bytes(self._handshake_bytes[: len(self._handshake_bytes) - len(rest)])
-        self._handshake_bytes.clear()
-        if self.engine.version() == "TLSv1.3" and _FINISHED.fullmatch(flight):
-            self.account.frame(len(flight))
-        else:
-            self.account.remain("tls", flight)
-
-    async def receive(self) -> bytes:
-        """See `TlsPipe`."""
-        while not self._is_over:
-            for record in self._records:
-                if data := self._opened(record):
-                    return data
-                if self._is_over:
-                    return b""
-                if self.account.is_over:
-                    self.account.end_for(REMAINDER_EXCEEDED)
-                    raise ConnectionAbortedError(REMAINDER_EXCEEDED)
-            await self._flush()
-            data = await self._tcp.receive()
-            if not data:
-                return b""
-            self._records.feed(data)
-        return b""
-
-    def _opened(self, record: bytes) -> bytes:
-        """Plaintext of a record of application data."""
-        data = b""
-        self._in.write(record)
-        try:
-            data = self.engine.read(PIECE_BYTES)
-            self._is_over = not data
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            self._is_over = True
-        except ssl.SSLError:
-            self._is_over = True
-            self.account.remain("tls", record)
-            raise
-        overhead, nonce = len(record) - len(data), self._nonce_bytes
-        if self._is_over and len(record) == self._overhead + _CLOSE_NOTIFY_BYTES:
-            self.account.frame(len(record))
-        elif not data or overhead != self._overhead:
-            # Padding, an empty record, or a message that is TLS's own: its plaintext is not known
-            # here.
-            self.account.remain("tls", record[:overhead])
-        else:
-            self.account.remain("tls_nonce", record[HEADER_BYTES : HEADER_BYTES + nonce])
-            self.account.frame(overhead - nonce)
-        return data
-
-    @property
-    def _nonce_bytes(self) -> int:
-        """A sender's choice in each record: AES-GCM in TLS 1.2."""
-        cipher = self.engine.cipher()
-        return 8 if self.engine.version() == "TLSv1.2" and cipher and "GCM" in cipher[0] else 0
-
-    @property
-    def _overhead(self) -> int:
-        """Around a record's plaintext: no offered suite pads."""
-        if self.engine.version() == "TLSv1.3":
-            return HEADER_BYTES + _INNER_BYTES
-        return HEADER_BYTES + self._nonce_bytes + _INNER_BYTES - 1
-
-    async def close(self) -> None:
-        """See `Pipe`. What comes after is decrypted, too."""
-        if not is_cancelled():
-            await self._say_goodbye()
-
-            async def receive() -> bytes:
-                return await self.receive() or await self._tcp.receive()
-
-            await self._tcp.linger(receive)
-        self._records.feed(self._tcp.drain())
-        self._tcp.drop()
-
-    def leave(self) -> None:
-        """Give what was not read to the remainder."""
-        self.account.remain("tls", bytes(self._handshake_bytes))
-        self._handshake_bytes.clear()
-        for record in self._records:
-            with contextlib.suppress(ssl.SSLError):
-                self.account.remain("after_end", record if self._is_over else self._opened(record))
-        self.account.remain("after_end", self._records.take_rest())

@@ -153,8 +153,6 @@ class _Relay:
             data = await source.receive()
             # At once: when the range ends, no byte is between a socket and an event
             items = self._items_of(way, data)
-            if way is self._received:
-                self._peer.account.record(len(data))
             if items:
                 await self._site.record(*items)
             if not data:

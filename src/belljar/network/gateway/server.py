@@ -8,52 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import h11
-import wsproto
-from wsproto import events as ws
-from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import App, Message, Scope
-from belljar.network.gateway.http1 import RequestParser, is_websocket
-from belljar.network.gateway.middleware import (
-    INCOMING,
-    MESSAGES,
-    PEER,
-    WEBSOCKET,
+from belljar.network.gateway.context import (
+    App,
     ClientGoneError,
+    Message,
     RefusedRequestError,
+    Scope,
 )
+from belljar.network.gateway.http1 import RequestParser, is_websocket
+from belljar.network.gateway.middleware import INCOMING, PEER, Incoming
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import (
     RANGE_ENDED,
-    REMAINDER_EXCEEDED,
-    Incoming,
     Peer,
     Site,
-    connection_item,
     postpone,
 )
-from belljar.network.gateway.websocket import WebSocketFrames
+from belljar.network.gateway.websocket import WebSocketExchange
 from belljar.network.ipc import Item
 
 # An application that does not read for so long is not told sooner that its client has left.
 WATCH_AFTER_S: Final = 0.5
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _BODILESS: Final = frozenset({204, 304})
-# A larger body is written by itself: to join it with the head would copy it.
-_JOINED_BYTES: Final = 16 << 10
-Fields = list[tuple[bytes, bytes]]
+# A larger piece of a body is written by itself: to join it with what frames it would copy it. For a
+# smaller one that costs less than more system calls and packets.
+_JOINED_BYTES: Final = 256 << 10
 
 
 class HttpConnection:
@@ -62,14 +54,13 @@ class HttpConnection:
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, app: App) -> None:
         self._site, self._pipe, self._app = site, pipe, app
         self.peer = peer
-        self.parser = RequestParser(site.bounds, peer.account)
+        self.parser = RequestParser(site.bounds)
         self.requests = 0
         self.has_ended = False
         self._held_bytes = 0
         self._leaving: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
-        peer.account.before_end(self.parser.leave)
 
     async def run(self) -> None:
         """Serve requests, and close the pipe. Raises only what cancels it."""
@@ -77,6 +68,8 @@ class HttpConnection:
             async with asyncio.timeout(self._site.bounds.connection_timeout_s):
                 while await self._serve_one():
                     pass
+                if self.parser.has_rest:
+                    await self._refuse("bytes behind the last request", 0)
         except asyncio.CancelledError:
             if self.parser.held:
                 self._site.post(partial(self._refusal, RANGE_ENDED, self._take_held()))
@@ -105,7 +98,7 @@ class HttpConnection:
             return False
         request, head = found
         self.requests += 1
-        incoming = Incoming(self.peer.account, head, request.headers.raw_items())
+        incoming = Incoming(head, request.headers.raw_items())
         scope = scope_of(request, self.peer, incoming)
         exchange: HttpExchange | WebSocketExchange
         try:
@@ -130,7 +123,6 @@ class HttpConnection:
             await self._stop_watching()
             with contextlib.suppress(OSError):
                 await exchange.end()
-            incoming.leave()
         return exchange.may_go_on
 
     def _watch_later(self) -> None:
@@ -183,12 +175,6 @@ class HttpConnection:
         """Return what comes next, or b"" at the end, which a cut is, too."""
         if self.has_ended:
             return b""
-        account = self.peer.account
-        if account.is_over:
-            account.end_for(REMAINDER_EXCEEDED)
-            raise RefusedRequestError(REMAINDER_EXCEEDED, 400)
-        if account.is_part_due:
-            await self._site.record(partial(connection_item, self.peer, closed=False))
         await self._stop_watching()
         data = await self._read()
         if self._leaving is not None and data:
@@ -259,7 +245,6 @@ class HttpConnection:
             "reason": printable_text(reason, 200),
             "bytes": 0,
         }
-        peer.account.record(len(received))
         kept_bytes = self._site.bounds.kept_body_bytes
         bodies = (body_of("request", received, kept_bytes),) if received else ()
         return Item(Kind.NETWORK_HTTP, data, bodies)
@@ -293,7 +278,7 @@ class HttpExchange:
     def __init__(
         self, connection: HttpConnection, request: h11.Request, incoming: Incoming, bounds: Bounds
     ) -> None:
-        self._connection, self._incoming, self._bounds = connection, incoming, bounds
+        self._connection, self._bounds = connection, bounds
         self._parser, self._http = connection.parser, connection.parser.http
         self._is_bodiless = request.method == b"HEAD"
         self._is_received = False
@@ -313,7 +298,6 @@ class HttpExchange:
             if not (came := await self._connection.receive()):
                 return {"type": "http.disconnect"}
             self._parser.held += came
-        self._incoming.came(data)
         self._is_received = self._parser.is_body_over
         return {"type": "http.request", "body": data, "more_body": not self._is_received}
 
@@ -322,7 +306,6 @@ class HttpExchange:
         data = b""
         with contextlib.suppress(RefusedRequestError):
             data = self._parser.next_data() or b""
-        self._incoming.came(data)
         return data
 
     async def send(self, message: Message) -> None:
@@ -340,7 +323,7 @@ class HttpExchange:
             is_small = len(data) <= _JOINED_BYTES
             await self._connection.write(*([b"".join(pieces)] if is_small else pieces))
 
-    def _start(self, status: int, fields: Fields) -> None:
+    def _start(self, status: int, fields: list[tuple[bytes, bytes]]) -> None:
         if not any(name.lower() == b"date" for name, _ in fields):
             fields.append((b"date", formatdate(usegmt=True).encode()))
         if self._connection.requests >= self._bounds.requests_per_connection:
@@ -359,135 +342,3 @@ class HttpExchange:
         """Return whether another request may follow on the connection."""
         is_done = self._http.our_state is h11.DONE and self._parser.is_body_over
         return is_done and not self._connection.has_ended
-
-
-class WebSocketExchange:
-    """The application's side of one WebSocket."""
-
-    may_go_on = False
-
-    def __init__(
-        self, connection: HttpConnection, request: h11.Request, scope: Scope, bounds: Bounds
-    ) -> None:
-        """Raises `RefusedRequestError` for a handshake that is none."""
-        self._connection, self._scope = connection, scope
-        self._max_bytes = bounds.websocket_message_bytes
-        self._frames = scope["state"][MESSAGES] = WebSocketFrames(connection.peer.account)
-        connection.peer.account.before_end(self._frames.leave)
-        self._ws = wsproto.WSConnection(wsproto.ConnectionType.SERVER)
-        # No extension is agreed to: compressed messages could be bombs.
-        fields = [pair for pair in request.headers if pair[0] != b"sec-websocket-extensions"]
-        try:
-            self._ws.initiate_upgrade_connection(fields, request.target)
-            (asked,) = self._ws.events()
-        except (RemoteProtocolError, UnicodeError):
-            raise RefusedRequestError("a WebSocket's handshake that is not one", 400) from None
-        scope["subprotocols"] = list(getattr(asked, "subprotocols", ()))
-        self._events: deque[ws.Event] = deque()
-        self._parts: list[Any] = []
-        self._size = 0
-        self._has_connected = self._is_over = False
-        self._rejection: tuple[int, Fields] | None = None
-
-    @property
-    def _is_open(self) -> bool:
-        return self._ws.state is wsproto.connection.ConnectionState.OPEN
-
-    async def receive(self) -> Message:
-        """Return the client's next message, or that it has left."""
-        if not self._has_connected:
-            self._has_connected = True
-            return {"type": "websocket.connect"}
-        if self._ws.connection is None:  # not accepted
-            await self._connection.wait_until_left()
-            self._is_over = True
-        code = 1006
-        while self._events or not self._is_over:
-            if not self._events:
-                await self._read()
-                continue
-            event = self._events.popleft()
-            if isinstance(event, ws.Message):
-                self._parts.append(event.data)
-                self._size += len(event.data)
-                if self._size > self._max_bytes:
-                    code = 1009
-                    await self._reply(ws.CloseConnection(code))
-                    break
-                if event.message_finished:
-                    return self._message()
-            elif isinstance(event, ws.Ping):
-                await self._reply(event.response())
-            elif isinstance(event, ws.CloseConnection):
-                code = int(event.code)
-                await self._reply(event.response())
-                break
-        self._is_over = True
-        self._events.clear()
-        self._record_unfinished()
-        return {"type": "websocket.disconnect", "code": code}
-
-    async def _read(self) -> None:
-        held = self._connection.parser.held
-        data = bytes(held) or await self._connection.receive()
-        held.clear()
-        self._is_over = not data
-        if data:
-            self._frames.feed(data)
-            self._ws.receive_data(data)
-            self._events.extend(self._ws.events())
-
-    def _message(self) -> Message:
-        parts, self._parts, self._size = self._parts, [], 0
-        is_text = isinstance(parts[0], str)
-        content = "".join(parts) if is_text else b"".join(map(bytes, parts))
-        return {"type": "websocket.receive", "text" if is_text else "bytes": content}
-
-    async def _reply(self, event: ws.Event) -> None:
-        """Send, unless the connection is in no state for it or the client has left."""
-        with contextlib.suppress(LocalProtocolError, ClientGoneError):
-            await self._connection.write(self._ws.send(event))
-
-    async def send(self, message: Message) -> None:
-        """Send a message of the application's. Raises `ClientGoneError`, `LocalProtocolError`."""
-        kind = message["type"]
-        fields: Fields = list(message.get("headers", ()))
-        events: list[ws.Event] = []
-        if kind == "websocket.accept":
-            chosen = message.get("subprotocol")
-            events.append(ws.AcceptConnection(subprotocol=chosen, extra_headers=fields))
-        elif kind == "websocket.http.response.start":
-            self._rejection = int(message["status"]), [*fields, (b"connection", b"close")]
-        elif kind == "websocket.http.response.body":
-            if self._rejection is not None:
-                status, fields = self._rejection
-                events.append(ws.RejectConnection(status, fields, has_body=True))
-                self._rejection = None
-            is_last = not message.get("more_body", False)
-            events.append(ws.RejectData(bytes(message.get("body", b"")), body_finished=is_last))
-        elif kind == "websocket.close" and self._ws.connection is None:
-            events.append(ws.RejectConnection(403, [(b"connection", b"close")]))
-        elif kind == "websocket.close":
-            events.append(ws.CloseConnection(int(message.get("code", 1000)), message.get("reason")))
-        elif message.get("text") is not None:
-            events.append(ws.TextMessage(message["text"]))
-        else:
-            events.append(ws.BytesMessage(bytes(message["bytes"])))
-        if self._is_over and not self._is_open:
-            raise ClientGoneError("the connection ended")
-        await self._connection.write(*[self._ws.send(event) for event in events])
-
-    def _record_unfinished(self) -> None:
-        """Record the part of a message that came before the end."""
-        record = self._scope["state"].get(WEBSOCKET)
-        if self._parts and record is not None:
-            message = self._message()
-            record.record_unfinished(message.get("text") or message.get("bytes"))
-
-    async def end(self) -> None:
-        """Close it when the application has returned."""
-        self._record_unfinished()
-        if self._ws.connection is None:
-            await self._reply(ws.RejectConnection(500, [(b"connection", b"close")]))
-        else:
-            await self._reply(ws.CloseConnection(1011))

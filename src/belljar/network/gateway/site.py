@@ -1,8 +1,7 @@
-"""What a gateway's connections share, and each one's peer and byte account.
+"""What a gateway's connections share, and each one's peer and last event.
 
-A received byte is *recorded* in an event of the connection, *framing* that follows from
-what it frames, or the *remainder*, which `network.connection` keeps.
-A connection with others (missing bytes) is not accounted for.
+Each byte that a cell sent is in the packet record, and the secrets of TLS are in the connection's
+events; the other events say what the bytes were.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.capture import Capture, body_of
+from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import Flow, RequestHead, Verdict, decide, known_to
 from belljar.network.gateway.config import Bounds
@@ -28,72 +27,26 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 from belljar.signals.values import Channel
 
-REMAINDER_EXCEEDED: Final = "too many bytes outside of requests, messages and streams"
-# So much of the remainder has its own event while the connection goes on.
-PART_BYTES: Final = 32 << 10
-KEPT_BYTES: Final = 64 << 10  # Of one such event: above `PART_BYTES` by more than one TLS record.
-# A WebSocket message has a mask of 4 bytes, a request priorities and pings.
-EARNED_PER_RECORD_BYTES: Final = 64
-# One byte in so many: a window update of 13 bytes comes every KiB at most.
-EARNED_SHARE: Final = 32
-
-# Not counted in the bound: what an ordinary client still sends of a refused or answered request's
-# body: pieces that wait for the application.
-LATE_BODY_BYTES: Final = 512 << 10
-LATE_BODY: Final = "late_body"
+MAX_SECRETS_BYTES: Final = 64 << 10  # Of one handshake; it has five lines of some 200 bytes.
 
 
 class Account:
-    """One connection's bytes.
+    """What a connection's last event says of it.
 
-    `free_bytes`: the remainder's bound, before what is earned. `reason`: why the gateway ended the
-    connection.
+    `is_at_end`: the cell ended its side. `reason`: why the gateway ended the connection.
     """
 
-    def __init__(self, number: int = 0, free_bytes: int = 16 << 10) -> None:
+    def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.received_bytes = self.recorded_bytes = self.framing_bytes = self.remainder_bytes = 0
-        self.sent_bytes = self.unread_bytes = 0
+        self.received_bytes = 0
         self.is_at_end = False
         self.reason = ""
-        self._free_bytes = free_bytes
-        self._records = self._requests = 0
         self._start = time.monotonic()
-        self._kinds: Counter[str] = Counter()
-        self._unrecorded: Capture | None = None  # The remainder since the event before.
         self._secrets, self._labels = b"", set[bytes]()
-        self._holders: list[Callable[[], None]] = []
 
-    def before_end(self, leave: Callable[[], None]) -> None:
-        """Call `leave` once before the last event."""
-        self._holders.append(leave)
-
-    def receive(self, size: int) -> None:
-        """Bytes came from the socket."""
-        self.received_bytes += size
-
-    def record(self, size: int) -> None:
-        """Bytes have an event of their own."""
-        self.recorded_bytes += size
-        self._records += 1
-
-    def begin_request(self) -> None:
-        """One more has a head, maybe an unread body."""
-        self._requests += 1
-
-    def frame(self, size: int) -> None:
-        """Bytes follow from what they frame."""
-        self.framing_bytes += size
-
-    def remain(self, kind: str, data: bytes) -> None:
-        """Bytes are in no other event."""
-        if not data:
-            return
-        self.remainder_bytes += len(data)
-        self._kinds[kind] += len(data)
-        if self._unrecorded is None:
-            self._unrecorded = Capture(max_kept_bytes=KEPT_BYTES)
-        self._unrecorded.feed(data)
+    def end_for(self, reason: str) -> None:
+        """Say why the connection ends; the first reason counts."""
+        self.reason = self.reason or reason
 
     def keep_secrets(self, lines: bytes) -> None:
         """Keep lines of NSS's key log for the next event."""
@@ -104,112 +57,25 @@ class Account:
         """Return whether lines with these labels were kept."""
         return labels <= self._labels
 
-    def end_for(self, reason: str) -> None:
-        """Why it ends; the first reason counts."""
-        self.reason = self.reason or reason
-
-    @property
-    def missing_bytes(self) -> int:
-        """Received, and in no event."""
-        found = self.recorded_bytes + self.framing_bytes + self.remainder_bytes
-        return max(0, self.received_bytes - found)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the remainder is over its bound."""
-        passed = self.recorded_bytes + self.sent_bytes
-        earned = self._records * EARNED_PER_RECORD_BYTES + passed // EARNED_SHARE
-        late = min(self._kinds[LATE_BODY], self._requests * LATE_BODY_BYTES)
-        return self.remainder_bytes - late > self._free_bytes + earned
-
-    @property
-    def is_part_due(self) -> bool:
-        """Whether the remainder is to be recorded now."""
-        return self._unrecorded is not None and self._unrecorded.total_bytes >= PART_BYTES
-
     @property
     def has_unrecorded(self) -> bool:
-        """Whether some remainder has no event yet."""
-        return self._unrecorded is not None or bool(self._secrets) or self.missing_bytes > 0
+        """Return whether secrets are in no event yet."""
+        return bool(self._secrets)
 
     def item(self, place: dict[str, JsonValue], *, closed: bool) -> Item:
-        """The event since the one before. `place`: cell and address."""
-        while closed and self._holders:
-            self._holders.pop()()
+        """Return the event as of now. `place`: cell and address."""
         data: dict[str, JsonValue] = {
             **place,
             "connection": self.number,
             "phase": "closed" if closed else "open",
             "received_bytes": self.received_bytes,
-            "recorded_bytes": self.recorded_bytes,
-            "framing_bytes": self.framing_bytes,
-            "remainder_bytes": self.remainder_bytes,
-            "missing_bytes": self.missing_bytes if closed else 0,
-            "unread_bytes": self.unread_bytes,
             "eof": self.is_at_end,
-            "accounted": closed and not self.missing_bytes and not self.unread_bytes,
             "reason": printable_text(self.reason, 200),
             "duration_ms": since_ms(self._start),
-            **({"remainder": dict(self._kinds)} if self._kinds else {}),
         }
-        part, self._unrecorded = self._unrecorded, None
-        bodies = () if part is None else tuple(part.bodies("remainder"))
-        if self._secrets:
-            bodies += (body_of(SECRETS, self._secrets, KEPT_BYTES),)
-            self._secrets = b""
+        secrets, self._secrets = self._secrets, b""
+        bodies = (body_of(SECRETS, secrets, MAX_SECRETS_BYTES),) if secrets else ()
         return Item(Kind.NETWORK_CONNECTION, data, bodies)
-
-
-class Incoming:
-    """A request's bytes, until an exchange records them.
-
-    `head`: as it came. `fields`: as sent. `take_unread`: gives what the stand-in did not receive.
-    """
-
-    def __init__(self, account: Account, head: bytes, fields: list[tuple[bytes, bytes]]) -> None:
-        self._account = account
-        account.begin_request()
-        self.head, self.fields = head, fields
-        self._pieces: list[bytes] = []
-        self._is_claimed = self._is_over = False
-        self.take_unread: Callable[[], bytes] = bytes
-
-    def came(self, data: bytes) -> None:
-        """A piece of the body has come."""
-        if self._is_over:
-            self._account.remain(LATE_BODY, data)
-        elif data:
-            self._pieces.append(data)
-
-    def took(self, data: bytes) -> None:
-        """The exchange has this very object, and counts it."""
-        self._pieces = [piece for piece in self._pieces if piece is not data]
-
-    def claim_head(self) -> int:
-        """Record the head; return its size."""
-        if self._is_claimed:
-            return 0
-        self._is_claimed = True
-        self._account.record(len(self.head))
-        return len(self.head)
-
-    def leave(self) -> None:
-        """Give what no exchange takes to the remainder."""
-        if self._is_over:
-            return
-        self._is_over = True
-        if not self._is_claimed:
-            self._is_claimed = True
-            self._account.remain("head", self.head)
-        for piece in self._pieces:
-            self._account.remain(LATE_BODY, piece)
-        # A connection may have a thousand requests.
-        self._pieces, self.head, self.fields = [], b"", []
-
-
-def field_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Header fields, a line each."""
-    return b"".join(b"%s: %s\r\n" % (name, value) for name, value in fields)
 
 
 LIMIT_EVENTS_EVERY_S = 1.0
@@ -219,7 +85,7 @@ _RESERVE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One connection: cell, destination, SNI, byte account."""
+    """One connection: cell, destination, SNI, account."""
 
     cell: str
     address: str
@@ -311,12 +177,16 @@ class Site:
             self.unreported += len(items)
             raise
 
-    def post(self, make: Callable[[], Item]) -> None:
-        """Post an item as made; without memory, count it."""
+    def post(self, make: Callable[[], Item]) -> asyncio.Future[Any] | None:
+        """Post an item as made; return what is done when it is on record.
+
+        Without memory, count it as in no event.
+        """
         try:
-            self.reporter.post(make())
+            return self.reporter.post(make())
         except MemoryError:
             self.unreported += 1
+            return None
 
     async def blocks(
         self,
@@ -346,6 +216,13 @@ def connection_item(peer: Peer, *, closed: bool) -> Item:
     """A connection's `network.connection`, as of now."""
     place = peer.place_fields() | {"source_port": peer.source_port}
     return peer.account.item(place, closed=closed)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return an error itself, or the first of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def postpone(timeout: asyncio.Timeout | None, seconds: float | None) -> None:

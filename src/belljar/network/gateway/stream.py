@@ -17,7 +17,7 @@ from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, postpone, since_ms
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
@@ -63,9 +63,7 @@ class Stream:
             raise
         except Exception as error:  # noqa: BLE001
             # A stand-in's fault, or the peer's, ends its connection, not the gateway.
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
-            reason = _reason_of(error)
+            reason = _reason_of(first_error(error))
         finally:
             self._site.post(partial(self._end_item, reason))
             await self._pipe.close()
@@ -136,7 +134,6 @@ class Stream:
             "sent_bytes": self._sent.total_bytes,
             "duration_ms": since_ms(self._start),
         }
-        self._peer.account.record(self._received.total_bytes)
         return Item(
             Kind.NETWORK_STREAM, data, self._received.bodies("received") + self._sent.bodies("sent")
         )
@@ -154,7 +151,6 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
             "bytes": received.total_bytes,
             "duration_ms": since_ms(start),
         }
-        peer.account.record(received.total_bytes)
         return Item(Kind.NETWORK_STREAM, data, received.bodies("received"))
 
     try:

@@ -230,7 +230,6 @@ class Terminator:
             if not peer.account.has_secrets(_NEEDED_SECRETS[secure.engine.version() or ""]):
                 await hello.failed("its secrets were not logged")
                 return None
-            secure.shaken()
             # In order, so on record before anything that is answered on the connection.
             self._site.post(partial(connection_item, hello.peer, closed=False))
             return secure, hello.peer

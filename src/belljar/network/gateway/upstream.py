@@ -21,8 +21,8 @@ import h11
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import MAX_NAME_BYTES, split_target
-from belljar.network.gateway.context import Receive, Scope, Send
-from belljar.network.gateway.middleware import RefusedRequestError, refuse
+from belljar.network.gateway.context import Receive, RefusedRequestError, Scope, Send
+from belljar.network.gateway.middleware import refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe, until_ready
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_HEADER_CHARS,

@@ -1,107 +1,41 @@
-"""WebSockets: frames accounted for (RFC 6455 section 5.2).
-
-Each message is on record before it is passed on.
-"""
+"""WebSockets: each message is on record before it is passed on."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import h11
+import wsproto
+from wsproto import events as ws
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
-from belljar.network.gateway.context import App, Message, Receive, Scope, Send
-from belljar.network.gateway.site import Account, Site, postpone
+from belljar.network.gateway.config import Bounds
+from belljar.network.gateway.context import (
+    App,
+    ClientGoneError,
+    Message,
+    Receive,
+    RefusedRequestError,
+    Scope,
+    Send,
+)
+from belljar.network.gateway.site import Site, postpone
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
-_CONTROL: Final = {0x8: "ws_close", 0x9: "ws_ping", 0xA: "ws_pong"}
-_OF_MESSAGES: Final = frozenset({0x0, 0x1, 0x2})
-_MASK_BYTES: Final = 4
-# Bytes of an extended length, and the smallest length that needs it.
-_LENGTHS: Final = {126: (2, 126), 127: (8, 1 << 16)}
+if TYPE_CHECKING:
+    from belljar.network.gateway.server import HttpConnection
 
-
-class WebSocketFrames:
-    """Reads frames beside the library, up to an unknown one."""
-
-    def __init__(self, account: Account) -> None:
-        self._account = account
-        self._head = bytearray()
-        self._mask = b""
-        self._left = self._at = 0
-        self._control = ""
-        self._messages = bytearray()
-        self._is_lost = False
-
-    def feed(self, data: bytes) -> None:
-        """More bytes of the connection."""
-        view = memoryview(data)
-        while view and not self._is_lost:
-            if self._left:
-                taken = bytes(view[: self._left])
-                view = view[len(taken) :]
-                plain = unmasked(taken, self._mask, self._at)
-                self._left -= len(taken)
-                self._at += len(taken)
-                if self._control:
-                    self._account.remain(self._control, plain)
-                else:
-                    self._messages += plain
-            else:
-                self._head.append(view[0])
-                view = view[1:]
-                self._begin()
-        self._account.remain("ws_unknown", bytes(view))
-
-    def _begin(self) -> None:
-        head = self._head
-        if len(head) < 2:
-            return
-        kind, short = head[0] & 0x0F, head[1] & 0x7F
-        extended, smallest = _LENGTHS.get(short, (0, 0))
-        is_control = kind in _CONTROL
-        is_known = (is_control and head[0] & 0x80 and not extended) or kind in _OF_MESSAGES
-        if head[0] & 0x70 or not head[1] & 0x80 or not is_known:
-            self._lose()
-            return
-        if len(head) < 2 + extended + _MASK_BYTES:
-            return
-        length = int.from_bytes(head[2 : 2 + extended], "big") if extended else short
-        if length < smallest or length >= 1 << 63:
-            self._lose()
-            return
-        self._mask, self._left, self._at = bytes(head[-_MASK_BYTES:]), length, 0
-        self._control = _CONTROL.get(kind, "")
-        self._account.frame(len(head) - _MASK_BYTES)
-        self._account.remain("ws_mask", self._mask)
-        head.clear()
-
-    def _lose(self) -> None:
-        self._is_lost = True
-        self._account.remain("ws_unknown", bytes(self._head))
-        self._head.clear()
-
-    def record(self, size: int) -> None:
-        """The first `size` message bytes are recorded."""
-        size = min(size, len(self._messages))
-        del self._messages[:size]
-        self._account.record(size)
-
-    def leave(self) -> None:
-        """Give what made no message to the remainder."""
-        self._account.remain("ws_unknown", bytes(self._head))
-        self._head.clear()
-        self._account.remain("ws_message", bytes(self._messages))
-        self._messages.clear()
-
-
-def unmasked(data: bytes, mask: bytes, at: int) -> bytes:
-    """A piece of a payload, from offset `at`."""
-    turned = mask[at % _MASK_BYTES :] + mask[: at % _MASK_BYTES]
-    key = (turned * (len(data) // _MASK_BYTES + 1))[: len(data)]
-    return (int.from_bytes(data, "big") ^ int.from_bytes(key, "big")).to_bytes(len(data), "big")
+WEBSOCKET: Final = (
+    "websocket"  # Where `scope["state"]` has the `WebSocketRecord`, once there is one.
+)
+Fields: TypeAlias = list[tuple[bytes, bytes]]
 
 
 class WebSocketRecord:
@@ -113,10 +47,8 @@ class WebSocketRecord:
         common: Mapping[str, JsonValue],
         receive: Receive,
         send: Send,
-        count: Callable[[int], None],
     ) -> None:
-        """`count`: called with recorded message bytes."""
-        self._site, self._common_fields, self._count = site, common, count
+        self._site, self._common_fields = site, common
         self._upstream, self._downstream = receive, send
         self._idle: asyncio.Timeout | None = None
         self.status: int | None = None
@@ -165,8 +97,6 @@ class WebSocketRecord:
 
     def _item(self, direction: str, message: Message, more: Mapping[str, JsonValue]) -> Item:
         text, content = message.get("text"), _content(message)
-        if direction == "sent":
-            self._count(len(content))
         data: dict[str, JsonValue] = {
             **self._common_fields,
             "direction": direction,
@@ -192,3 +122,132 @@ def _content(message: Message) -> bytes:
         if text is not None
         else bytes(message.get("bytes") or b"")
     )
+
+
+class WebSocketExchange:
+    """The application's side of one WebSocket."""
+
+    may_go_on = False
+
+    def __init__(
+        self, connection: HttpConnection, request: h11.Request, scope: Scope, bounds: Bounds
+    ) -> None:
+        """Raises `RefusedRequestError` for a handshake that is none."""
+        self._connection, self._scope = connection, scope
+        self._max_bytes = bounds.websocket_message_bytes
+        self._ws = wsproto.WSConnection(wsproto.ConnectionType.SERVER)
+        # No extension is agreed to: compressed messages could be bombs.
+        fields = [pair for pair in request.headers if pair[0] != b"sec-websocket-extensions"]
+        try:
+            self._ws.initiate_upgrade_connection(fields, request.target)
+            (asked,) = self._ws.events()
+        except (RemoteProtocolError, UnicodeError):
+            raise RefusedRequestError("a WebSocket's handshake that is not one", 400) from None
+        scope["subprotocols"] = list(getattr(asked, "subprotocols", ()))
+        self._events: deque[ws.Event] = deque()
+        self._parts: list[Any] = []
+        self._size = 0
+        self._has_connected = self._is_over = False
+        self._rejection: tuple[int, Fields] | None = None
+
+    @property
+    def _is_open(self) -> bool:
+        return self._ws.state is wsproto.connection.ConnectionState.OPEN
+
+    async def receive(self) -> Message:
+        """Return the client's next message, or that it has left."""
+        if not self._has_connected:
+            self._has_connected = True
+            return {"type": "websocket.connect"}
+        if self._ws.connection is None:  # not accepted
+            await self._connection.wait_until_left()
+            self._is_over = True
+        code = 1006
+        while self._events or not self._is_over:
+            if not self._events:
+                await self._read()
+                continue
+            event = self._events.popleft()
+            if isinstance(event, ws.Message):
+                self._parts.append(event.data)
+                self._size += len(event.data)
+                if self._size > self._max_bytes:
+                    code = 1009
+                    await self._reply(ws.CloseConnection(code))
+                    break
+                if event.message_finished:
+                    return self._message()
+            elif isinstance(event, ws.Ping):
+                await self._reply(event.response())
+            elif isinstance(event, ws.CloseConnection):
+                code = int(event.code)
+                await self._reply(event.response())
+                break
+        self._is_over = True
+        self._events.clear()
+        self._record_unfinished()
+        return {"type": "websocket.disconnect", "code": code}
+
+    async def _read(self) -> None:
+        held = self._connection.parser.held
+        data = bytes(held) or await self._connection.receive()
+        held.clear()
+        self._is_over = not data
+        if data:
+            self._ws.receive_data(data)
+            self._events.extend(self._ws.events())
+
+    def _message(self) -> Message:
+        parts, self._parts, self._size = self._parts, [], 0
+        is_text = isinstance(parts[0], str)
+        content = "".join(parts) if is_text else b"".join(map(bytes, parts))
+        return {"type": "websocket.receive", "text" if is_text else "bytes": content}
+
+    async def _reply(self, event: ws.Event) -> None:
+        """Send, unless the connection is in no state for it or the client has left."""
+        with contextlib.suppress(LocalProtocolError, ClientGoneError):
+            await self._connection.write(self._ws.send(event))
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the application's. Raises `ClientGoneError`, `LocalProtocolError`."""
+        kind = message["type"]
+        fields: Fields = list(message.get("headers", ()))
+        events: list[ws.Event] = []
+        if kind == "websocket.accept":
+            chosen = message.get("subprotocol")
+            events.append(ws.AcceptConnection(subprotocol=chosen, extra_headers=fields))
+        elif kind == "websocket.http.response.start":
+            self._rejection = int(message["status"]), [*fields, (b"connection", b"close")]
+        elif kind == "websocket.http.response.body":
+            if self._rejection is not None:
+                status, fields = self._rejection
+                events.append(ws.RejectConnection(status, fields, has_body=True))
+                self._rejection = None
+            is_last = not message.get("more_body", False)
+            events.append(ws.RejectData(bytes(message.get("body", b"")), body_finished=is_last))
+        elif kind == "websocket.close" and self._ws.connection is None:
+            events.append(ws.RejectConnection(403, [(b"connection", b"close")]))
+        elif kind == "websocket.close":
+            events.append(ws.CloseConnection(int(message.get("code", 1000)), message.get("reason")))
+        elif message.get("text") is not None:
+            events.append(ws.TextMessage(message["text"]))
+        else:
+            events.append(ws.BytesMessage(bytes(message["bytes"])))
+        if self._is_over and not self._is_open:
+            raise ClientGoneError("the connection ended")
+        await self._connection.write(*[self._ws.send(event) for event in events])
+
+    def _record_unfinished(self) -> None:
+        """Record the part of a message that came before the end."""
+        record = self._scope["state"].get(WEBSOCKET)
+        if self._parts and record is not None:
+            message = self._message()
+            record.record_unfinished(message.get("text") or message.get("bytes"))
+
+    async def end(self) -> None:
+        """Close it when the application has returned."""
+        self._record_unfinished()
+        if self._ws.connection is None:
+            await self._reply(ws.RejectConnection(500, [(b"connection", b"close")]))
+        else:
+            await self._reply(ws.CloseConnection(1011))

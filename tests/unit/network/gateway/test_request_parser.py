@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.network.gateway.config import Bounds
+from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.http1 import RequestParser, head_problem
-from belljar.network.gateway.middleware import RefusedRequestError
-from belljar.network.gateway.site import Account
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 SMALL = Bounds(head_bytes=400, headers=20)
@@ -20,7 +19,7 @@ SMALL = Bounds(head_bytes=400, headers=20)
 
 def parsed(data: bytes, size: int, bounds: Bounds = SMALL) -> tuple[list[tuple[bytes, bytes]], str]:
     """The heads and bodies of the requests in these bytes, in pieces, and the refusal or ""."""
-    parser = RequestParser(bounds, Account())
+    parser = RequestParser(bounds)
     found: list[tuple[bytes, bytes]] = []
     is_open = False
     for at in range(0, len(data), size):
@@ -154,7 +153,7 @@ def test_a_head_that_is_taken_has_one_reading(pieces: list[bytes]) -> None:
 
 def test_h11_is_asked_for_what_is_canonical_alone() -> None:
     """The parser's own reading and h11's are of the same length: what h11 is given, it takes."""
-    parser = RequestParser(SMALL, Account())
+    parser = RequestParser(SMALL)
     parser.held += HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\nGET /next"
     assert parser.next_request() is not None
     assert parser.next_data() == b"abc"

@@ -20,7 +20,7 @@ from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, as_stand_in
-from belljar.network.gateway.middleware import RefusedRequestError
+from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.reporter import TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.upstream import (

@@ -1,0 +1,147 @@
+"""What the events of a connection to a gateway's process hold of it, wherever it hides."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+from tests.fakes.gateway import MAIL, SHOP, Gateway, read_all, running
+
+from belljar.events import Kind
+from belljar.network.ipc import GatewayEvent
+
+SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
+HOST = b"Host: shop.example\r\n"
+GET = b"GET / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One for all of these, with the bounds of every range."""
+    with running(tmp_path_factory.mktemp("gateway")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _fresh(gateway: Gateway) -> None:
+    gateway.owner.events.clear()
+
+
+def end(gateway: Gateway) -> GatewayEvent:
+    """The last event of the only connection."""
+    return gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")
+
+
+def secure(gateway: Gateway, *, alpn: str = "http/1.1", version: str = "1.3") -> ssl.SSLSocket:
+    """TLS to the shop."""
+    context = ssl.create_default_context(cafile=str(gateway.authority))
+    context.set_alpn_protocols([alpn])
+    context.maximum_version = ssl.TLSVersion.TLSv1_2 if version == "1.2" else ssl.TLSVersion.TLSv1_3
+    return context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example")
+
+
+def kept(gateway: Gateway) -> bytes:
+    """All bodies, and all texts."""
+    events = gateway.owner.events
+    return b"\0".join(
+        [b.content for e in events for b in e.bodies]
+        + [repr(dict(e.data)).encode() for e in events]
+    )
+
+
+@pytest.mark.promise("5.4")
+def test_what_the_client_hello_hides(gateway: Gateway) -> None:
+    """Names of protocols that nobody knows: the first flight is on record before it is answered,
+    whole."""
+    context = ssl.create_default_context(cafile=str(gateway.authority))
+    context.set_alpn_protocols([SECRET.decode(), "http/1.1"])
+    with context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example") as sock:
+        sock.sendall(GET + b"\r\n")
+        read_all(sock)
+    end(gateway)
+    (hello,) = gateway.owner.first(Kind.NETWORK_TLS).bodies
+    assert (hello.name, hello.total_bytes) == ("hello", len(hello.content))
+    assert SECRET in hello.content
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> None:
+    """Early data that was not agreed to, and a handshake that is not gone on with: with the hello
+    or after its answer."""
+    out = ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=str(gateway.authority))
+    engine = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="shop.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        engine.do_handshake()
+    early = b"\x17\x03\x03" + len(SECRET).to_bytes(2, "big") + SECRET
+    with gateway.connect("tls") as sock:
+        sock.sendall(out.read() + (early if pieces == 1 else b""))
+        if pieces == 2:
+            sock.recv(65536)
+            sock.sendall(early)
+        sock.shutdown(socket.SHUT_WR)
+        read_all(sock)
+    end(gateway)
+    assert SECRET in kept(gateway)
+
+
+@pytest.mark.promise("5.4")
+def test_a_handshake_that_is_none(gateway: Gateway) -> None:
+    """Plain HTTP on a TLS port: refused, and all of it on record."""
+    gateway.exchange(GET + b"X: " + SECRET + b"\r\n\r\n", "tls")
+    end(gateway)
+    assert SECRET in kept(gateway)
+
+
+def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
+    """TCP's urgent pointer hides no byte: each is read in its place."""
+    with gateway.connect("http") as sock:
+        sock.sendall(GET + b"X: ")
+        for byte in SECRET:
+            sock.send(bytes([byte]), socket.MSG_OOB)
+        sock.sendall(b"\r\n\r\n")
+        read_all(sock)
+    assert end(gateway).data["received_bytes"] == len(GET) + 3 + len(SECRET) + 4
+    assert SECRET in kept(gateway)
+
+
+@pytest.mark.promise("5.4")
+def test_a_refused_connection_and_one_that_says_nothing(gateway: Gateway) -> None:
+    """A port that the name does not have, and a connection without a byte: both have their
+    event."""
+    with contextlib.suppress(OSError), gateway.connect("http", MAIL) as sock:
+        sock.sendall(SECRET)
+        read_all(sock)
+    refused = gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")
+    assert refused.data["reason"]
+    gateway.owner.events.clear()
+    gateway.connect("http", SHOP).close()
+    assert end(gateway).data["received_bytes"] == 0
+
+
+@pytest.mark.promise("5.4")
+def test_the_five_tuple_and_the_offset_are_those_of_the_socket(gateway: Gateway) -> None:
+    """By which a connection is found in the packet record."""
+    with gateway.connect("http") as sock:
+        port = sock.getsockname()[1]
+        sock.sendall(GET + b"\r\n")
+        read_all(sock)
+    data = end(gateway).data
+    assert (data["cell"], data["address"], data["source_port"]) == ("agent", SHOP, port)
+    assert (data["port"], data["received_bytes"]) == (gateway.ports["http"], len(GET) + 2)
+
+
+def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
+    """A client that sends on until it hears of the 413 is no cause of another refusal, and its
+    bytes are on record."""
+    head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999\r\n\r\n"
+    with secure(gateway) as sock, contextlib.suppress(OSError):
+        sock.sendall(head)
+        for _ in range(64):
+            sock.sendall(bytes(1 << 16))
+        read_all(sock)
+    gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")
+    assert [item["reason"] for item in gateway.owner.of(Kind.NETWORK_HTTP)] == [""]
