@@ -159,7 +159,7 @@ def warm_up() -> None:
 def server_context(*, http: bool) -> ssl.SSLContext:
     """A server's context without a certificate: TLS 1.2 or 1.3.
 
-    No renegotiation, compression, resumption or suite that pads (`pipe`).
+    No renegotiation, compression, resumption or suite that pads.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
