@@ -148,7 +148,7 @@ def bill_of_materials(
         for texts in project["project"]["optional-dependencies"].values()
         for text in texts
     }
-    required |= {text: "required" for text in project["project"]["dependencies"]}
+    required |= dict.fromkeys(project["project"]["dependencies"], "required")
     packages = []
     for text, scope in sorted(required.items()):
         package, bounds = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(.*)", text).groups()  # type: ignore[union-attr]
