@@ -159,6 +159,13 @@ def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> 
     for more in browser_page.locator("#s0 .entries details summary").all():
         more.click()
     assert "<script>alert(1)</script>" in browser_page.locator("#s0 .entries").inner_text()
+    browser_page.locator("#s0 .player summary").click()
+    browser_page.locator("#s0 .player button").click()
+    browser_page.wait_for_function(
+        "document.querySelector('#s0 .player button').textContent === 'Play'"
+    )
+    assert "<script>alert(1)</script>" in browser_page.locator("#s0 .player pre").inner_text()
+    assert browser_page.locator("#s0 .player pre *").count() == 0
     shown = browser_page.locator("#table tbody tr:visible")
     browser_page.fill("#search", "no sample has this name")
     assert shown.count() == 0

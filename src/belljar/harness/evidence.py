@@ -318,7 +318,7 @@ def stored_evidence(
     """
     result = verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
-    if state is LedgerState.VERIFIED and not result.key_checked:
+    if state in {LedgerState.VERIFIED, LedgerState.PARTIAL} and not result.key_checked:
         state = LedgerState.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
     found = _evidence(
@@ -330,9 +330,9 @@ def stored_evidence(
 def _state(result: Verification) -> tuple[LedgerState, str]:
     if result.problem is not None:
         return LedgerState.BAD, str(result.problem)
-    if result.status is Status.UNFINISHED:
-        return LedgerState.UNFINISHED, "; ".join(result.warnings)
-    return LedgerState.VERIFIED, ""
+    if result.status is Status.VERIFIED:
+        return LedgerState.VERIFIED, ""
+    return LedgerState(result.status.value), "; ".join(result.warnings)
 
 
 def _evidence(

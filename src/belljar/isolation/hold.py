@@ -215,8 +215,8 @@ def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
 
 def run_goes_on(home: Path, run_id: str) -> bool:
     """Whether a living process writes the run's record."""
+    from belljar.ledger.files import is_being_written
     from belljar.ledger.rundir import RUNS
-    from belljar.ledger.writer import is_being_written
 
     try:
         return is_being_written(home / RUNS / run_id)

@@ -114,7 +114,7 @@ def maybe(check: Check) -> Check:
     return check_unless_null
 
 
-def items(check: Check, *, max_items: int | None = None) -> Check:
+def items(check: Check, *, min_items: int = 0, max_items: int | None = None) -> Check:
     """A list (in an event also a tuple) of such items."""
 
     def check_items(value: object) -> None:
@@ -122,6 +122,8 @@ def items(check: Check, *, max_items: int | None = None) -> Check:
             raise ValueError("a list is needed")
         if max_items is not None and len(value) > max_items:
             raise ValueError(f"at most {max_items} items are allowed")
+        if len(value) < min_items:
+            raise ValueError(f"at least {min_items} items are needed")
         for index, item in enumerate(value):
             try:
                 check(item)
@@ -152,6 +154,11 @@ _DESTROYED: Final[Shape] = {
     "not_checked": Optional(texts),
 }
 _TEMPLATE: Final[Shape] = {"key": text}
+# Of a stream: milliseconds since the start, and how many bytes there were by then.
+_TIMES: Final[Shape] = {
+    f"{name}_times": Optional(items(items(count, min_items=2, max_items=2)))
+    for name in ("stdin", "stdout", "stderr")
+}
 _OP_BYTES: Final[Shape] = {**_OP, "bytes": count}
 _OP_FAILED: Final[Shape] = {**_OP, **_REASON}
 _FILES: Final[Shape] = {**_OP, "action": one_of("upload", "download", "list", "stat", "remove")}
@@ -244,6 +251,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.EXEC_SIGNAL: {**_OP, "signal": text, "scope": one_of("main", "tree")},
     Kind.EXEC_COMPLETED: {
         **_OP,
+        **_TIMES,
         **_TIMED,
         "status": one_of("exited", "signalled"),
         "code": whole,
@@ -253,7 +261,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "stderr_dropped_bytes": count,
     },
     Kind.EXEC_FAILED: _OP_FAILED,
-    Kind.EXEC_TIMED_OUT: {**_OP, "timeout_s": maybe(number)},
+    Kind.EXEC_TIMED_OUT: {**_OP, **_TIMES, "timeout_s": maybe(number)},
     Kind.CONNECT_STARTED: {**_OP, "target": one_of("tcp", "unix"), "name": text, "user": text},
     Kind.CONNECT_COMPLETED: {
         **_OP,

@@ -61,6 +61,7 @@ class PresetPolicy:
     decoys: tuple[()] = ()
     guard: None = None
     snapshots: bool = False
+    keystrokes: bool = False
     model: None = None
     on: Mapping[Trigger, Stop] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -6,7 +6,8 @@ The one rule, `bounded`: what is wanted, in no field looser than the operator's 
 - Each of `resources`: the smaller, also of target cells.
 - `rights`: those that both grant; a policy without a word of them bounds none.
 - `host_tools`: the tools that both allow to act outside of a cell.
-- `host`: an air gap that either requires. `snapshots`: if both allow them.
+- `host`: an air gap that either requires. `snapshots`, `keystrokes`: if both allow
+  them.
 - `network`: none, or cells of the sample's own range alone; else the operator's, with the
   `upstreams` that both name.
 - Each of `network.record`: the larger, which keeps more evidence.
@@ -78,6 +79,7 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "rights": common_rights(ours.rights, theirs.rights),
         "host": ours.host or theirs.host,
         "snapshots": ours.snapshots and theirs.snapshots,
+        "keystrokes": ours.keystrokes and theirs.keystrokes,
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
         "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
         if ours.host_tools or theirs.host_tools

@@ -158,7 +158,8 @@ class RunFindings:
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
     log. `models`: model cells. `reused`: judged by another run. `refusal_code`: exit code of what
     prevented the run, or 0. `failure_code`: of what ended the evaluation, or 0.
-    `unsealed_logs`: Inspect's logs that no signature covers.
+    `unsealed_logs`: Inspect's logs that no signature covers. `left_out`: what is missing of a
+    record that its signer made partial.
     """
 
     run_id: str = ""
@@ -174,6 +175,7 @@ class RunFindings:
     refusal_code: int = 0
     failure_code: int = 0
     unsealed_logs: tuple[str, ...] = ()
+    left_out: str = ""
 
     @property
     def unused(self) -> tuple[CellFindings, ...]:
@@ -233,6 +235,11 @@ class RunFindings:
 
 def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
+    partial = f"; the record is PARTIAL: {printable(findings.left_out)}"
+    return f"{_headline(findings)}{partial if findings.left_out else ''}"
+
+
+def _headline(findings: RunFindings) -> str:
     if findings.never_began:
         return f"{findings.outcome}: no sample ran"
     if findings.is_of_models and not findings.exit_code:
@@ -274,6 +281,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
         "unsealed_logs": list(findings.unsealed_logs),
+        "left_out": findings.left_out,
         "samples": [_row_json(row) for row in findings.rows],
         "reused_samples": [
             {

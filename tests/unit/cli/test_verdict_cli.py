@@ -3,8 +3,10 @@ Inspect: real Inspect and ledger, fake cells."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,3 +291,41 @@ def test_the_list_has_the_verdict_that_was_recorded(
     assert [run["verdict"] for run in json.loads(capsys.readouterr().out)] == ["contained", ""]
     belljar(["runs"])
     assert "contained" in capsys.readouterr().out
+
+
+def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
+    home: Path, said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the same without bodies, and void without Inspect's log; page and export say so too."""
+    run, copy = evaluated(home), tmp_path / "copy"
+    before = said(run.name)[1]["verdict"]
+    assert belljar(["share", run.name, str(copy), "--redact", "other", "--redact", "packets"]) == 0
+    code, found = said(str(copy))
+    assert found["verdict"] == before
+    assert "were redacted" in found["left_out"]
+    assert belljar(["export", str(copy), "--format", "intoto"]) == 1
+    assert "were redacted" in capsys.readouterr().err
+    assert belljar(["report", str(copy)]) == 0
+    assert "left out on purpose" in (tmp_path / "copy.html").read_text()
+    assert belljar(["purge", run.name, "--force"]) == 0
+    assert not (home / "reports" / f"{run.name}.html").exists()
+    code, found = said(run.name)
+    assert (code, found["verdict"]) == (2, "void")
+    assert f"the verdict was: {before}" in found["left_out"]
+    assert "log_missing" in {each["code"] for each in found["problems"]}
+    capsys.readouterr()
+    assert belljar(["ledger", "verify", run.name]) == 0
+    assert belljar(["ledger", "verify", run.name, "--strict"]) == 1
+    assert "were purged on 20" in capsys.readouterr().out
+
+
+def test_a_purge_asks_first_and_a_dry_run_deletes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer, nothing is deleted."""
+    run = evaluated(home)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert belljar(["purge", run.name, "--dry-run", "--json"]) == 0
+    assert belljar(["purge", run.name, "--json"]) == 2
+    assert belljar(["purge", run.name]) != 0
+    assert not (run / "omissions.jsonl").exists()

@@ -16,8 +16,9 @@ import pytest
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind, MemoryRecorder, Recorder
 from belljar.ledger import LedgerWriter, Status, load_or_make_key, verify
+from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey
-from belljar.ledger.writer import is_being_written, wall_time
+from belljar.ledger.writer import wall_time
 
 from .conftest import body, exec_events, signed_events, wait_until
 

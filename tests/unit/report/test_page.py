@@ -282,6 +282,18 @@ def test_a_model_cell_has_its_requests_and_its_end() -> None:
         assert all(count is None for _, count in report["missing"])  # it is no sample's
 
 
+def test_output_has_the_time_since_its_command_began() -> None:
+    """What a player needs; a time before the command's, as after a clock was set, counts as none."""
+    for later, after_s in (("22:00:03.250000", 3.25), ("21:59:59.000000", 0.0)):
+        lines = many(1, 1)[0]
+        ended = replace(with_body(lines[-1]), time=f"2026-11-20T{later}Z")
+        (unit,) = collect(findings_of([], [*lines[:-1], ended]), source_of([*lines[:-1], ended]))[
+            "units"
+        ]
+        (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
+        assert command[-1][0][-1] == [[after_s, 1.0]]
+
+
 def test_a_transcript_stands_beside_the_timeline() -> None:
     """Messages are placed among the ledger's events by time, whose own order stays."""
     at = [f"2026-11-20T22:00:0{number}.000000Z" for number in range(6)]
@@ -390,7 +402,7 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
     assert len(unit["entries"]) == FIRST + LAST
     assert unit["left_out"] == {"command": 5}
     assert "--cell-id c0" in unit["show"]
-    _, text, note = unit["entries"][0][-1][0]
+    _, text, note, _ = unit["entries"][0][-1][0]
     assert len(text) == MAX_BODY_BYTES
     assert "of 10 MiB" in note
     assert len(render(report)) < 4 << 20
