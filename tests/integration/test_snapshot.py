@@ -257,15 +257,26 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
     anyio.run(look)
 
 
-def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path) -> None:
-    """Without the policy's word, on a network, with decoys, and while a command runs: and the cell
-    goes on."""
+def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path) -> None:
+    """Without the policy's word, on a network, with decoys or a secret file, and while a command
+    runs: and the cell goes on. A policy may allow the secret file; each fork has it then."""
     decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
     container = {**POLICY, "tier": "container"}
-    refused = (
+    (tmp_path / "key").write_text("the key\n")
+
+    def with_secret(snapshots: str) -> Path:
+        file = tmp_path / f"{snapshots}.yaml"
+        file.write_text(
+            f"belljar: 1\nrisk: low\nuser: root\nsnapshots: {snapshots}\n"
+            "files: [{source: key, target: /root/key, secret: true}]\n"
+        )
+        return file
+
+    refused: tuple[tuple[Any, str], ...] = (
         ({**POLICY, "tier": "container", "snapshots": False}, "snapshots"),
         ({**container, "decoys": decoys}, "decoys"),
         ({**container, "network": {"default": "simulate"}}, "network"),
+        (with_secret("true"), "secret"),
     )
 
     async def ask() -> None:
@@ -274,6 +285,9 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path) -> None:
                 with pytest.raises(PolicyError, match=why):
                     await opened.cell.snapshot()
                 assert await said(opened.cell, "echo fine") == ["fine"]
+        allowed = with_secret("with_secrets")
+        async with open_cell(allowed, home=vm_home) as cell, (await cell.snapshot()).fork() as fork:
+            assert await said(fork, "cat /root/key") == ["the key"]
         for policy in (POLICY, container):
             async with open_cell(policy, home=vm_home) as cell:
                 background = await cell.start(["sleep", "999"])

@@ -39,6 +39,13 @@ from belljar.policy.stand_ins import TargetStandIn
 
 VERSION: Final = 1
 MAX_VARIABLES: Final = 1024
+SNAPSHOTS: Final = (False, True, "with_secrets")  # the less comes first
+
+
+def _read_snapshots(value: object) -> object:
+    if isinstance(value, bool) or value == "with_secrets":
+        return value
+    raise kinds.expected("`true`, `false` or `with_secrets`", value, shows_text=True)
 
 
 class Policy(Strict):
@@ -122,10 +129,10 @@ class Policy(Strict):
         description="Whether what an operator types in a terminal of the cell has its times on "
         "record, and is exported and replayed. The record has the bytes in any case.",
     )
-    snapshots: bool = Field(
+    snapshots: Annotated[bool | Literal["with_secrets"], BeforeValidator(_read_snapshots)] = Field(
         default=False,
         description="Whether a cell in use may be saved and forked. The monitor of a virtual "
-        "machine stays open for that.",
+        "machine stays open for that. with_secrets: also one that has a `secret` file.",
     )
     model: ModelBlock | None = Field(
         default=None,

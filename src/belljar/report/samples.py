@@ -308,6 +308,7 @@ def _model_json(cell: CellFindings) -> dict[str, Any]:
         "emulated": cell.emulated,
         **(asdict(cell.model) if cell.model is not None else {}),
         "death": cell.death,
+        "degraded": None if cell.degraded is None else asdict(cell.degraded),
         "probes": [asdict(each) for each in cell.probings],
         "destroyed": cell.destroyed and cell.clean,
         "lasted_s": round(cell.lasted_s, 3),

@@ -128,6 +128,15 @@ def test_an_air_gap_that_either_requires_is_required(is_tasks: bool) -> None:
     assert under_policy(plain, plain, {})[0].policy.host is None
 
 
+@pytest.mark.parametrize("task", ["false", "true", "with_secrets"])
+@pytest.mark.parametrize("operator", ["false", "true", "with_secrets"])
+def test_snapshots_are_what_both_allow(task: str, operator: str) -> None:
+    """Secrets are saved only where both say so."""
+    known = {"false": False, "true": True, "with_secrets": "with_secrets"}
+    made = bounded(policy(f"snapshots: {task}\n"), policy(f"snapshots: {operator}\n"))
+    assert made.policy.snapshots is known[min(task, operator, key=[*known].index)]
+
+
 @pytest.mark.parametrize("more", ["", f"stand_ins: {{{CELL}}}, ", f"stand_ins: {{{SHOP}}}, "])
 def test_the_larger_record_is_kept(more: str) -> None:
     """Of each bound of the evidence, whoever asks for it and whosever network it is."""
