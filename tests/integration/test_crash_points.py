@@ -80,6 +80,7 @@ def owners(
         yield made
 
 
+@pytest.mark.promise("3.5", "6.2")
 def test_killed_anywhere_nothing_is_left(
     owners: Owners, tier: str, pytestconfig: pytest.Config
 ) -> None:
@@ -99,6 +100,7 @@ def test_killed_anywhere_nothing_is_left(
     assert len(chosen) >= 52
 
 
+@pytest.mark.promise("6.2")
 def test_the_next_start_reaps(owners: Owners) -> None:
     """Nobody says `reap`: an owner killed while its command ran is cleaned up after by the next one
     that opens a cell, which has it on record."""
@@ -124,6 +126,7 @@ def test_the_next_start_reaps(owners: Owners) -> None:
     assert owners.held_answers()
 
 
+@pytest.mark.promise("6.2")
 def test_killed_while_shared_parts_are_made(owners: Owners, tier: str, tmp_path: Path) -> None:
     """SIGKILL while a program's root is copied, an image unpacked, a template booted, saved or
     finished: no half of it is left, and the next owner makes it whole."""
@@ -158,6 +161,7 @@ def copy_named(source: Path, target: Path) -> None:
     (target / "runs").mkdir(mode=0o700)
 
 
+@pytest.mark.promise("6.2")
 @pytest.mark.parametrize("victim", ["supervisor", "stage", "runtime"])
 def test_a_process_of_the_cell_killed_in_mid_start(owners: Owners, victim: str, tier: str) -> None:
     """Its supervisor, pid 1 or runtime killed while it starts: the controller is told at once, by

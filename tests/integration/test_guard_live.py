@@ -34,6 +34,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.anyio
 async def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_path: Path) -> None:
     """Cases of each channel, some of which must not be flagged, and one that expects wrongly: each

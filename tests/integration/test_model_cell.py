@@ -157,6 +157,7 @@ def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
     return [line["data"] for line in belljar.events(run) if line["kind"] == kind]
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 def test_an_evaluation_asks_a_model_in_a_cell(
     tier: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]

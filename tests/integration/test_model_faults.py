@@ -133,6 +133,7 @@ async def ask(served: ModelCell, question: Question = ASK) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR, Tier.MICROVM])
 async def test_weights_are_read_only_and_requests_are_on_record(tier: Tier, world: World) -> None:
     """In every tier: the same bytes at /weights, not writable, no device but the loopback; an event
@@ -177,6 +178,7 @@ VIOLATIONS = {
 }
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.parametrize("name", VIOLATIONS)
 async def test_a_violation_ends_the_cell(name: str, world: World) -> None:
     """It is on record, and every later request fails at once with the reason."""
@@ -361,6 +363,7 @@ def overwrite(served: ModelCell) -> None:
     raise RuntimeError("interrupted")
 
 
+@pytest.mark.promise("2.8")
 async def test_changed_weights_start_nothing(world: World) -> None:
     """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed, also
     if an error ends it."""

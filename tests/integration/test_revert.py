@@ -69,6 +69,7 @@ def again() -> Task:
 """
 
 
+@pytest.mark.promise("3.5")
 @pytest.mark.parametrize("options", [[], ["--warm", "1"]], ids=["cold", "warm"])
 def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path, options: list[str]) -> None:
     """Each try begins with the sample's files and set-up and nothing of the try before. The sample
@@ -112,6 +113,7 @@ LOW = {"belljar": 1, "risk": "low", "tier": "container", "user": "root"}
 SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
 
 
+@pytest.mark.promise("3.5")
 def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
     """Each machine has decoys of its own. A value of an earlier one, which a model may remember, is
     taken for a decoy of this sample, not for one that was carried over from another."""
@@ -132,6 +134,7 @@ def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
     assert Kind.DECOY_CARRIED not in kinds
 
 
+@pytest.mark.promise("3.5")
 @pytest.mark.parametrize("when", ["during the exchange", "after it"])
 def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str) -> None:
     """Whoever kills it by the id that it had means the cell: no other machine goes on in its place,

@@ -84,6 +84,7 @@ async def bracketed(cell: Cell, script: str) -> tuple[float, list[float], float]
     return before, numbers, time.monotonic()
 
 
+@pytest.mark.promise("3.6")
 def test_a_fork_goes_on_from_the_moment(vm_home: Path) -> None:
     """Two forks have the files, processes and memory of the moment, and nothing of what came after;
     each is a machine of its own: ids, name, and random numbers, also of a process that ran while it
@@ -257,6 +258,7 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
     anyio.run(look)
 
 
+@pytest.mark.promise("3.6")
 def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path) -> None:
     """Without the policy's word, on a network, with decoys or a secret file, and while a command
     runs: and the cell goes on. A policy may allow the secret file; each fork has it then."""
@@ -315,6 +317,7 @@ def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
     anyio.run(look)
 
 
+@pytest.mark.promise("3.6")
 @pytest.mark.parametrize("name", ["memory", "state"])
 def test_a_snapshot_that_was_changed_is_refused(vm_home: Path, name: str) -> None:
     """One byte in either file; also a snapshot that was taken with something else. No fork is made

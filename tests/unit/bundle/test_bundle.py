@@ -164,6 +164,7 @@ FAULTS = (truncate, lengthen, alter, remove, add, link, link_folder, pipe)
 FORGERIES = (change_manifest, empty_manifest, change_about, garble_signature)
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize("fault", [*FAULTS, *FORGERIES], ids=lambda fault: fault.__name__)
 def test_a_bundle_with_a_fault_installs_nothing(
     fault: Callable[[Path], None], bundle: Path, key: SigningKey, tmp_path: Path
@@ -191,6 +192,7 @@ def install(bundle: Path, home: Path, key: SigningKey, *, allow_older: bool = Fa
     )
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize(
     "path",
     [
@@ -289,6 +291,7 @@ def test_what_is_installed_over_an_older_one_is_the_newer_one_alone(
     assert list((home / "tmp").iterdir()) == []
 
 
+@pytest.mark.promise("1.10")
 def test_a_medium_that_changes_after_it_was_verified_is_caught(
     bundle: Path, key: SigningKey, tmp_path: Path
 ) -> None:

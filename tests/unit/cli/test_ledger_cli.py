@@ -110,6 +110,7 @@ def test_verify_without_a_known_key_says_so(
     assert "no known key" in capsys.readouterr().out
 
 
+@pytest.mark.promise("5.2")
 def test_strict_needs_a_key_to_compare(
     run_dir: Path,
     home: Path,
@@ -161,6 +162,7 @@ def test_no_such_run(
     assert _is_harmless(capsys.readouterr().err)
 
 
+@pytest.mark.promise("4.4")
 def test_show_escapes_everything(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No byte that a guest chose acts on the terminal, as text, as field names or as JSON."""
     for arguments in ([], ["--json"]):

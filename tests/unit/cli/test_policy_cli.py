@@ -61,6 +61,7 @@ def test_json_is_one_object(
     assert (shown["policy"] is None) is (code != 0)
 
 
+@pytest.mark.promise("1.1")
 def test_wrong_fields_are_listed_at_once_and_then_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_wrong_fields_are_listed_at_once_and_then_files(
         )
 
 
+@pytest.mark.promise("1.1")
 def test_a_presets_name_is_no_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
     """It names the command that shows it."""
     assert run(["policy", "check", "high"]) == 4

@@ -97,6 +97,7 @@ def plain_eval(**options: Any) -> list[inspect_ai.log.EvalLog]:  # noqa: ANN401 
     )
 
 
+@pytest.mark.promise("7.1")
 def test_a_run_is_judged_by_every_name(
     home: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +124,7 @@ def test_what_does_not_exist_is_a_usage_error(
     assert "no run" in capsys.readouterr().err
 
 
+@pytest.mark.promise("7.1")
 def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
     """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it
     is contained."""
@@ -138,6 +140,7 @@ def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
     assert {sample["verdict"] for sample in findings["samples"]} == {"void"}
 
 
+@pytest.mark.promise("7.1")
 def test_a_record_changed_after_its_sealing_is_void(home: Path, said: Said) -> None:
     """What the run recorded of itself stands in the list, named so; its evidence no longer bears it
     out."""
@@ -148,6 +151,7 @@ def test_a_record_changed_after_its_sealing_is_void(home: Path, said: Said) -> N
     assert said("last")[0] == 2
 
 
+@pytest.mark.promise("7.1")
 def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
     """Nothing ran: the exit code is that of the refusal, now as then."""
     cells = RecordedCells()
@@ -167,6 +171,7 @@ def test_a_run_of_another_kind_has_no_samples(home: Path, said: Said) -> None:
     assert (code, findings["verdict"]) == (2, "void")
 
 
+@pytest.mark.promise("7.1")
 def test_a_plain_inspect_run_says_its_verdict(
     home: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +204,7 @@ def codes(findings: dict[str, Any]) -> set[str]:
     return {reason["code"] for reason in reasons}
 
 
+@pytest.mark.promise("7.1")
 def test_a_plain_runs_log_that_is_gone_is_missing_evidence(home: Path, said: Said) -> None:
     """Void, until somebody says where it is."""
     under_inspect(home, plain_eval)
@@ -210,6 +216,7 @@ def test_a_plain_runs_log_that_is_gone_is_missing_evidence(home: Path, said: Sai
     assert said("last", "--log", str(moved))[0] == 1
 
 
+@pytest.mark.promise("7.1")
 def test_a_plain_run_without_samples_in_its_log_is_void(home: Path, said: Said) -> None:
     """`--no-log-samples` under plain Inspect: nothing can be judged, and that is said."""
     under_inspect(home, lambda: plain_eval(log_samples=False))
@@ -237,6 +244,7 @@ def forged(run: str):
 """
 
 
+@pytest.mark.promise("7.2")
 def test_a_data_set_cant_say_that_a_sample_is_another_runs(home: Path, said: Said) -> None:
     """A sample without a cell that names a run of the store, one that was contained: it has no
     cell."""
@@ -258,6 +266,7 @@ def test_a_data_set_cant_say_that_a_sample_is_another_runs(home: Path, said: Sai
     assert codes == {"a": [], "b": ["no_cell"]}
 
 
+@pytest.mark.promise("7.2")
 def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(
     home: Path, said: Said
 ) -> None:
@@ -293,6 +302,7 @@ def test_the_list_has_the_verdict_that_was_recorded(
     assert "contained" in capsys.readouterr().out
 
 
+@pytest.mark.promise("5.2")
 def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
     home: Path, said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

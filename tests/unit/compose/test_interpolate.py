@@ -65,6 +65,7 @@ def test_what_is_refused_by_name(written: str, named: str) -> None:
     assert "not read here" in named or caught.value.hint
 
 
+@pytest.mark.promise("1.5")
 def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for metadata, and not for a default; that a default was taken is said."""
     for name in ("PORT", "SAMPLE_METADATA_N"):

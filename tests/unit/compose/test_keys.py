@@ -47,6 +47,7 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
     return {fact.key for fact in found}
 
 
+@pytest.mark.promise("1.5")
 def test_every_key_of_compose_has_one_fate() -> None:
     """None is forgotten and none is invented; the model has those whose values count."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
@@ -74,6 +75,7 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
     assert refused(**{key: 7.5}) == {key}
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -157,6 +159,7 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
     assert facts(**fields) == set()
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
@@ -181,6 +184,7 @@ def test_what_is_not_kept_is_one_fact_each(key: str, value: Any, kind: Kind) -> 
     assert fact.detail
 
 
+@pytest.mark.promise("1.5")
 def test_what_is_refused_hides_nothing_that_differs() -> None:
     """Of its own service, of another one and of the volumes; first stands what is refused, and the
     error's text is of that alone."""
@@ -308,6 +312,7 @@ def test_resources() -> None:
     assert shop(mem_limit="1g", cpus=0.5)["resources"] == {"memory": "1073741824B", "cpus": 1}
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("fields", "keys"),
     [
@@ -346,6 +351,7 @@ def test_what_is_not_kept_but_harmless_is_said() -> None:
     assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
 
+@pytest.mark.promise("1.5")
 def test_the_page_has_each_key_once() -> None:
     """The table of the documentation leaves none out and invents none."""
     page = (Path(__file__).parents[3] / "docs/compose.md").read_text()
@@ -355,6 +361,7 @@ def test_the_page_has_each_key_once() -> None:
     assert sorted(re.findall("`([a-z_]+)`", " ".join(rows))) == sorted(COMPOSE.split())
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "written",
     [

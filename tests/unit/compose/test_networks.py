@@ -44,6 +44,7 @@ def test_services_that_share_a_network_are_a_range() -> None:
     )
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "apart",
     [
@@ -99,6 +100,7 @@ def test_a_network_must_be_declared() -> None:
         )
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -71,6 +71,7 @@ async def test_reverts_at_the_same_time(session: Session, cells: FakeCells) -> N
     assert environment.containment.cell_verdict is Verdict.CONTAINED
 
 
+@pytest.mark.promise("3.5")
 @pytest.mark.parametrize("phase", ["start", "end"])
 async def test_a_machine_without_its_probes_makes_the_sample_void(
     session: Session, cells: FakeCells, phase: str

@@ -34,6 +34,7 @@ def request_for(tmp_path: Path, text: str, name: str = "made:1") -> BuildRequest
     return BuildRequest(context=context, name=name)
 
 
+@pytest.mark.promise("1.8")
 def test_a_base_that_is_not_in_the_store_is_named(tmp_path: Path) -> None:
     """A missing base is one error, with the command that gets it, and nothing is left in the
     store."""
@@ -44,6 +45,7 @@ def test_a_base_that_is_not_in_the_store_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.promise("1.8")
 def test_without_buildah_there_is_one_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host without buildah is told how to get it."""
     add(tmp_path / "home", "base")
@@ -53,6 +55,7 @@ def test_without_buildah_there_is_one_hint(tmp_path: Path, monkeypatch: pytest.M
     assert "belljar setup --with build" in caught.value.hint
 
 
+@pytest.mark.promise("1.8")
 def test_the_same_recipe_is_not_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +92,7 @@ def test_the_same_recipe_is_not_built_again(
         build_dockerfile(home, request)
 
 
+@pytest.mark.promise("1.8")
 def test_a_base_starts_as_the_store_says(tmp_path: Path) -> None:
     """Environment, user, directory and command of a base are those of the image in the store; its
     volumes are not buildah's, which would discard what steps write there."""

@@ -36,6 +36,7 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
     return made_of(f"FROM base\n{steps}", args).text.splitlines()[1:]
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize(
     ("text", "images"),
     [
@@ -83,6 +84,7 @@ def test_bases_behind_the_target_are_not_asked_for() -> None:
     assert base_images("FROM a\nFROM b\nRUN --security=insecure x\nFROM 0", {}).images == ("a",)
 
 
+@pytest.mark.promise("1.8")
 def test_each_from_names_the_image_that_was_found() -> None:
     """The file that buildah gets names images by their ids, and stages by a name of their own."""
     text = "ARG T=1\nFROM \\\n a:$T AS x\nRUN one\nFROM x\nCOPY --from=x . ."
@@ -293,6 +295,7 @@ def test_what_can_not_be_built_is_refused(text: str) -> None:
         base_images(text, {})
 
 
+@pytest.mark.promise("1.8")
 @given(st.text(alphabet="FROMfrom \\\n`#$={}:-+<>EOF\"'\0é", max_size=200))
 @settings(max_examples=40, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
@@ -341,6 +344,7 @@ def test_a_file_that_keeps_the_parser_busy_is_refused_in_time(text: str) -> None
     assert time.monotonic() - begin < 20
 
 
+@pytest.mark.promise("1.8")
 def test_arguments_that_double_each_other_are_refused() -> None:
     """Each argument twice the one before would fill the memory: a value has a bound, and so has
     what all values of a file take together."""

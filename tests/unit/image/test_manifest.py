@@ -52,6 +52,7 @@ def test_the_manifest_for_this_machine_is_chosen() -> None:
         instance_of({"manifests": [entry | {"digest": "../../etc"}]}, "arm64")
 
 
+@pytest.mark.promise("1.8")
 @given(json_values)
 def test_any_document_has_names_or_none(document: object) -> None:
     """No document does harm; what is taken for a name is one in its normal form, at most two for

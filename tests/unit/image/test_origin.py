@@ -81,6 +81,7 @@ def in_archive(path: Path, work: Path) -> ImageParts:
         return image_in_archive(files, "", path, LIMITS)
 
 
+@pytest.mark.promise("1.8")
 def test_images_are_found_in_a_compressed_archive_too(tmp_path: Path) -> None:
     """Names that are none are left out; what can't be read is refused."""
     archive = docker_archive(tmp_path / "a.tar", [LAYER], tags=(["one:1", "two", "Bad Name"],))

@@ -148,6 +148,7 @@ TAMPERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.promise("5.2")
 @pytest.mark.parametrize("tamper", TAMPERS.values(), ids=TAMPERS.keys())
 def test_a_tampered_copy_fails(copy: Path, tamper: Callable[[Path], None]) -> None:
     """What is missing without a good statement of this run's key is a fault, as ever."""
@@ -155,6 +156,7 @@ def test_a_tampered_copy_fails(copy: Path, tamper: Callable[[Path], None]) -> No
     assert verify(copy).status is Status.BAD
 
 
+@pytest.mark.promise("5.2")
 def test_a_body_that_is_put_back_changed_is_found(copy: Path, finished: Path) -> None:
     """A statement allows nothing but absence."""
     back = copy / bodies(finished)[0].relative_to(finished)

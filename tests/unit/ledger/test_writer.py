@@ -97,6 +97,7 @@ def test_bodies_are_stored_once_and_before_the_line(
     assert writer.body_totals == (1, 2)
 
 
+@pytest.mark.promise("5.1")
 def test_an_event_followed_by_silence_is_signed_within_a_second(
     writer: LedgerWriter, run_dir: Path
 ) -> None:
@@ -229,6 +230,7 @@ def test_large_data_moves_to_a_body(writer: LedgerWriter, run_dir: Path) -> None
     assert (result.problem, result.bodies) == (None, 1)
 
 
+@pytest.mark.promise("5.1")
 def test_a_full_disk_poisons(
     writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
     assert read_regular(tmp_path, "sub/file", 10) == b"abcdef"
 
 
+@pytest.mark.promise("8.3")
 def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     """However much could be there: a gateway's memory is less than the largest file that a stand-in
     may serve."""
@@ -53,6 +54,7 @@ def test_a_link_that_stays_below_is_followed(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "way", "link", 4) == b"x"
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -87,6 +89,7 @@ def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path) -> None:
         read_regular(tmp_path, "a", 1)
 
 
+@pytest.mark.promise("1.7")
 def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
     """A directory that becomes a link between two looks: what is read is the file below, or it is
     refused."""
@@ -157,6 +160,7 @@ def test_no_descriptor_stays(tmp_path: Path) -> None:
         os.fstat(opened[0])
 
 
+@pytest.mark.promise("1.7")
 def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
     """Parents first; a link within stays one; modes are kept, but not set-uid."""
     (tmp_path / "d" / "s").mkdir(parents=True)
@@ -177,6 +181,7 @@ def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
     assert read_entry(tmp_path, single, single.entries[0]) == b"four"
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize("link", ["/etc/passwd", "..", "../../x", "s/../../x", "../d/s"])
 def test_a_link_out_is_refused(tmp_path: Path, link: str) -> None:
     """In a tree; a source that is a link may stay below the root."""
@@ -224,6 +229,7 @@ def test_no_more_names_are_read_than_are_allowed(
     assert len(read) == 6
 
 
+@pytest.mark.promise("1.7")
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A socket, wherever it is; a pipe is not waited for."""
     for name in ("d", "e"):
@@ -238,6 +244,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             list_tree(tmp_path, "d/docker.sock", max_entries=10)
 
 
+@pytest.mark.promise("1.7")
 def test_the_bounds(tmp_path: Path) -> None:
     """Of entries and of depth; and a file has no more bytes than it had."""
     deep = tmp_path / "deep"

@@ -47,6 +47,7 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
     ]
 
 
+@pytest.mark.promise("1.1")
 @pytest.mark.parametrize(
     ("text", "line", "column", "field", "message"),
     [
@@ -289,6 +290,7 @@ def load_or_refuse(data: bytes) -> None:
     assert all(printable(line, max_chars=100_000) == line for line in told.splitlines())
 
 
+@pytest.mark.promise("1.1")
 @given(st.binary(max_size=200))
 def test_any_bytes_load_or_are_refused(data: bytes) -> None:
     """Never another error."""
@@ -315,6 +317,7 @@ def test_any_document_of_the_right_words_loads_or_is_refused(document: dict[str,
     load_or_refuse(json.dumps({"belljar": 1, "risk": "low", **document}).encode())
 
 
+@pytest.mark.promise("1.2")
 @pytest.mark.parametrize(
     ("text", "asked", "told"),
     [
@@ -367,6 +370,7 @@ SECRETS = [
 ]
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize("text", SECRETS)
 def test_nothing_of_a_file_that_is_no_policy_is_shown(text: str, tmp_path: Path) -> None:
     """Whatever is wrong with it as one: a wrong name or a link may have led to a secret."""
@@ -379,6 +383,7 @@ def test_nothing_of_a_file_that_is_no_policy_is_shown(text: str, tmp_path: Path)
     assert f"{tmp_path / 'belljar.yaml'}:" in told
 
 
+@pytest.mark.promise("1.7")
 @given(
     st.text(
         st.characters(codec="ascii", exclude_characters="'\"{}[],&*!|>%@`"), min_size=6, max_size=20
@@ -393,6 +398,7 @@ def test_no_word_of_a_file_that_is_no_policy_is_shown(secret: str) -> None:
         assert not any("q7" in problem.line("p") or "7q" in problem.line("p") for problem in found)
 
 
+@pytest.mark.promise("1.7")
 def test_a_policy_that_is_a_link_out_of_its_directory_is_refused(tmp_path: Path) -> None:
     """Also where it leads to a good one; a link beside it is followed. A loop is told with the
     path, in one sentence."""
@@ -413,6 +419,7 @@ def test_a_policy_that_is_a_link_out_of_its_directory_is_refused(tmp_path: Path)
         assert refused.value.where == str(task / f"{name}.yaml")
 
 
+@pytest.mark.promise("1.7")
 def test_loops_of_links_in_a_policys_files_are_told_where_they_stand(tmp_path: Path) -> None:
     """Never a traceback: a file, a stand-in's file, a stand-in's directory."""
     (tmp_path / "loop").symlink_to("loop")
@@ -469,6 +476,7 @@ def test_a_known_presets_tier_is_not_lowered() -> None:
 LEAST = {"belljar": 1, "risk": "low"}
 
 
+@pytest.mark.promise("1.1")
 def test_a_dict_is_the_file_with_its_fields() -> None:
     """Units, nested fields and defaults are a file's; the text for the record reads as the same."""
     text = b"belljar: 1\nrisk: low\nresources: {memory: 256MiB, cpus: 2}\nenv: {A: 'yes'}\n"
@@ -478,6 +486,7 @@ def test_a_dict_is_the_file_with_its_fields() -> None:
     assert parse_policy(loaded.text, source="-", base=None).policy == loaded.policy
 
 
+@pytest.mark.promise("1.1")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_policy_object_is_itself(preset: str) -> None:
     """Nothing is lost or added; a changed copy is checked again."""
@@ -487,6 +496,7 @@ def test_a_policy_object_is_itself(preset: str) -> None:
         policy_of(policy.model_copy(update={"user": "no user\n"}))
 
 
+@pytest.mark.promise("1.1")
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -107,6 +107,7 @@ def beyond(ours: LoadedPolicy, floor: LoadedPolicy) -> tuple[str, ...]:
     return tuple(each.key if each.where == "task" else f"{each.where} {each.key}" for each in found)
 
 
+@pytest.mark.promise("1.4")
 @pytest.mark.parametrize(("task", "operator", "keys"), ORDER)
 def test_where_a_policy_goes_beyond_another(
     task: str, operator: str, keys: tuple[str, ...]
@@ -209,6 +210,7 @@ def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:
     assert with_least_risk(same, Risk.HIGH, where="settings") is same
 
 
+@pytest.mark.promise("2.7")
 def test_a_run_has_room_for_a_sample() -> None:
     """Its budget is a hundred samples' unless it is said, and never less than one's."""
     network = policy(upstreams(ONE)).policy.network

@@ -76,6 +76,7 @@ def test_a_real_upstream_is_possible_at_low_and_medium_risk(risk: str) -> None:
     )
 
 
+@pytest.mark.promise("2.7")
 @pytest.mark.parametrize("risk", ["high", "critical"])
 def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None:
     """When the policy is read, at the place where it stands."""
@@ -181,6 +182,7 @@ def test_a_mistake_is_told_where_it_stands(
     assert told in found[field][3]
 
 
+@pytest.mark.promise("2.5")
 def test_a_targets_tier_is_never_less_than_the_ranges() -> None:
     """Raised it may be."""
     cell = "stand_ins: {a: {kind: cell, names: [b], ports: [80], tier: %s}}"

@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import belljar
 from belljar.probe.catalogue import FINGERPRINT, PROBES
 from belljar.probe.model import Side
@@ -24,6 +26,7 @@ def program_list() -> list[tuple[str, bool]]:
     return [(name, speed == "quick") for name, speed in pairs]
 
 
+@pytest.mark.promise("7.3")
 def test_the_catalogue_is_the_programs_table() -> None:
     """Every attempt of the program is in the catalogue and the other way round, with the same quick
     set; names are unique."""
@@ -32,6 +35,7 @@ def test_the_catalogue_is_the_programs_table() -> None:
     assert sorted((probe.name, probe.quick) for probe in PROBES) == sorted(program_list())
 
 
+@pytest.mark.promise("7.3")
 def test_there_are_enough_of_them_in_every_group() -> None:
     """At least 60 containment probes, in all the groups that are promised, and a quick set that
     covers each of those: what stops a run is containment."""
@@ -54,6 +58,7 @@ def test_there_are_enough_of_them_in_every_group() -> None:
     assert {probe.group for probe in PROBES if probe.quick} == groups - {FINGERPRINT}
 
 
+@pytest.mark.promise("7.3")
 def test_an_entry_says_what_why_and_what_then() -> None:
     """Each entry is three sentences of substance, no two try the same, and its name is one the
     program's output format can carry."""
@@ -68,6 +73,7 @@ def test_an_entry_says_what_why_and_what_then() -> None:
     assert len({probe.tries for probe in PROBES}) == len(PROBES)
 
 
+@pytest.mark.promise("7.3")
 def test_containment_has_no_exceptions() -> None:
     """Nothing but a fingerprint is ever expected to be reached, but for three things that gVisor's
     kernel keeps to itself; each exception has its reason."""
@@ -79,6 +85,7 @@ def test_containment_has_no_exceptions() -> None:
         assert all(len(reason) > 10 for reason in probe.expected.values())
 
 
+@pytest.mark.promise("7.3")
 def test_names_and_words_of_ours_are_never_expected() -> None:
     """The fingerprints that look for names have no exception in any tier."""
     ours = {

@@ -7,6 +7,7 @@ import re
 import socket
 from pathlib import Path
 
+import pytest
 from tests.fakes.probing import FakeProbed
 
 from belljar.probe import catalogue
@@ -31,6 +32,7 @@ def test_every_key_of_the_program_is_told() -> None:
     assert read <= told | watched | NAMES_THE_HOST
 
 
+@pytest.mark.promise("7.3")
 def test_the_quick_set_is_told_nothing_of_the_host() -> None:
     """In a cell where hostile code has run, the program is told neither the host's name nor its
     ids."""

@@ -58,6 +58,7 @@ def test_silence() -> None:
     assert not Path("/proc", given["pid"]).exists()
 
 
+@pytest.mark.promise("4.6")
 @pytest.mark.parametrize(("witness", "touch"), TOUCHES)
 def test_touched(witness: Witness, touch: Callable[[dict[str, str]], None]) -> None:
     """What an escape would do to it is seen, and only there."""
@@ -114,6 +115,7 @@ def test_namespaces_of_descendants() -> None:
         process.communicate(b"\n")
 
 
+@pytest.mark.promise("4.6")
 @pytest.mark.root
 def test_a_process_that_may_be_the_hosts_root() -> None:
     """In namespaces of its own, but with the host's user 0 among its ids: seen."""

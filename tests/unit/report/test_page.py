@@ -158,6 +158,7 @@ def data_of(page: bytes) -> list[list[Any]]:
     ]
 
 
+@pytest.mark.promise("4.4")
 def test_hostile_text_makes_no_element_attribute_or_link() -> None:
     """With hostile text in every field, a page has our one script, no handler, and no link that
     leaves it."""
@@ -188,6 +189,7 @@ def test_hostile_text_makes_no_element_attribute_or_link() -> None:
     assert "{{7*7}}" in text
 
 
+@pytest.mark.promise("4.4")
 def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
     """No control, bidi or other format character is in a page; each is shown as its number."""
     text = hostile_page().decode()
@@ -199,6 +201,7 @@ def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
         assert "\\x1b" in found.replace("\\\\", "\\")
 
 
+@pytest.mark.promise("4.4")
 def test_only_our_script_and_style_may_run() -> None:
     """The page's policy forbids everything but one script and one style, by their digests."""
     found = elements(hostile_page())
