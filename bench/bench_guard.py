@@ -18,14 +18,18 @@ import re
 import statistics
 import string
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.guard_cases import Case, feeds, read_cases, scan_case
+
 from belljar.policy import load_policy
-from belljar.signals.cases import Case, feeds, read_cases, scan_case
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel, KnownValue, ScanBounds, Source, read_protected, spec_of
@@ -136,7 +140,7 @@ def rates(flagged: Iterable[str], cases: tuple[Case, ...]) -> dict[str, float]:
 
 def corpus(peers: Path | None) -> dict[str, dict[str, float]]:
     """Each scanner's rates and seconds."""
-    cases = read_cases((CORPUS / "cases.jsonl").read_bytes(), "cases.jsonl")
+    cases = read_cases((CORPUS / "cases.jsonl").read_bytes())
     loaded = load_policy(CORPUS / "policy.yaml")
     spec = spec_of(read_protected(loaded), loaded.policy.guard_rules.classes, (), bytes(32), ScanBounds(time_s=60))
     stream = StreamScanner(Scanner(spec))

@@ -18,6 +18,7 @@ from posixpath import join, normpath, relpath
 from typing import Any, Final
 
 import click
+from scripts import promises
 
 from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS, Outcome
@@ -265,6 +266,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "reference-events.md": events_page,
     "reference-reasons.md": reasons_page,
     "reference-compose.md": compose_page,
+    "reference-promises.md": promises.page,
 }
 
 

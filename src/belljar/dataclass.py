@@ -2,14 +2,14 @@
 
 Generating them takes half a millisecond a class, a quarter of a short command's time.
 Fields and behaviour are the standard library's.
-It generates every method but comparisons, and all of a class that isn't plain.
+It also generates every method of a class that isn't plain.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict as asdict
 from dataclasses import field as field
 from dataclasses import fields as fields
@@ -146,9 +146,6 @@ def _fill(cls: type, instance: Any, /, *arguments: Any, **given: Any) -> None:  
 def _generate(cls: type, name: str) -> None:
     """Give `cls` its attribute `name`, and what is generated together with it."""
     kinds, defaults, options = _written[cls]
-    if name in {"__eq__", "__hash__"}:
-        setattr(cls, name, _comparison(cls, name, kinds, defaults))
-        return
     asked = {"frozen": options.get("frozen", False)}
     if name in {"__dataclass_fields__", "__match_args__"}:
         asked = {"init": False, "repr": False, "eq": False}
@@ -165,28 +162,6 @@ def _generate(cls: type, name: str) -> None:
         is_generated = each != "__dataclass_params__" or "frozen" in asked
         if is_generated and isinstance(cls.__dict__.get(each), _Late):
             setattr(cls, each, value)
-
-
-def _comparison(
-    cls: type, name: str, kinds: Collection[str], defaults: dict[str, Any]
-) -> Callable[..., Any]:
-    mine = ""
-    for each in kinds:
-        counts = getattr(defaults.get(each), "compare", True)
-        hashed = getattr(defaults.get(each), "hash", None) if name == "__hash__" else None
-        mine += f"self.{each}, " if (counts if hashed is None else hashed) else ""
-    if name == "__eq__":
-        theirs = mine.replace("self.", "other.")
-        answer = f"({mine}) == ({theirs}) if other.__class__ is self.__class__ else NotImplemented"
-    else:
-        answer = f"hash(({mine}))"
-    other = ", other" if name == "__eq__" else ""
-    scope: dict[str, Any] = {"__name__": cls.__module__}
-    # What is compiled holds names of fields only.
-    exec(f"def {name}(self{other}):\n return {answer}", scope)  # noqa: S102
-    made: Callable[..., Any] = scope[name]
-    made.__qualname__ = f"{cls.__qualname__}.{name}"
-    return made
 
 
 def _names(instance: Any) -> list[str]:  # noqa: ANN401 - any dataclass

@@ -33,6 +33,7 @@ async def test_operations_wait_for_renewal(agent_socket: socket.socket) -> None:
         assert (await client.exec(ExecRequest(argv=["true"]))).returncode == 0
 
 
+@pytest.mark.promise("4.1")
 async def test_a_dead_agent_ends_every_operation_at_once(
     agent_process: tuple[subprocess.Popen[bytes], socket.socket],
 ) -> None:

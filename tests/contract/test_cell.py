@@ -42,6 +42,7 @@ async def shell(cell: Cell, script: str, **options: object) -> ExecOutput:
     return await cell.exec(["sh", "-c", script], **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("1.6")
 async def test_the_tier_is_the_one_that_was_asked_for(cell: Cell, tier: str) -> None:
     """A cell says the tier it runs in, and its plan's layers begin with the jail."""
     assert cell.tier == tier
@@ -132,6 +133,7 @@ async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) ->
     }
 
 
+@pytest.mark.promise("8.1")
 async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the
     record name the limit."""
@@ -147,6 +149,7 @@ async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) ->
     assert "lifetime" in [event["data"]["limit"] for event in hit]
 
 
+@pytest.mark.promise("1.6")
 async def test_death_is_an_error_not_a_result(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """When a cell is killed from outside, what waits in it and what comes later raises `CellError`;
     its destruction is proven all the same."""
@@ -170,6 +173,7 @@ async def test_death_is_an_error_not_a_result(tier: str, vm_home: Path, tmp_path
     assert cell.destruction.clean, cell.destruction.survivors
 
 
+@pytest.mark.promise("1.6")
 async def test_destroying_ends_what_runs(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """Destroying a cell in the middle of its work ends the work with an error; twice gives the same
     answer."""

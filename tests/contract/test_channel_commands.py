@@ -29,6 +29,7 @@ async def test_streams_are_separate_and_exact(client: GuestClient) -> None:
     assert outcome.duration_s > 0
 
 
+@pytest.mark.promise("4.1")
 async def test_exit_status(client: GuestClient) -> None:
     """The exit status is the program's."""
     assert (await client.exec(sh("exit 70"))).returncode == 70
@@ -104,6 +105,7 @@ async def test_no_descriptor_of_the_agent_is_inherited(client: GuestClient) -> N
     assert outcome.stdout.split() == [b"0", b"1", b"2", b"3"], "3 is ls's own directory"
 
 
+@pytest.mark.promise("4.3")
 async def test_argv_of_one_mebibyte(client: GuestClient) -> None:
     """Sixteen arguments of 64 KiB arrive whole."""
     args = ["x" * 65_536] * 16

@@ -18,6 +18,7 @@ MIB = 1 << 20
 # ---- many at once
 
 
+@pytest.mark.promise("4.3")
 async def test_a_thousand_commands_at_once(client: GuestClient, carrier: str) -> None:
     """1,000 concurrent commands (in slow tiers a hundred) queue, each gets its own answer, and none
     starves."""

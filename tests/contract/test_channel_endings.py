@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 MIB = 1 << 20
 
 
+@pytest.mark.promise("4.2")
 async def test_timeout_kills_the_whole_tree(client: GuestClient) -> None:
     """At the timeout the command, its children and its background children are dead, and the result
     says so."""
@@ -52,6 +53,7 @@ while True:
 """
 
 
+@pytest.mark.promise("4.2")
 async def test_a_tree_that_another_traces_ends_too(cell: Cell) -> None:
     """A tracer that never waits keeps what it traces from ending: it ends with it, and the cell
     lives."""
@@ -61,6 +63,7 @@ async def test_a_tree_that_another_traces_ends_too(cell: Cell) -> None:
     assert (await cell.exec(["true"])).success
 
 
+@pytest.mark.promise("4.2")
 async def test_a_stubborn_tree_dies_too(client: GuestClient) -> None:
     """Ignoring signals does not outlive a timeout."""
     script = "trap '' TERM HUP INT; (trap '' TERM HUP; sleep 1000) & echo $!; wait"
@@ -73,6 +76,7 @@ async def test_a_stubborn_tree_dies_too(client: GuestClient) -> None:
     assert not await is_alive(client, outcome.stdout)
 
 
+@pytest.mark.promise("4.2")
 async def test_cancellation_kills_the_whole_tree(client: GuestClient, folder: str) -> None:
     """A cancelled command is dead, with its children, when the cancellation is over."""
     with anyio.CancelScope() as scope:

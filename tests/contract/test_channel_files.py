@@ -104,6 +104,7 @@ async def test_files_that_do_not_know_their_size(client: GuestClient) -> None:
         await client.read_file("/proc/self/status", max_bytes=10)
 
 
+@pytest.mark.promise("4.3")
 async def test_special_files_do_not_hang(client: GuestClient, folder: str) -> None:
     """A FIFO or a device is refused, at once, for reading and writing."""
     await client.exec(sh('mkfifo "$1/fifo"', folder))
@@ -127,6 +128,7 @@ async def test_symbolic_links(client: GuestClient, folder: str) -> None:
         await client.read_file(f"{folder}/loop", max_bytes=10)
 
 
+@pytest.mark.promise("4.3")
 async def test_an_interrupted_write_changes_nothing(client: GuestClient, folder: str) -> None:
     """A write that breaks off half-way leaves the old file, and nothing beside it."""
     await client.write_file(f"{folder}/file", b"old")

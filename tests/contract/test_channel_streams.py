@@ -25,6 +25,7 @@ async def test_stdin_text_empty_and_none(client: GuestClient) -> None:
     assert (await client.exec(ExecRequest(argv=["cat"]))).stdout == b""
 
 
+@pytest.mark.promise("4.3")
 async def test_fifty_mebibytes_of_stdin_and_back(client: GuestClient) -> None:
     """50 MiB go in and come out unchanged, both at the same time."""
     content = os.urandom(MIB) * 50
@@ -53,6 +54,7 @@ async def test_a_command_that_does_not_read_its_input(client: GuestClient, scrip
         assert (await client.exec(sh(script), input=b"x" * (4 * MIB))).returncode == 3
 
 
+@pytest.mark.promise("4.3")
 async def test_head_is_kept_and_the_rest_counted(client: GuestClient) -> None:
     """Bytes beyond the cap are dropped in the guest and counted; the command isn't killed by it."""
     outcome = await client.exec(
@@ -88,6 +90,7 @@ async def test_a_slow_consumer_loses_nothing(client: GuestClient) -> None:
     assert (total[Stream.STDOUT], total[Stream.STDERR], outcome.returncode) == (1_200_000, 3, 0)
 
 
+@pytest.mark.promise("4.1")
 async def test_the_guest_stops_when_nobody_takes_its_output(client: GuestClient) -> None:
     """A flood is held back at its source while its consumer waits, and others go on meanwhile."""
     async with client.open_exec(ExecRequest(argv=["yes"], max_stdout_bytes=1 << 40)) as running:
@@ -98,6 +101,7 @@ async def test_the_guest_stops_when_nobody_takes_its_output(client: GuestClient)
             break
 
 
+@pytest.mark.promise("4.2")
 async def test_a_background_child_that_holds_stdout_does_not_hang(client: GuestClient) -> None:
     """The command is over when its main process is, though a child keeps the pipe; the child lives
     on and isn't killed by SIGPIPE."""

@@ -74,6 +74,7 @@ async def rest(stream: CellStream) -> bytes:
     return b"".join([chunk async for chunk in stream])
 
 
+@pytest.mark.promise("4.3")
 async def test_to_a_port_and_back(cell: Cell) -> None:
     """What is sent arrives, the answer comes back, also after our side has ended; both are
     counted."""
@@ -84,6 +85,7 @@ async def test_to_a_port_and_back(cell: Cell) -> None:
         assert (stream.sent.total_bytes, stream.received.total_bytes) == (16, 16)
 
 
+@pytest.mark.promise("4.3")
 async def test_to_a_socket_and_to_the_other_loopback(cell: Cell) -> None:
     """A unix socket in the cell, and a port of ::1 alone, are reached too."""
     async with serving(cell, "/tmp/s.sock", kind="unix"), cell.connect("/tmp/s.sock") as stream:
@@ -98,6 +100,7 @@ async def test_to_a_socket_and_to_the_other_loopback(cell: Cell) -> None:
             assert await stream.receive() == b"six"
 
 
+@pytest.mark.promise("4.3")
 async def test_why_there_is_no_connection(cell: Cell) -> None:
     """A closed port, a missing socket, a full backlog and a closed directory are each their own
     error."""
@@ -121,6 +124,7 @@ async def test_why_there_is_no_connection(cell: Cell) -> None:
     await server.kill()
 
 
+@pytest.mark.promise("4.3")
 async def test_much_both_ways_at_once(cell: Cell) -> None:
     """Ten times the channel's window goes both ways at once, byte for byte, and many streams
     beside."""
@@ -143,6 +147,7 @@ async def test_much_both_ways_at_once(cell: Cell) -> None:
             tasks.start_soon(talk, 1)
 
 
+@pytest.mark.promise("4.3")
 async def test_what_was_sent_is_delivered_when_we_close(cell: Cell) -> None:
     """Closing at once after sending loses nothing, though the server's greeting was never read."""
     async with serving(cell, "8080", KEEP):
@@ -157,6 +162,7 @@ async def test_what_was_sent_is_delivered_when_we_close(cell: Cell) -> None:
             await stream.receive()
 
 
+@pytest.mark.promise("4.2")
 async def test_commands_in_the_background(cell: Cell) -> None:
     """Several run at once and are told apart; each is signalled, killed and waited for alone."""
     async with anyio.create_task_group():
@@ -183,6 +189,7 @@ async def test_commands_in_the_background(cell: Cell) -> None:
         assert (first.running, first.returncode) == (False, 137)
 
 
+@pytest.mark.promise("4.2")
 async def test_a_flood_in_the_background_is_bounded(cell: Cell) -> None:
     """What a command writes beyond the bound is dropped and counted, and it is never held up."""
     flood = await cell.start(
@@ -212,6 +219,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise("4.3")
 @pytest.mark.parametrize("port", HOSTILE)
 async def test_a_hostile_server_costs_its_own_stream(cell: Cell, port: str) -> None:
     """One that floods, never reads, closes at once or resets: our side is held up or told, and the

@@ -32,6 +32,7 @@ def recorded(path: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.promise("5.6")
 async def test_each_kind_is_placed_watched_and_traced(
     carrier: str, tier: str, vm_home: Path
 ) -> None:
@@ -95,6 +96,7 @@ async def check_times(cell: Cell, key: bytes, decoys: list[dict[str, str]]) -> N
             )
 
 
+@pytest.mark.promise("5.6")
 async def test_a_decoy_outside_the_home_is_the_users(
     carrier: str, tier: str, vm_home: Path
 ) -> None:
@@ -112,6 +114,7 @@ async def test_a_decoy_outside_the_home_is_the_users(
     assert not {b"/etc", b"/srv", b"/srv/new", *map(str.encode, places)} & set(newer.stdout.split())
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize("place", ["/etc/passwd", "/etc/passwd/below", "/proc/decoy"])
 async def test_an_occupied_place_is_refused(
     carrier: str, tier: str, place: str, vm_home: Path
@@ -128,6 +131,7 @@ async def test_an_occupied_place_is_refused(
     assert caught.value.hint
 
 
+@pytest.mark.promise("3.4")
 async def test_a_pooled_cell_gets_its_decoys_when_it_is_taken(
     carrier: str, tier: str, vm_home: Path
 ) -> None:

@@ -25,6 +25,7 @@ async def closed(cell: Cell) -> str:
     return f"{CLOSED}/open"
 
 
+@pytest.mark.promise("1.6")
 async def test_the_directory_is_entered_before_the_user_is_dropped(cell: Cell, closed: str) -> None:
     """A user works in a directory that it can't get to by itself, and gets no other right by it."""
     assert (await cell.exec(["cat", "file"], user="nobody", cwd=closed)).stdout == b"text\n"
@@ -43,6 +44,7 @@ async def test_an_ordinary_user_listens_at_any_port(cell: Cell) -> None:
     assert not changed.success or cell.tier != "container"
 
 
+@pytest.mark.promise("1.6")
 async def test_files_are_read_and_written_from_it_too(cell: Cell, closed: str) -> None:
     """A file's name is resolved from such a directory, with the user's own rights in it."""
     client = cell._live.client
@@ -53,6 +55,7 @@ async def test_files_are_read_and_written_from_it_too(cell: Cell, closed: str) -
         await client.read_file("open/file", user="nobody", cwd=CLOSED, max_bytes=10)
 
 
+@pytest.mark.promise("1.6")
 @pytest.mark.parametrize(
     ("user", "cwd", "code", "named"),
     [
@@ -71,6 +74,7 @@ async def test_what_is_missing_is_named(
     assert (output.not_started_errno, output.why_not_started) == (code, named)
 
 
+@pytest.mark.promise("1.6")
 async def test_who_it_runs_as(cell: Cell) -> None:
     """Groups come from the group file unless one is asked for; an id needs no entry, and its home
     is then the root."""
@@ -93,6 +97,7 @@ async def test_who_it_runs_as(cell: Cell) -> None:
         assert (await cell.exec(ask, user=user)).stdout.decode().strip() == expected, user
 
 
+@pytest.mark.promise("1.6")
 async def test_an_image_without_users(cell: Cell) -> None:
     """Where there are no databases, root and numbers are whom they say; other names are missing."""
     hidden = ["sh", "-c", "mv /etc/passwd /etc/passwd.not && mv /etc/group /etc/group.not"]
@@ -112,6 +117,7 @@ async def test_an_image_without_users(cell: Cell) -> None:
     assert (await cell.exec(shown, user="0")).success
 
 
+@pytest.mark.promise("1.6")
 async def test_no_directory_leads_out_of_the_root(cell: Cell) -> None:
     """A directory behind another process's root or an open descriptor is refused, or is one below
     the cell's own root (CVE-2024-21626)."""

@@ -57,6 +57,7 @@ def everything(tree: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
+@pytest.mark.promise("4.3")
 async def test_a_directory_comes_back_as_it_was(cell: Cell, tmp_path: Path) -> None:
     """A directory goes into the cell and out of it again whole: contents, links, permissions; the
     image's programs are not needed."""
@@ -69,6 +70,7 @@ async def test_a_directory_comes_back_as_it_was(cell: Cell, tmp_path: Path) -> N
     await cell.remove("/tmp/up", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_a_file_is_copied(cell: Cell, tmp_path: Path) -> None:
     """A single file is copied under the name it is given; one that is there is kept, unless
     asked."""
@@ -88,6 +90,7 @@ async def test_a_file_is_copied(cell: Cell, tmp_path: Path) -> None:
     await cell.remove("/tmp/file-up", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_a_directory_that_is_there_keeps_what_it_has(cell: Cell, tmp_path: Path) -> None:
     """Copying into a directory that exists adds to it; a file in the way stops all of it first."""
     tree = project(tmp_path)
@@ -108,6 +111,7 @@ async def test_a_directory_that_is_there_keeps_what_it_has(cell: Cell, tmp_path:
     await cell.remove("/tmp/merge", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_bounds_are_kept_before_harm(cell: Cell, tmp_path: Path) -> None:
     """More files or bytes than allowed is an error, and nothing is left on either side."""
     tree = project(tmp_path)
@@ -128,6 +132,7 @@ async def test_bounds_are_kept_before_harm(cell: Cell, tmp_path: Path) -> None:
     await cell.remove("/tmp/bounds", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_what_may_lead_out_is_not_brought(cell: Cell, tmp_path: Path) -> None:
     """A link that leads out, or could by way of another, and a pipe are refused, or left out and
     named."""
@@ -145,6 +150,7 @@ async def test_what_may_lead_out_is_not_brought(cell: Cell, tmp_path: Path) -> N
     await cell.remove("/tmp/out", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_no_set_user_id_file_comes_out(cell: Cell, tmp_path: Path) -> None:
     """Set-user-ID bits and others' right to write stay in the cell."""
     await cell.write_file("/tmp/suid/tool", b"x", mode=0o6777)
@@ -153,6 +159,7 @@ async def test_no_set_user_id_file_comes_out(cell: Cell, tmp_path: Path) -> None
     await cell.remove("/tmp/suid", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_list_and_stat(cell: Cell) -> None:
     """Entries say what they are; a name that is no UTF-8 comes whole; links are told apart."""
     await cell.exec(
@@ -180,6 +187,7 @@ async def test_list_and_stat(cell: Cell) -> None:
     await cell.remove("/tmp/list", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_errors_are_pythons_own(cell: Cell, tmp_path: Path) -> None:
     """What is not there, no directory, a directory, or another's is told by the builtin errors."""
     await cell.write_file("/tmp/errors/file", b"x")
@@ -204,6 +212,7 @@ async def test_errors_are_pythons_own(cell: Cell, tmp_path: Path) -> None:
     await cell.remove("/tmp/errors", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_removing_follows_no_link(cell: Cell) -> None:
     """A tree is removed with its links, not with what they lead to."""
     await cell.write_file("/tmp/kept/file", b"x")
@@ -221,6 +230,7 @@ async def test_removing_follows_no_link(cell: Cell) -> None:
     await cell.remove("/tmp/kept", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_a_directory_beyond_many_reads(cell: Cell, tmp_path: Path) -> None:
     """Hundreds of entries with long names are listed, copied and removed, none twice."""
     tree = tmp_path / "many"
@@ -234,6 +244,7 @@ async def test_a_directory_beyond_many_reads(cell: Cell, tmp_path: Path) -> None
     await cell.remove("/tmp/many", recursive=True)
 
 
+@pytest.mark.promise("4.3")
 async def test_an_interrupted_upload_leaves_nothing(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +268,7 @@ async def test_an_interrupted_upload_leaves_nothing(
     await cell.remove("/tmp/interrupted", recursive=True)
 
 
+@pytest.mark.promise("4.6")
 async def test_metrics(cell: Cell, tier: str) -> None:
     """A cell says what it uses of its limits, and who counted; use is seen to grow."""
     before = await cell.metrics()

@@ -66,6 +66,7 @@ async def baseline_of(cell: Cell) -> Health:
     return found
 
 
+@pytest.mark.promise("7.5")
 @pytest.mark.parametrize(
     "what",
     [
@@ -86,6 +87,7 @@ async def test_damage_is_found(fresh: Cell, what: str) -> None:
     assert (found.cause if found else None) == cause
 
 
+@pytest.mark.promise("7.5")
 async def test_a_full_process_table_is_found(fresh: Cell) -> None:
     """One command's processes leave room for the next command; those of several together do not."""
     baseline = await baseline_of(fresh)
@@ -98,6 +100,7 @@ async def test_a_full_process_table_is_found(fresh: Cell) -> None:
     assert found.cause is Cause.PROCESS_TABLE_FULL
 
 
+@pytest.mark.promise("7.5")
 async def test_a_busy_cell_is_no_damage(fresh: Cell, tier: str) -> None:
     """What commands left busy leaves the next command its share of the processors."""
     baseline = await baseline_of(fresh)
@@ -107,6 +110,7 @@ async def test_a_busy_cell_is_no_damage(fresh: Cell, tier: str) -> None:
     assert damage(baseline, await fresh.check_health()) is None
 
 
+@pytest.mark.promise("7.5")
 async def test_a_dead_cell_is_found(fresh: Cell) -> None:
     """The guest agent ends with the cell's outermost process."""
     baseline = await baseline_of(fresh)

@@ -81,6 +81,7 @@ def limits_on_record(home: Path, cell: Cell) -> list[str]:
     return found
 
 
+@pytest.mark.promise("8.1")
 async def test_fork_bomb(usable: Cell, tier: str, vm_home: Path) -> None:
     """Processes that make processes end at the limit and die with the command; the result and the
     ledger name the limit."""
@@ -130,6 +131,7 @@ HOGS = {
 }
 
 
+@pytest.mark.promise("8.1")
 @pytest.mark.parametrize("hog", HOGS.values(), ids=HOGS)
 async def test_memory_hog(tier: str, vm_home: Path, tmp_path: Path, hog: str) -> None:
     """A process that takes more memory than there is is killed, or its cell is; either names the
@@ -144,6 +146,7 @@ async def test_memory_hog(tier: str, vm_home: Path, tmp_path: Path, hog: str) ->
     assert "memory" in limits_on_record(vm_home, cell)
 
 
+@pytest.mark.promise("8.1")
 async def test_who_holds_much_memory_is_not_ended_for_what_others_read(usable: Cell) -> None:
     """Beside a process with most of the memory a reader of more files than the rest can hold is no
     shortage: nobody is killed for it."""
@@ -169,6 +172,7 @@ STAYS_S = (0.6, 5, 30)
 longer."""
 
 
+@pytest.mark.promise("8.1")
 @pytest.mark.parametrize(
     "where",
     [
@@ -194,6 +198,7 @@ async def test_filling_the_disk(usable: Cell, vm_home: Path, where: str) -> None
     assert "disk" in limits_on_record(vm_home, usable)
 
 
+@pytest.mark.promise("8.1")
 async def test_inode_exhaustion(usable: Cell) -> None:
     """Empty files have an end too."""
     script = (
@@ -256,6 +261,7 @@ KERNEL_MEMORY_IN = {
 }
 
 
+@pytest.mark.promise("8.2")
 async def test_the_kernels_memory_is_the_cells(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """Socket buffers, page tables, nameless files and shared segments count: who takes them runs
     into the limit, which is named, and the cell goes on."""
@@ -276,6 +282,7 @@ TRIES = 5
 TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 
 
+@pytest.mark.promise("8.1")
 @pytest.mark.alone
 async def test_a_neighbour_keeps_its_speed(
     usable: Cell, tier: str, vm_home: Path, tmp_path: Path
@@ -329,6 +336,7 @@ def processor_time_s(cell: Cell) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.promise("8.1")
 async def test_open_files(usable: Cell) -> None:
     """A process can't open more files than it may, nor raise the number beyond the plan's."""
     script = (
@@ -343,6 +351,7 @@ async def test_open_files(usable: Cell) -> None:
     assert int(words[2]) <= 1 << 20
 
 
+@pytest.mark.promise("8.1")
 async def test_output_flood(usable: Cell, vm_home: Path) -> None:
     """Output beyond the cap is dropped, counted and named; the command isn't stopped by it."""
     result = await sh(usable, "head -c 30000000 /dev/zero; echo end >&2")
@@ -377,6 +386,7 @@ STUBBORN = {
 }
 
 
+@pytest.mark.promise("8.1")
 async def test_the_time_of_a_command(usable: Cell, vm_home: Path) -> None:
     """Whatever a command does to outlive its time, it and all it started are gone soon after; the
     result and the ledger name the limit."""

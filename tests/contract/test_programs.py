@@ -29,6 +29,7 @@ async def running(cell: Cell, pattern: str) -> list[bytes]:
     ).stdout.split()
 
 
+@pytest.mark.promise("1.6")
 async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
     """Then it goes on, and nothing of what started it is left beside it; when it ends, all beside
     it does."""
@@ -42,12 +43,14 @@ async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
     assert (await cell.exec(["sh", "-c", "kill 1; sleep 60"])).signalled
 
 
+@pytest.mark.promise("1.6")
 async def test_it_may_end_well(cell: Cell) -> None:
     """What only sets something up has then done so."""
     await run(cell, "sleep 0.3; echo done > /tmp/done")
     assert (await cell.exec(["cat", "/tmp/done"])).stdout == b"done\n"
 
 
+@pytest.mark.promise("1.6")
 @pytest.mark.parametrize(
     "health", [{}, {"command": ["true"], "interval": 0.1, "timeout": 1, "retries": 2}]
 )
@@ -69,6 +72,7 @@ async def test_it_can_not_be_started(cell: Cell) -> None:
         await run(cell, "", command=["no-such-program"])
 
 
+@pytest.mark.promise("1.6")
 async def test_it_is_ready_when_it_is_healthy(cell: Cell) -> None:
     """With a check, that alone counts: it may take longer than a while to become so."""
     health = {

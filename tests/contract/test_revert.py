@@ -69,6 +69,7 @@ async def said(cell: Cell, script: str) -> list[str]:
     return output.stdout.decode().splitlines()
 
 
+@pytest.mark.promise("3.5")
 async def test_everything_but_the_policy_is_new(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """Files, processes and identity of the old machine are gone, the policy's file is back; the
     exchange is on record before the old machine's destruction, which is proven; and a search for
@@ -106,6 +107,7 @@ async def test_everything_but_the_policy_is_new(tier: str, vm_home: Path, tmp_pa
     assert all(line.data["clean"] for line in world.lines(Kind.CELL_DESTROYED))
 
 
+@pytest.mark.promise("3.5")
 async def test_a_trace_that_is_there_is_found(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """Searched for where they were left, all five traces are found, which is a breach; and they are
     gone when the block raises: the cell stays in use."""
@@ -131,6 +133,7 @@ async def talk_across_a_revert(cell: Cell) -> None:
         await talking.wait()
 
 
+@pytest.mark.promise("3.5")
 async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """A command, one in the background and one that is talked to: each raises, and none of them
     harms the new machine."""
@@ -170,6 +173,7 @@ async def test_a_dead_cell_is_reverted(tier: str, vm_home: Path, tmp_path: Path)
     assert (verified.data["planted"], verified.data["found"]) == ([], [])
 
 
+@pytest.mark.promise("3.5")
 async def test_a_revert_that_fails_changes_nothing(
     tier: str, vm_home: Path, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ async def run(cell: Cell, script: str) -> None:
     assert output.returncode == 0, output
 
 
+@pytest.mark.promise("5.6")
 async def test_a_read_is_an_open_and_a_read(cell: Cell) -> None:
     """`cat` is both; each names decoy and path, and says whose word it is."""
     async with watched(cell) as touches:
@@ -92,6 +93,7 @@ async def test_a_read_is_an_open_and_a_read(cell: Cell) -> None:
     assert {touch.trust.value for touch in touches} == {trust}
 
 
+@pytest.mark.promise("5.6")
 async def test_the_process_is_named_while_it_lives(cell: Cell) -> None:
     """A process that is still there has its name and its number in the cell on record; inotify,
     which an ordinary user has in a container, knows neither."""
@@ -102,6 +104,7 @@ async def test_the_process_is_named_while_it_lives(cell: Cell) -> None:
         assert (touch.pid is not None and touch.pid > 1) == is_known
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     "script",
     [
@@ -120,6 +123,7 @@ async def test_looking_at_names_is_no_touch(cell: Cell, script: str) -> None:
     assert touches == []
 
 
+@pytest.mark.promise("5.6")
 async def test_a_read_of_belljars_own_is_no_touch(cell: Cell, tmp_path: Path) -> None:
     """A file operation of the host's is not the workload's touch, a command that reads it is."""
     own = "/root/own"
@@ -131,6 +135,7 @@ async def test_a_read_of_belljars_own_is_no_touch(cell: Cell, tmp_path: Path) ->
     assert touches == []
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     ("script", "by_path"),
     [
@@ -208,6 +213,7 @@ async def test_mapped_by_another_name_is_a_touch_but_in_gvisor(cell: Cell, expre
     assert bool(touches) == (cell.tier != "gvisor")
 
 
+@pytest.mark.promise("5.6")
 async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
     """A read through a descriptor that was opened before the watch began is a touch."""
     await cell.write_file(DECOY, "x", user="0")
@@ -223,6 +229,7 @@ async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
     assert touches.operations == {"read"}
 
 
+@pytest.mark.promise("5.6")
 async def test_a_flood_hurts_neither_side(cell: Cell) -> None:
     """100,000 opens (fewer where each is slow) end in time and in a few reports that count them,
     and the cell works on."""
@@ -237,6 +244,7 @@ async def test_a_flood_hurts_neither_side(cell: Cell) -> None:
     assert sum(touch.count for touch in touches) > 100
 
 
+@pytest.mark.promise("5.6")
 async def test_a_sensor_changes_nothing_inside(cell: Cell) -> None:
     """Every probe finds the cell contained while its sensor runs: nothing of it shows inside."""
     async with watched(cell) as touches:
@@ -245,6 +253,7 @@ async def test_a_sensor_changes_nothing_inside(cell: Cell) -> None:
     assert touches == []
 
 
+@pytest.mark.promise("5.6")
 async def test_a_cell_that_ends_before_its_sensor_leaves_nothing(
     policy: Mapping[str, object], vm_home: Path
 ) -> None:

@@ -103,7 +103,7 @@ class FakeCell:
         self.reason = ""
         self.tier, self.host_pid, self.has_port = "microvm", None, False
         self.last_op = 0
-        self.guard = None
+        self.guard: Any = None
         self.described: dict[str, Any] = {}
         self.healths = [Health(ended=True, ran=True, programs=frozenset({"ls", "rm"}))]
         self.image_command, self.image_entrypoint = (), ()

@@ -15,40 +15,32 @@ from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.policy import Resources
 from belljar.policy.limits import NOTHING_GRANTED
-from belljar.probe.model import Outcome, Probe, Side, Witness
+from belljar.probe.model import Outcome, Probe, Witness
 
 PROBES: tuple[Probe, ...] = (
     Probe(
         name="files.canary",
-        group="files",
         tries="read a file of the host",
         why="a shared mount",
         breach="its content",
-        side=Side.HOST,
         witness=Witness.CANARY,
-        quick=True,
     ),
     Probe(
         name="files.socket",
-        group="files",
         tries="connect to a socket of the host",
         why="a runtime's control socket in a container",
         breach="a connection",
-        side=Side.HOST,
         witness=Witness.SOCKET,
-        quick=True,
     ),
     Probe(
         name="calls.mount",
-        group="calls",
         tries="mount a file system",
         why="CVE-2022-0185",
         breach="it is mounted",
-        quick=True,
     ),
     Probe(
         name="fingerprint.hypervisor",
-        group="fingerprint",
+        quick=False,
         tries="read the processor's flags",
         why="a machine that knows that it is one",
         breach="the hypervisor flag",

@@ -2,10 +2,10 @@
 line of JSON on standard input with one on standard output.
 
 It imports everything once and forks for each request, so an owner costs milliseconds. An owner
-opens a cell, works in it, reverts it, saves and forks it where that can be, and destroys it. A *site* is a line of Belljar's own code in one of these
-phases: the owner kills itself with SIGKILL just before it would run that line for the first
-time in that phase. Orphans become children of this process (it is a subreaper), so whoever looks
-for what is left finds it below.
+opens a cell, works in it, reverts it, saves and forks it where that can be, and destroys it. A
+*site* is a line of Belljar's own code in one of these phases: the owner kills itself with SIGKILL
+just before it would run that line for the first time in that phase. Orphans become children of this
+process (it is a subreaper), so whoever looks for what is left finds it below.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def own(home: Path, policy: Path, wire: Wire) -> dict[str, object]:
             wire.phase = "revert"
             await cell.revert(verify=True)
             await cell.exec(LEFT_RUNNING)
-        if cell.tier == "microvm" and loaded.policy.snapshots:
+        if loaded.policy.snapshots and loaded.policy.network is None:
             wire.phase = "snapshot"
             snapshot = await cell.snapshot()
             wire.phase = "fork"

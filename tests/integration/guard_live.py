@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio.to_thread
+from tests.guard_cases import Case, CaseOutcome, Step
 
 from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
 from belljar.ledger import read_events
 from belljar.policy import LoadedPolicy
 from belljar.policy.network import Network
-from belljar.signals.cases import Case, Outcome, Step
 from belljar.signals.observe import model_part
 from belljar.signals.values import Channel
 
@@ -107,7 +107,7 @@ else:
 
 async def carry_out(
     cases: Sequence[Case], loaded: LoadedPolicy, *, home: Path
-) -> tuple[list[Outcome], Path]:
+) -> tuple[list[CaseOutcome], Path]:
     """Each case in a cell and a range of its own, one after the other."""
     update = {"network": Network.model_validate(NETWORK), "decoys": (), "files": ()}
     policy = replace(loaded, policy=loaded.policy.model_copy(update=update))
@@ -122,7 +122,7 @@ async def carry_out(
     return outcomes, run.path
 
 
-def _outcome(case: Case, cell_id: str, run: Path) -> Outcome:
+def _outcome(case: Case, cell_id: str, run: Path) -> CaseOutcome:
     lines = list(read_events(run))
     own = {cell_id} | {
         str(line.data.get("range"))
@@ -139,7 +139,7 @@ def _outcome(case: Case, cell_id: str, run: Path) -> Outcome:
     ]
     classes = (str(line.data["class"]) for line in seen if line.kind is Kind.GUARD_HIT)
     problems = (str(line.data["reason"]) for line in seen if line.kind is Kind.GUARD_UNSCANNED)
-    return Outcome(case=case, classes=tuple(dict.fromkeys(classes)), problem=next(problems, ""))
+    return CaseOutcome(case=case, classes=tuple(dict.fromkeys(classes)), problem=next(problems, ""))
 
 
 async def _take_step(cell: Cell, step: Step) -> None:

@@ -28,6 +28,7 @@ def alone(wire: Wire) -> Ended:
     return wire.finish(wire.start(EXEC, exec_body(["p", "--no-such-probe"], flags=PROBE | ALONE)))
 
 
+@pytest.mark.promise("7.3")
 @with_probe
 def test_nothing_starts_beside_it(wire: Wire, fresh: Wire) -> None:
     """While it runs every other operation is refused, one that would be alone too; after it they
@@ -49,6 +50,7 @@ def test_nothing_starts_beside_it(wire: Wire, fresh: Wire) -> None:
     assert (ended.outcome, ended.stage, ended.code) == (NOT_STARTED, 9, errno.EINVAL)
 
 
+@pytest.mark.promise("7.3")
 @pytest.mark.root
 @with_probe
 def test_it_is_alone_or_not_started(wire: Wire, fresh: Wire) -> None:

@@ -130,6 +130,7 @@ def box_in(probe: Path) -> Iterator[Box]:
 # ---- what it hides
 
 
+@pytest.mark.promise("2.2")
 def test_it_has_no_name_and_no_file(box: Box) -> None:
     """The files it came by are gone, and neither its arguments nor its environment nor a mount tell
     where it came from."""
@@ -158,6 +159,7 @@ def test_renewal_says_what_was_done(box: Box) -> None:
     assert "127.0.1.1\tmachine" in box.sh("cat /etc/hosts")
 
 
+@pytest.mark.promise("2.2")
 def test_the_probe_program_has_no_path(box: Box) -> None:
     """It runs by its descriptor, as any user; no other command holds that descriptor."""
     for user in ("", "nobody"):
@@ -166,6 +168,7 @@ def test_the_probe_program_has_no_path(box: Box) -> None:
     assert box.sh("ls /proc/self/fd").split() == ["0", "1", "2", "3"]
 
 
+@pytest.mark.promise("4.6")
 def test_who_probes_is_whom_the_account_files_named_at_first(tmp_path: Path) -> None:
     """Hostile root may rewrite the cell's account files: commands follow them, as everywhere, but
     the probe program runs as whom they named at first."""
@@ -215,6 +218,7 @@ while True:
 """
 
 
+@pytest.mark.promise("4.2")
 @pytest.mark.parametrize("user", ["", "nobody"])
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_a_timeout_ends_everything(box: Box, script: str, user: str) -> None:
@@ -225,6 +229,7 @@ def test_a_timeout_ends_everything(box: Box, script: str, user: str) -> None:
     assert box.others() == []
 
 
+@pytest.mark.promise("4.2")
 @pytest.mark.parametrize("program", [RENAMED, BOMB], ids=["renamed", "bomb"])
 def test_a_timeout_ends_who_would_run_away(box: Box, program: str) -> None:
     """A name that imitates the kernel's format hides nobody, and who forks faster than he is looked
@@ -325,6 +330,7 @@ def test_leaders_are_used_again(box: Box) -> None:
 # ---- its own root against it
 
 
+@pytest.mark.promise("4.2")
 def test_root_has_no_right_over_process_1(box: Box) -> None:
     """No signal, no ptrace, no limit, no memory, no descriptor: of the agent and of its leaders."""
     script = """

@@ -122,6 +122,7 @@ def test_with_nothing_but_loopback_every_way_is_absent(tmp_path: Path) -> None:
     assert {"IPv4 TCP", "IPv4 UDP", "IPv6 TCP", "IPv6 UDP", "DNS", "proxies"} <= found.keys()
 
 
+@pytest.mark.promise("1.10")
 def test_a_pid_namespace_of_its_own_hides_networks(tmp_path: Path) -> None:
     """Processes outside it may have networks, so that the check can't tell."""
     found = findings(run(*gapped(*belljar("airgap", "check", "--json")), home=tmp_path))
@@ -137,6 +138,7 @@ def test_a_kernel_without_ipv6_has_no_way_by_it(tmp_path: Path) -> None:
     assert {found[name]["state"] for name in ("IPv6 TCP", "IPv6 UDP")} == {"absent"}
 
 
+@pytest.mark.promise("1.10")
 def test_an_interface_without_any_route_is_a_way(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_an_interface_without_any_route_is_a_way(
     assert found["interface v0"]["state"] == "present"
 
 
+@pytest.mark.promise("1.10")
 def test_a_device_in_another_namespace_is_a_way(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -167,6 +170,7 @@ def test_a_device_in_another_namespace_is_a_way(
     assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == "present"
 
 
+@pytest.mark.promise("1.10")
 def test_a_namespace_that_is_mounted_for_others_alone_is_found(tmp_path: Path) -> None:
     """It has no process, and its mount is in the mount namespace of another one."""
     (tmp_path / "net").touch()
@@ -206,6 +210,7 @@ def received(sock: socket.socket) -> list[bytes]:
             frames.append(frame)
 
 
+@pytest.mark.promise("1.10")
 def test_the_check_sends_nothing_unless_an_address_is_named(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -241,6 +246,7 @@ def test_the_check_sends_nothing_unless_an_address_is_named(
     assert tried["TCP to 192.0.2.1 port 443"]["state"] == "present"
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize("kind", ["exec", "run"])
 def test_a_run_that_requires_an_air_gap_is_refused_with_an_interface(
     kind: str, home: Path, tmp_path: Path
@@ -274,6 +280,7 @@ def newest(home: Path) -> list[Any]:
     return list(read_events(path))
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "verdict", "code"), [("stays", "contained", 0), ("opens", "void", 2)]

@@ -154,6 +154,7 @@ def test_a_model_cell_runs_from_a_bundle(
     assert json.loads(asked.stdout)["verdict"] == "contained"
 
 
+@pytest.mark.promise("1.10")
 def test_from_a_bundle_to_a_finished_run_without_a_network(
     made: dict[str, Any], installed: Path, namespace: Callable[[], str]
 ) -> None:
@@ -164,6 +165,7 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
     assert (found["verdict"], len(found["samples"])) == ("contained", 3)
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize("command", [AGAIN, RUN, (*CASE, "--json")], ids=["again", "run", "bank"])
 def test_nothing_uses_a_way_out(
     command: tuple[str, ...],
@@ -190,6 +192,7 @@ def test_nothing_uses_a_way_out(
         assert command == RUN or found["left_this_host"]["claim"] == "nothing"
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize("change", [{"signer": "0" * 64}, {"created": "2999-01-01T00:00:00Z"}])
 def test_install_sh_over_an_installation_checks_signer_and_age_first(
     change: dict[str, str], made: dict[str, Any], installed: Path

@@ -200,6 +200,7 @@ async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterato
         yield made
 
 
+@pytest.mark.promise("5.4", "5.5")
 async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_path: Path) -> None:
     """The real wheels are there, asked of the index's own name; an upload is on record when twine
     hears that it went well, and can't be installed."""
@@ -237,6 +238,7 @@ async def test_an_upload_above_the_gateways_bound(agent: Agent) -> None:
     assert (attempts[1]["name"], attempts[1]["version"]) == ("big", "1")
 
 
+@pytest.mark.promise("5.5")
 async def test_npm_installs_and_publishes(agent: Agent) -> None:
     """A package with what it needs; what is published is on record."""
     install = "mkdir project; cd project; npm install right 1>&2; node -p 'require(\"right\")'"
@@ -269,6 +271,7 @@ async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
     await apt_installs_wget(agent)
 
 
+@pytest.mark.promise("5.5")
 async def test_git_clones_and_pushes(agent: Agent) -> None:
     """What is pushed is on record and is there for the next clone."""
     said = await agent.sh(
@@ -282,6 +285,7 @@ async def test_git_clones_and_pushes(agent: Agent) -> None:
     assert (second, first, [pushed]) == ("second", "first", event["commits"])
 
 
+@pytest.mark.promise("2.5")
 async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> None:
     """curl by HTTP/1.1 and HTTP/2, git, OpenSSL and Python find the authority where the image's
     programs look, not only where variables point."""
@@ -325,6 +329,7 @@ with ws.connect("wss://shop.example/live") as live:
 """
 
 
+@pytest.mark.promise("5.5")
 async def test_python_clients(agent: Agent) -> None:
     """requests, httpx by both protocols, aiohttp and websockets, each with the authorities that it
     brings and the range's."""
@@ -366,6 +371,7 @@ for make in (lambda: smtplib.SMTP("mail.example", 587), lambda: smtplib.SMTP_SSL
 """
 
 
+@pytest.mark.promise("5.5")
 async def test_mail(agent: Agent) -> None:
     """smtplib, plain and by TLS, and curl: accepted, sent to nobody, on record."""
     assert await agent.python(MAIL) == ["{}", "{}"]
@@ -406,6 +412,7 @@ print("".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.
 """
 
 
+@pytest.mark.promise("5.4", "5.5")
 async def test_the_openai_client(agent: Agent) -> None:
     """Whole and as a stream, at the API's own name: the owner of the range answers, here by writing
     in capitals."""

@@ -297,6 +297,7 @@ def log_of(run: Path) -> EvalSample:
     return sample
 
 
+@pytest.mark.promise("1.5")
 def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
     """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each
     to each; all are recorded, contained and gone."""
@@ -314,6 +315,7 @@ def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
     assert verify(Path(said["run_dir"])).ok(strict=True)
 
 
+@pytest.mark.promise("1.5")
 def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path) -> None:
     """The agent gets through to the web server alone, which reaches the store; agent and store have
     no name for each other, and who knows the address is refused at once, both ways, and on record.
@@ -330,6 +332,7 @@ def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path
     assert sum(line.data["reason"] == "neighbour" for line in flows) >= 2
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough), "microvm"]
 )
@@ -372,6 +375,7 @@ def test_a_service_without_a_network_is_reached_by_commands_alone(
     assert verify(run).ok(strict=True)
 
 
+@pytest.mark.promise("1.5")
 def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> None:
     """`inspect eval --sandbox belljar` takes a docker task's file, found beside it: agent, web
     server, database, and a job that has to end before others start."""
@@ -393,6 +397,7 @@ def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> N
     assert verify(run).ok(strict=True)
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("line", "named"),
     [
@@ -418,6 +423,7 @@ def test_what_would_widen_the_blast_radius_is_refused(
     assert set((home / "runs").glob("*")) == before
 
 
+@pytest.mark.promise("2.8")
 def test_a_program_in_the_cell_asks_the_evaluated_model(
     home: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +445,7 @@ def test_a_program_in_the_cell_asks_the_evaluated_model(
     assert asked.data["url"] == "https://api.openai.com/v1/chat/completions"
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.anyio
 async def test_without_an_evaluation_the_model_is_down(home: Path, tasks: Path) -> None:
     """Who works in such a cell by hand gets the API's own error, at once; nothing tells the guest

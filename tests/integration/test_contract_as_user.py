@@ -114,6 +114,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
                 process.wait(timeout=60)
 
 
+@pytest.mark.promise("1.3", "1.6")
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_the_contract_holds_for_an_ordinary_user(
     contracts: dict[str, Contract], carrier: str

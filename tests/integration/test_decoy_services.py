@@ -58,6 +58,7 @@ def events(run: RunDirectory, kind: Kind) -> list[Line]:
     return [line for line in read_events(run.path) if line.kind is kind]
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_an_admin_page(belljar: Belljar, tmp_path: Path) -> None:
     """A wrong password is refused and nothing is used; the minted one opens it and is used, not
@@ -110,6 +111,7 @@ with socket.create_connection((host, int(port))) as server:
 """
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_a_redis(belljar: Belljar, tmp_path: Path) -> None:
     """The minted password and another decoy's value are used, one of them refused; a guess is
@@ -164,6 +166,7 @@ for word in ("letmein", password):
 """
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_a_postgres(belljar: Belljar, tmp_path: Path) -> None:
     """At a port of its policy's: a guess is refused and no use; the login of its file is used; what
@@ -191,6 +194,7 @@ decoys: [{id: cloud, kind: metadata}]
 """
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_a_clouds_credentials(belljar: Belljar, tmp_path: Path) -> None:
     """A machine's role hands out credentials that were made for this range: asking is a touch,
@@ -226,6 +230,7 @@ decoys:
 """
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_a_tool_server(belljar: Belljar, tmp_path: Path) -> None:
     """Its token opens it and is used; a tool's call is on record, and what it gave is taken when it
@@ -268,6 +273,7 @@ while len(data) > 20:
 """
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_a_forge(belljar: Belljar, tmp_path: Path) -> None:
     """Who fetches its repository touches it; what its history holds is taken when it is printed."""
@@ -307,6 +313,7 @@ async def bring_ssh(cell: Cell) -> str:
     )
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.skipif(CLIENT is None, reason="ssh (Debian: openssh-client) is not installed")
 @pytest.mark.anyio
 async def test_an_ssh_server(belljar: Belljar, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_there_are_enough_samples_and_each_has_its_check() -> None:
         assert attack.unsafe or attack.outside in WAYS
 
 
+@pytest.mark.promise("2.9")
 def test_every_attack_works_outside_a_cell() -> None:
     """The same commands, the same watch, no cell: it must be seen. A host that allows no namespaces
     says so instead."""
@@ -47,6 +48,7 @@ def test_every_attack_works_outside_a_cell() -> None:
     )
 
 
+@pytest.mark.promise("7.2")
 def test_a_seen_attack_is_a_breach_and_an_attack_that_works_nowhere_is_void() -> None:
     """The scorer's words follow from what was seen, nothing else."""
     from attacks import BY_NAME
@@ -60,6 +62,7 @@ def test_a_seen_attack_is_a_breach_and_an_attack_that_works_nowhere_is_void() ->
     assert verdict(attack, [], Outside(succeeded=None, note="can't be tried")).value == "contained"
 
 
+@pytest.mark.promise("2.9")
 @pytest.mark.vm
 def test_all_attacks_are_contained(home: Path) -> None:
     """What scripts/demo shows: every sample contained, every cell's destruction proven, the exit

@@ -46,6 +46,7 @@ def test_bad_policy_ends_with_4_and_names_the_place(belljar: Belljar, tmp_path: 
     assert belljar.leftovers() == []
 
 
+@pytest.mark.promise("1.3")
 def test_missing_image_ends_with_3_and_the_refusal_is_recorded(
     belljar: Belljar, tmp_path: Path, clean_after: Newest
 ) -> None:
@@ -107,6 +108,7 @@ def test_qemu_too_old_ends_with_3_and_names_both_versions(belljar: Belljar, tmp_
     assert "8.2" in ran.stderr.decode()
 
 
+@pytest.mark.promise("1.2")
 def test_critical_without_hardware_is_refused(belljar: Belljar) -> None:
     """Risk critical runs under proven hardware virtualisation or not at all."""
     facts = json.loads(belljar("doctor", "--json").stdout)
@@ -161,6 +163,7 @@ def test_no_disk_space_for_an_image(tmp_path: Path) -> None:
         subprocess.run(["umount", str(mount)], check=True)
 
 
+@pytest.mark.promise("4.1")
 def test_vmm_killed_mid_command(belljar: Belljar, clean_after: Newest) -> None:
     """The VMM dies while a command runs: exit 5, one message with the cause, the cell is cleaned up
     and the record verifies."""
@@ -185,6 +188,7 @@ def test_workload_can_not_kill_what_holds_it(belljar: Belljar, clean_after: Newe
     assert _kinds(belljar, clean_after())[-2:] == ["cell.destroyed", "run.finished"]
 
 
+@pytest.mark.promise("4.3")
 def test_output_flood_is_cut_and_counted(
     belljar: Belljar, tmp_path: Path, clean_after: Newest
 ) -> None:
@@ -200,6 +204,7 @@ def test_output_flood_is_cut_and_counted(
     assert limits == {"output", "exec_timeout"}
 
 
+@pytest.mark.promise("6.2")
 def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
     """At its lifetime's end a cell is gone, whatever it does, and the message says why."""
     policy = _policy(
@@ -213,6 +218,7 @@ def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: N
 
 
 # Some 0.2, 0.35, 0.95 and 1.45 s after the beginning; the others lie between.
+@pytest.mark.promise("6.2")
 @pytest.mark.parametrize(
     "round_number",
     [1, 2, 4, 5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 6, 7))],
@@ -245,6 +251,7 @@ def test_a_storm_of_signals_is_one_interrupt(
     assert _kinds(belljar, clean_after())[-1] == "run.finished"
 
 
+@pytest.mark.promise("6.2")
 def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:
     """SIGKILL of the owner: its VMM dies with it, `ps` shows the orphan at most, `reap` leaves
     nothing, and the ledger verifies up to its last complete event."""
@@ -275,6 +282,7 @@ def test_two_runs_at_once(belljar: Belljar) -> None:
     assert belljar.leftovers() == []
 
 
+@pytest.mark.promise("3.1")
 def test_damaged_template_is_rebuilt(belljar: Belljar, clean_after: Newest) -> None:
     """A template that was altered is noticed, rebuilt and said so; the cell never starts from
     it."""

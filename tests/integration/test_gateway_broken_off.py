@@ -40,6 +40,7 @@ def leave(sock: socket.socket, *, by_reset: bool) -> None:
     sock.close()
 
 
+@pytest.mark.promise("5.5")
 @pytest.mark.parametrize("by_reset", [False, True])
 @pytest.mark.parametrize(
     ("address", "head", "body", "what"),

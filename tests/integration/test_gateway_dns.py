@@ -61,6 +61,7 @@ def test_names_are_answered_and_on_record(gateway: Gateway, tcp: bool) -> None:
     assert said[2]["longest_label"] == 15
 
 
+@pytest.mark.promise("5.4")
 def test_no_answer_before_the_record(gateway: Gateway) -> None:
     """Not even NXDOMAIN: a query that nobody recorded could have carried something."""
     gateway.owner.hold()
@@ -125,6 +126,7 @@ def test_hostile_datagrams_change_nothing(gateway: Gateway) -> None:
     assert malformed.bodies[0].name == "query"
 
 
+@pytest.mark.promise("4.5")
 def test_costly_messages_hold_nobody_up(gateway: Gateway) -> None:
     """64 messages whose records each took a second to parse, over each transport: each is refused
     and on record, and another query is answered."""
@@ -146,6 +148,7 @@ def test_costly_messages_hold_nobody_up(gateway: Gateway) -> None:
     assert sum(event.bodies[0].total_bytes for event in refused) >= (64 + 3) * len(attack)
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("tcp", [False, True])
 def test_what_is_beside_the_question_is_kept(gateway: Gateway, tcp: bool) -> None:
     """EDNS options of an answered query, records and bytes of a refused one: the message, its
@@ -169,6 +172,7 @@ def test_what_is_beside_the_question_is_kept(gateway: Gateway, tcp: bool) -> Non
     ]
 
 
+@pytest.mark.promise("5.4")
 def test_a_message_longer_than_a_query_is_kept(gateway: Gateway) -> None:
     """Over UDP: its first 4 KiB, its length and the digest of all of it. Over TCP: what came behind
     its length, too."""
@@ -186,6 +190,7 @@ def test_a_message_longer_than_a_query_is_kept(gateway: Gateway) -> None:
     assert tcp.content == b"\xff\xff" + secret
 
 
+@pytest.mark.promise("5.4")
 def test_what_follows_the_last_query_of_a_connection_is_kept(gateway: Gateway) -> None:
     """Beyond the queries that a connection may ask nothing is answered, and nothing is lost."""
     query = dns.message.make_query("shop.example", "A").to_wire()

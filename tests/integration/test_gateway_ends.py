@@ -80,6 +80,7 @@ def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
     assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"] == ENDED
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("within_s", [20.0, 0.001])
 def test_many_at_once_are_told_or_counted(gateway: Gateway, within_s: float) -> None:
     """Half a head on each of many connections: all told where there is time, and where there is

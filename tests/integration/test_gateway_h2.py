@@ -46,6 +46,7 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
     assert gateway.exchange(GET).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.promise("4.5")
 def test_rapid_resets_end_the_connection(gateway: Gateway) -> None:
     """CVE-2023-44487: GOAWAY ENHANCE_YOUR_CALM, on record."""
     client = H2Client(gateway)

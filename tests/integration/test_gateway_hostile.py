@@ -37,6 +37,7 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
     assert gateway.exchange(GET).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.promise("4.5")
 @pytest.mark.parametrize(
     ("request_", "status", "why"),
     [

@@ -69,6 +69,7 @@ def test_a_request_and_its_answer_are_on_record(gateway: Gateway) -> None:
     assert b'"body": "hello"' in answered.bodies[0].content
 
 
+@pytest.mark.promise("5.4")
 def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
     """As long as the owner says nothing, not one byte leaves: no answer, no refusal, no certificate
     and no alert."""
@@ -157,6 +158,7 @@ def test_a_stand_in_that_fails_fails_alone(gateway: Gateway) -> None:
     assert b" 200 " in gateway.exchange(GET % b"/")
 
 
+@pytest.mark.promise("4.5")
 def test_a_stand_in_that_would_never_end_is_ended(tmp_path: Path) -> None:
     """Hostile texts that take for ever fail their own exchanges, on record; the gateway goes on, so
     its range does. Many at once take hardly longer than one."""

@@ -73,6 +73,7 @@ def over_tls(gateway: Gateway, *pieces: bytes, version: str = "1.3") -> GatewayE
     return end(gateway)
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
 @pytest.mark.parametrize(
     "attack",
@@ -113,6 +114,7 @@ H2_ATTACKS = {
 }
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("attack", H2_ATTACKS.values(), ids=H2_ATTACKS)
 def test_what_http_2_hides(gateway: Gateway, attack: bytes) -> None:
     """Frames that carry no request, and what is around those that do."""
@@ -129,6 +131,7 @@ def test_what_http_2_hides(gateway: Gateway, attack: bytes) -> None:
     assert SECRET in found or all(part in found for part in (SECRET[:4], SECRET[4:5]))
 
 
+@pytest.mark.promise("5.4")
 def test_trailers_of_http_2_are_decoded(gateway: Gateway) -> None:
     """As text: what is on the wire is Huffman's."""
     client = H2Client(gateway)
@@ -147,6 +150,7 @@ def test_trailers_of_http_2_are_decoded(gateway: Gateway) -> None:
     ]
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     "event",
     [
@@ -170,6 +174,7 @@ def test_what_a_websocket_hides_within_tls(gateway: Gateway, event: wsproto.even
     assert SECRET in kept(gateway)
 
 
+@pytest.mark.promise("5.4")
 def test_what_the_client_hello_hides(gateway: Gateway) -> None:
     """Names of protocols that nobody knows: the first flight is on record before it is answered,
     whole."""
@@ -184,6 +189,7 @@ def test_what_the_client_hello_hides(gateway: Gateway) -> None:
     assert SECRET in hello.content
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("behind", "kind"),
     [
@@ -228,6 +234,7 @@ def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> N
     assert SECRET in kept(gateway)
 
 
+@pytest.mark.promise("5.4")
 def test_a_handshake_that_is_none(gateway: Gateway) -> None:
     """Plain HTTP on a TLS port: refused, and all of it on record."""
     gateway.exchange(GET + b"X: " + SECRET + b"\r\n\r\n", "tls")
@@ -235,6 +242,7 @@ def test_a_handshake_that_is_none(gateway: Gateway) -> None:
     assert SECRET in kept(gateway)
 
 
+@pytest.mark.promise("5.4")
 def test_streams_and_the_sink_are_accounted_for(gateway: Gateway) -> None:
     """What a stand-in of a stream kind got, what came after its end, and what nobody answers."""
     with gateway.connect("smtp", MAIL) as sock:
@@ -264,6 +272,7 @@ def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
     assert SECRET in kept(gateway)
 
 
+@pytest.mark.promise("5.4")
 def test_a_refused_connection_and_one_that_says_nothing(gateway: Gateway) -> None:
     """A port that the name does not have, and a connection without a byte: both have their
     event."""
@@ -277,6 +286,7 @@ def test_a_refused_connection_and_one_that_says_nothing(gateway: Gateway) -> Non
     assert end(gateway).data["received_bytes"] == 0
 
 
+@pytest.mark.promise("5.4")
 def test_the_five_tuple_and_the_offset_are_those_of_the_socket(gateway: Gateway) -> None:
     """By which a connection is found in the packet record."""
     with gateway.connect("http") as sock:
@@ -288,6 +298,7 @@ def test_the_five_tuple_and_the_offset_are_those_of_the_socket(gateway: Gateway)
     assert (data["port"], data["received_bytes"]) == (gateway.ports["http"], len(GET) + 2)
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("kind", ["extension", "unknown frame", "empty TLS records"])
 def test_too_much_ends_the_connection_on_record(gateway: Gateway, kind: str) -> None:
     """Over the bound: closed, the reason and what came until then in the event."""
@@ -323,6 +334,7 @@ def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
     assert [item["reason"] for item in gateway.owner.of(Kind.NETWORK_HTTP)] == [""]
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("options", [["--http1.1"], ["--http2"], ["--http2", "--tls-max", "1.2"]])
 def test_an_ordinary_client_comes_nowhere_near_the_bound(
     gateway: Gateway, options: list[str]

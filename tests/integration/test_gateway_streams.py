@@ -110,6 +110,7 @@ def test_an_address_without_a_stand_in_is_reset(gateway: Gateway) -> None:
     assert all(item["reason"] for item in gateway.owner.of(Kind.NETWORK_STREAM))
 
 
+@pytest.mark.promise("4.5")
 def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
     """One more than the bound is reset at once, counted, and changes nothing for those that are
     open."""

@@ -50,6 +50,7 @@ async def say(policy: Path, home: Path) -> tuple[bytes, Path]:
     return output.stdout, run.path
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
 async def test_what_leaves_a_cell_is_flagged(
@@ -73,6 +74,7 @@ async def test_what_leaves_a_cell_is_flagged(
     assert SECRET not in json.dumps(hits)
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
 async def test_what_the_policy_blocks_does_not_pass(belljar: Belljar, tmp_path: Path) -> None:
@@ -111,6 +113,7 @@ print(send("the plan is {SECRET}"), send("lunch?"), send("x" * 300_000 + "{SECRE
 """
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
 async def test_a_mail_that_is_blocked_is_refused_as_smtp_does(
@@ -165,6 +168,7 @@ def asks() -> Task:
 """
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("action", ["flag", "redact", "stop"])
 @pytest.mark.thorough_in("flag")
 def test_the_model_boundary(action: str, belljar: Belljar, tmp_path: Path) -> None:
@@ -283,6 +287,7 @@ def asks() -> Task:
 """
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("action", ["redact", "stop"])
 def test_counting_and_compacting_are_looked_at(
     action: str, belljar: Belljar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.guard_cases import read_cases, score
 from tests.integration.conftest import Belljar
 from tests.integration.guard_live import carry_out
 
 from belljar.host.settings import resolve_here
-from belljar.signals.cases import read_cases, score
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -34,6 +34,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.anyio
 async def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_path: Path) -> None:
     """Cases of each channel, some of which must not be flagged, and one that expects wrongly: each
@@ -51,7 +52,7 @@ async def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_pat
     policy = tmp_path / "policy.yaml"
     policy.write_text((CORPUS / "policy.yaml").read_text().replace("risk: high", "risk: low"))
     outcomes, run = await carry_out(
-        read_cases(chosen.encode(), "cases.jsonl"), resolve_here(policy), home=belljar.home
+        read_cases(chosen.encode()), resolve_here(policy), home=belljar.home
     )
     assert [failed.case.id for failed in score(outcomes).failed] == ["wrong"]
     assert belljar("ledger", "verify", str(run)).returncode == 0

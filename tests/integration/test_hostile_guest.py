@@ -21,6 +21,7 @@ FORGERIES = {
 }
 
 
+@pytest.mark.promise("7.2")
 @pytest.mark.parametrize("forgery", FORGERIES)
 async def test_malformed_frames_end_the_cell(
     forgery: str, vm_home: Path, monkeypatch: pytest.MonkeyPatch

@@ -140,6 +140,7 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
     verify(image)
 
 
+@pytest.mark.promise("1.6")
 def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) -> None:
     """A health check and a shell are the image's after the import; volumes and the work directory
     are there."""

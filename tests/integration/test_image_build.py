@@ -94,6 +94,7 @@ CMD ["true"]
 """
 
 
+@pytest.mark.promise("1.8")
 def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
     """A Dockerfile with an argument, stages and copies gives an image with its provenance; its
     steps have no network, no privilege over this host and nothing of it in view; nothing but the
@@ -193,6 +194,7 @@ RUN --mount=type=cache,id=../../../../../../../../../..{folder},target=/m ls /m 
 """
 
 
+@pytest.mark.promise("1.8")
 def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_path: Path) -> None:
     """A step's mount through a link to `/` of another stage, or with a cache's name that leads up,
     shows no file of this host."""
@@ -237,6 +239,7 @@ def test_a_step_that_broke_out_leaves_nothing_to_what_runs_later(
     assert made.origins == ()
 
 
+@pytest.mark.promise("1.8")
 def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) -> None:
     """The end of a failing step's output is quoted, escaped; the store and the scratch space are as
     they were."""
@@ -249,6 +252,7 @@ def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) 
     assert not left(home)
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL],
@@ -297,6 +301,7 @@ FILLS_DISK = "FROM default\nUSER root\nRUN head -c 3000M /dev/zero > /big || tai
 """It stays when the disk is full: one that fails at once says so itself, as a failed step."""
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.root
 def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
     """A build that fills the disk is stopped with one error, and the disk is as free as before."""
@@ -329,6 +334,7 @@ def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.promise("1.8")
 def test_the_command_prints_the_image(home: Path, small: str, tmp_path: Path) -> None:
     """With --json, standard output is the image alone; progress goes to standard error."""
     folder = context(tmp_path / "c", f"FROM {small}\nENV Y={tmp_path.name}\n")
@@ -347,6 +353,7 @@ def test_the_command_prints_the_image(home: Path, small: str, tmp_path: Path) ->
     assert json.loads(done.stdout)["names"] == ["cli:1"]
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.root
 def test_an_ordinary_user_builds_too(user: UsersBelljar, tmp_path: Path) -> None:
     """With subordinate ids a user builds without root, and nothing is left of the ids' files."""
@@ -362,6 +369,7 @@ def test_an_ordinary_user_builds_too(user: UsersBelljar, tmp_path: Path) -> None
         assert not list((user.home / "tmp").glob("*"))
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.root
 def test_a_step_reaches_nothing_of_the_user_who_builds(user: UsersBelljar) -> None:
     """Where the namespace's root is the user, a mount that leads out shows none of their files."""
@@ -485,6 +493,7 @@ id -u; touch /tmp/mine
 """
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.root
 def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_path: Path) -> None:
     """A step that became root of its build's namespace, and tries to write, remount, unmount, cover
@@ -511,6 +520,7 @@ def _state(directory: Path) -> bytes:
     return hashlib.sha256(subprocess.run(argv, capture_output=True, check=True).stdout).digest()
 
 
+@pytest.mark.promise("1.8")
 def test_a_changed_file_redoes_only_what_follows(home: Path, small: str, tmp_path: Path) -> None:
     """The base is loaded once; with another file in the context, the steps before its `COPY` are
     not run again, those after it are; another Dockerfile's build uses none of them."""

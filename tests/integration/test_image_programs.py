@@ -114,6 +114,7 @@ def ran(folder: Path, config: str, task: str = TASK) -> EvalSample:
     return sample
 
 
+@pytest.mark.promise("1.6")
 def test_the_images_own_check_is_waited_for(home: Path, tmp_path: Path) -> None:
     """What the entrypoint sets up late is there, as the image's user, in its directory, with its
     variables."""
@@ -124,6 +125,7 @@ def test_the_images_own_check_is_waited_for(home: Path, tmp_path: Path) -> None:
     assert sample.output.completion == sample.target, sample.error
 
 
+@pytest.mark.promise("1.6")
 def test_a_compose_files_command_stands_behind_the_entrypoint(home: Path, tmp_path: Path) -> None:
     """Also where the command only waits: the entrypoint sets up before."""
     derived(home, "settled", SET_UP.format(wait=0), cmd=("no-such-program",))
@@ -143,6 +145,7 @@ def test_a_file_means_what_docker_reads(home: Path, tmp_path: Path) -> None:
     assert sample.output.completion == sample.target, sample.error
 
 
+@pytest.mark.promise("1.6")
 def test_a_program_that_fails_is_an_error_of_the_sample(home: Path, tmp_path: Path) -> None:
     """With its status and its last words; the sample itself does not begin."""
     derived(home, "broken", "echo no such licence >&2; exit 7", cmd=())

@@ -39,6 +39,7 @@ def served() -> Iterator[Registry]:
         yield made
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize("is_index", [False, True])
 @pytest.mark.parametrize("is_docker", [False, True])
 def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
@@ -65,6 +66,7 @@ def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
         Store(home).find(f"{name}:1@{sha256(b'?')}")
 
 
+@pytest.mark.promise("1.8")
 def test_an_archive_of_a_whole_index_keeps_its_digest(
     served: Registry, home: Path, tmp_path: Path
 ) -> None:
@@ -88,6 +90,7 @@ def test_an_archive_of_a_whole_index_keeps_its_digest(
     assert Store(home).find(f"whatever/name:1@{top}").digest == image.digest
 
 
+@pytest.mark.promise("1.8")
 def test_a_digest_chooses_what_a_tag_no_longer_names(served: Registry, home: Path) -> None:
     """A registry is asked for the digest, whatever the tag beside it names today."""
     name = f"{served.address}/tool"
@@ -99,6 +102,7 @@ def test_a_digest_chooses_what_a_tag_no_longer_names(served: Registry, home: Pat
     assert Store(home).find(f"{name}:1@{pinned}").digest == image.digest
 
 
+@pytest.mark.promise("1.8")
 def test_a_registry_that_gives_another_manifest_than_the_named_one_is_refused(
     served: Registry, home: Path
 ) -> None:
@@ -111,6 +115,7 @@ def test_a_registry_that_gives_another_manifest_than_the_named_one_is_refused(
     assert Store(home).list() == ()
 
 
+@pytest.mark.promise("1.8")
 def test_a_registry_whose_blobs_are_not_what_the_manifest_says_is_refused(
     served: Registry, home: Path
 ) -> None:
@@ -135,6 +140,7 @@ def test_a_registry_without_the_image_or_without_this_machines_is_told(
         import_image(home, f"docker://{served.address}/tool:1")
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize("stuck_at", ["/v2/", "/manifests/", "/blobs/"])
 def test_a_registry_that_hangs_is_given_up(stuck_at: str, served: Registry, home: Path) -> None:
     """Before its first answer, before a manifest and in the middle of the blobs: a bounded wait,
@@ -155,6 +161,7 @@ def test_a_registry_that_hangs_is_given_up(stuck_at: str, served: Registry, home
     assert Store(home).list() == ()
 
 
+@pytest.mark.promise("1.8")
 def test_nobody_at_the_registrys_address(home: Path) -> None:
     """A refused connection is the host's fault, at once."""
     with pytest.raises(HostError, match="refused"):
@@ -173,7 +180,7 @@ def test_a_daemon_is_asked_where_docker_host_says(
         monkeypatch.setenv("DOCKER_HOST", there.host)
         image = import_image(home, "docker-daemon:small")
         assert image.names == ("small",)
-        assert {image_id, sha256(b"registry's")} < set(image.origins)
+        assert {image_id, sha256(b"registry's")} <= set(image.origins)
         for ref in (
             "small",
             "small:latest",
@@ -206,6 +213,7 @@ def test_podmans_socket_is_found_without_a_word(
         )
 
 
+@pytest.mark.promise("1.8")
 def test_a_daemon_that_hangs_is_given_up(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +226,7 @@ def test_a_daemon_that_hangs_is_given_up(
     assert Store(home).list() == ()
 
 
+@pytest.mark.promise("1.8")
 def test_a_daemon_that_stops_sending_is_given_up(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +273,7 @@ def test_a_daemon_that_is_reached_otherwise_is_told(
         import_image(home, "docker-daemon:small")
 
 
+@pytest.mark.promise("1.8")
 def test_names_come_out_of_archives(tmp_path: Path, home: Path) -> None:
     """RepoTags of `docker save`, annotations of OCI archives; a file without any is called by its
     own name."""
@@ -304,6 +314,7 @@ def test_an_archive_of_several_images_lists_them(tmp_path: Path, home: Path) -> 
     assert import_image(home, f"docker-archive:{archive}:two:2").names == ("two:2",)
 
 
+@pytest.mark.promise("1.8")
 def test_an_archive_with_a_wrong_digest_is_refused(tmp_path: Path, home: Path) -> None:
     """A layer's bytes that are not those of its digest: one error, nothing kept."""
 
@@ -329,6 +340,7 @@ def host_program(name: str) -> bytes:
     )
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.root
 def test_a_pinned_image_of_a_registry_runs_in_a_cell(
     served: Registry,

@@ -26,7 +26,6 @@ def test_all_dockerfiles_are_read_and_nearly_all_are_translated() -> None:
             made = make_buildable(base_images(path.read_text(), {}), {}, {})
             again = make_buildable(base_images(made.text, {}), {}, {})
             assert not again.files
-            assert not again.copies
         except DockerfileError as error:
             refused[str(path.relative_to(root))] = str(error)
     assert set(refused) == {"agent_bench/Dockerfile.template.j2"}

@@ -11,6 +11,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
 from tests.real_packages import inspect_evals
 
 from belljar.compose.document import read_document
@@ -48,6 +49,7 @@ def judgements() -> dict[str, Honoured | Refused]:
     return found
 
 
+@pytest.mark.promise("1.5")
 def test_nearly_all_compose_files_are_accepted() -> None:
     """Of the 144 files 138 are: 136 as they are, and two that are parts of others, which are. Of
     the rest four ask for a GPU, one shares a volume, one needs a file that its user makes."""
@@ -89,6 +91,7 @@ def test_every_configuration_is_the_same_from_a_log() -> None:
             assert hash(again) == hash(config)
 
 
+@pytest.mark.promise("1.5")
 def test_the_refused_files_are_those_the_docs_list() -> None:
     """Each refused file is listed with the service and the key, and no other is."""
     listed = {match.group("file", "where", "key") for match in _REFUSED.finditer(DOCS.read_text())}
@@ -104,6 +107,7 @@ def test_the_refused_files_are_those_the_docs_list() -> None:
     assert files == {file for file, _, _ in refused}
 
 
+@pytest.mark.promise("1.5")
 def test_what_is_not_kept_is_reported_and_listed() -> None:
     """Each key that an accepted file has and a cell does not keep as it is has a sentence, and is
     in the docs' list."""

@@ -89,6 +89,7 @@ def test_the_images_of_real_tasks_are_built(name: str, workshop: Workshop) -> No
     assert workshop.has("debian:stable" if name == "bases" else name)
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("case", "tier"),
     [pytest.param(case, tier, id=f"{case.name}-{tier}") for case in CASES for tier in case.tiers],
@@ -101,6 +102,7 @@ def test_a_scripted_agent_solves_a_real_task(
     check_run(case, workshop.home, tmp_path, tier)
 
 
+@pytest.mark.promise("1.5")
 def test_a_wrong_answer_is_no_solution(workshop: Workshop, tmp_path: Path) -> None:
     """The real scorer says so: what counts as solved above is no accident."""
     case = next(case for case in CASES if case.name == "threecb_microvm")

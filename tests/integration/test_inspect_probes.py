@@ -61,6 +61,7 @@ print(json.dumps({s.id: [s.metadata["containment"], s.scores["points"].metadata]
 """
 
 
+@pytest.mark.promise("7.1", "7.3")
 @pytest.mark.vm
 @pytest.mark.slow
 def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -> None:
@@ -129,6 +130,7 @@ def without_masks(policy: LoadedPolicy, home: Path, has_port: bool = False) -> P
     return replace(parts, plan=replace(parts.plan, oci=oci))
 
 
+@pytest.mark.promise("7.4")
 @pytest.mark.vm
 @pytest.mark.root
 def test_a_weakened_cell_stops_the_run(
@@ -165,6 +167,7 @@ ON_THE_HOST = [
 ]
 
 
+@pytest.mark.promise("4.6")
 @pytest.mark.anyio
 async def test_with_no_wall_the_host_sees_every_attempt() -> None:
     """The program, run on the host itself: every witness of the host's sees it come, whatever it

@@ -199,6 +199,7 @@ def test_policy_metadata_and_epochs(home: Path, tasks: Path) -> None:
     assert list((run_dir / "inspect").glob("*.eval"))
 
 
+@pytest.mark.promise("1.5")
 def test_a_docker_task_runs_in_a_cell(home: Path, tasks: Path) -> None:
     """Image and directory of its compose file are the cell's."""
     code, said, errors = belljar_run(tasks, "tasks.py@docker")
@@ -284,6 +285,7 @@ def test_a_traceback_is_shown_when_asked_for(home: Path, tasks: Path, options: l
     assert "Traceback" in error.traceback
 
 
+@pytest.mark.promise("7.5")
 def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
     summary, JSON, record and score."""
@@ -317,6 +319,7 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     assert "1 degraded: shell_missing" in shown.stdout
 
 
+@pytest.mark.promise("1.6")
 def test_a_samples_own_sandbox_is_used_or_refused(
     home: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -415,6 +418,7 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
     assert attach_sockets(home) == before
 
 
+@pytest.mark.promise("7.2")
 def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, tasks: Path) -> None:
     """Inspect's own commands ran in the cell, the sample had not begun and no log has it: 130, not
     void."""
@@ -435,6 +439,7 @@ def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, task
     assert (cell.preparing, cell.clean, bool(cell.operations)) == (True, True, True)
 
 
+@pytest.mark.promise("6.2")
 @pytest.mark.parametrize("word", ["naps", pytest.param("waits", marks=pytest.mark.thorough)])
 def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path, word: str) -> None:
     """A run that is started with SIGHUP and SIGINT ignored goes on when they come; SIGTERM still
@@ -475,6 +480,7 @@ def ledgers(home: Path, known: set[Path]) -> Iterator[bytes]:
             yield (run_dir / "ledger.jsonl").read_bytes()
 
 
+@pytest.mark.promise("3.4")
 def test_samples_take_cells_made_ahead(home: Path, tasks: Path) -> None:
     """`--warm 1`: all but the first sample take one, each its own; contained as without, no more
     cells than samples, and the record verifies."""
@@ -492,6 +498,7 @@ def test_samples_take_cells_made_ahead(home: Path, tasks: Path) -> None:
     assert verify(Path(said["run_dir"])).ok(strict=True)
 
 
+@pytest.mark.promise("3.4")
 def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None:
     """The one that stands, or is in the making, is destroyed with the sample's; the ledger is
     sealed."""

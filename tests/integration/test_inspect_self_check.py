@@ -87,6 +87,7 @@ def sandbox_env(
     return shared_env
 
 
+@pytest.mark.promise("1.6")
 def test_all_checks_are_here() -> None:
     """A newer Inspect brings more: they are collected by themselves. Fewer than 44 would mean that
     the import is broken."""

@@ -76,6 +76,7 @@ def answers(log: EvalLog) -> list[str]:
     return [message.text for message in messages]
 
 
+@pytest.mark.promise("1.6")
 @pytest.mark.parametrize("tier", ["container", pytest.param("microvm", marks=pytest.mark.thorough)])
 def test_bash_python_text_editor_and_bash_session(home: Path, tmp_path: Path, tier: str) -> None:
     """Each of the four tools does its work in the cell, and a session keeps its state between
@@ -155,6 +156,7 @@ def remote_commands() -> Solver:
     return solve
 
 
+@pytest.mark.promise("1.6")
 @pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_exec_remote_streams_kills_and_feeds(home: Path, tmp_path: Path, tier: str) -> None:
     """Streaming, an open standard input, kill, and the awaitable form. In a microVM it is Inspect's

@@ -94,6 +94,7 @@ def killed(belljar: Belljar, *words: str, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.promise("6.3")
 @pytest.mark.parametrize(("tier", "owner_is"), OWNERS)
 def test_a_cell_is_killed_whatever_its_owner_does(
     belljar: Belljar, tmp_path: Path, tier: str, owner_is: str
@@ -129,6 +130,7 @@ def test_a_cell_is_killed_whatever_its_owner_does(
     assert list((belljar.home / "journal").glob("*.kill")) == [] or owner_is == "dead"
 
 
+@pytest.mark.promise("6.3")
 @pytest.mark.parametrize("tier", ["container", "microvm"])
 @pytest.mark.thorough_in("container")
 def test_a_range_ends_whole(belljar: Belljar, tmp_path: Path, tier: str) -> None:
@@ -147,6 +149,7 @@ def test_a_range_ends_whole(belljar: Belljar, tmp_path: Path, tier: str) -> None
         assert b"killed by the operator" in err
 
 
+@pytest.mark.promise("6.3")
 def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
     """Both prove the same end, and whoever waits is told one of both reasons."""
     with an_owner(belljar, policy_of(tmp_path, "container")) as (process, entries):
@@ -161,6 +164,7 @@ def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
         wait_for(lambda: processes_of(entries) == [], "the end of its processes")
 
 
+@pytest.mark.promise("6.4")
 @pytest.mark.anyio
 async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
     """Neither cell nor range nor pool; what is being made at that moment is refused before it runs.
@@ -177,6 +181,7 @@ async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
         assert (await cell.exec(["true"])).code == 0
 
 
+@pytest.mark.promise("6.4")
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
 @pytest.mark.parametrize("tier", TIERS)
@@ -231,6 +236,7 @@ async def test_whoever_waits_on_it_is_told(vm_home: Path) -> None:
             await cell.exec(["true"])
 
 
+@pytest.mark.promise("6.3")
 def test_an_ordinary_users_cell(grouped: UsersBelljar) -> None:
     """From another login of the user, without any right, with an owner that hangs."""
     user = grouped

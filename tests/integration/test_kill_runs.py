@@ -65,6 +65,7 @@ def findings(belljar: Belljar) -> dict[str, str]:
     }
 
 
+@pytest.mark.promise("6.4", "7.5")
 def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(
     belljar: Belljar, arguments: list[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(
     ]
 
 
+@pytest.mark.promise("6.4", "7.5")
 def test_an_operator_ends_a_run_with_its_idle_cells(belljar: Belljar, arguments: list[str]) -> None:
     """`belljar kill RUN` from another process: its samples' cells and those that stand ready end,
     no new one is made, and the report says by whom and why."""

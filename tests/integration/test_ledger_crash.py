@@ -59,6 +59,7 @@ def _run_dir(home: Path) -> Path:
     return path
 
 
+@pytest.mark.promise("5.1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kill_number",
@@ -116,6 +117,7 @@ def test_a_file_size_limit_is_a_ledger_error(tmp_path: Path) -> None:
     assert 100 < result.events < 200
 
 
+@pytest.mark.promise("5.1")
 def test_a_full_disk_is_a_ledger_error(tmp_path: Path) -> None:
     """The same on a file system of 512 KiB that is really full (a tmpfs in a mount namespace of its
     own, gone with the process)."""
@@ -135,6 +137,7 @@ def test_a_full_disk_is_a_ledger_error(tmp_path: Path) -> None:
     assert result.events > 100
 
 
+@pytest.mark.promise("5.1")
 def test_what_record_promised_is_on_the_disk_byte_for_byte(tmp_path: Path) -> None:
     """A run finished by another process: each line's `prev` is the digest of the line before,
     computed with nothing of ours."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,6 +22,34 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytest.importorskip("uvicorn", reason="the extra `web` is not installed")
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work():
+    async def solve(state, generate):
+        for _ in range(12):
+            for what in ("shop.example/tea", "shop.example/cups", "198.51.100.7/"):
+                await sandbox().exec(["curl", "-s", "-m", "2", f"http://{what}"])
+            await sandbox().exec(["sh", "-c", "sha256sum /usr/bin/* | tail -1; sleep 0.5"])
+        return state
+    return solve
+
+@task
+def shopping():
+    samples = [Sample(id=name, input="x") for name in ("curious", "diligent")]
+    return Task(dataset=samples, solver=work(), sandbox=("belljar", "policy.yaml"))
+"""
+POLICY = """
+belljar: 1
+risk: low
+network:
+  stand_ins:
+    shop: {kind: http, names: [shop.example], routes: [{path: /*, body: tea}]}
+"""
 EVIL = "<img src=x onerror=document.title='owned'>\x1b[31m\u202e"
 
 
@@ -83,6 +113,34 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
         sleeper.wait()
     kinds = {event.kind for path in (home / "runs").iterdir() for event in read_events(path)}
     assert Kind.CELL_DESTROYED in kinds
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.root
+def test_the_picture_of_the_docs_is_of_a_real_page(
+    browser: Browser, home: Path, tmp_path: Path
+) -> None:
+    """Two samples that ask a shop, as they happen: cells, their network as a graph, plots, events.
+    With BELLJAR_SCREENSHOTS=docs/img it becomes the docs'."""
+    target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path) / "live.png"
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    argv = [sys.executable, "-m", "belljar", "run", "task.py", "--model", "mockllm/model", "--json"]
+    page = browser.new_page(viewport={"width": 1100, "height": 900})
+    with served() as address:
+        page.goto(address)
+        with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE) as run:
+            refused = page.locator("#runs .graph line.refused").first
+            refused.wait_for(state="attached", timeout=120_000)
+            page.locator("#runs tbody tr").nth(1).wait_for()
+            counted = page.locator("#runs .graph text", has_text=re.compile(r"^\d\d$")).first
+            counted.wait_for(timeout=60_000)
+            assert "default → shop" in str(page.locator(".graph").get_attribute("aria-label"))
+            page.screenshot(path=target)
+            run.communicate(timeout=120)
+        assert run.returncode == 0
+    assert 10_000 < target.stat().st_size < 200_000
 
 
 def test_a_socket_is_this_users(tmp_path: Path, home: Path) -> None:

@@ -115,6 +115,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, object]:
     return dict(json.loads(line))
 
 
+@pytest.mark.promise("3.1")
 @pytest.mark.thorough_in("trio")
 async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
     """Two clones of one template share nothing that names or seeds a machine, have the host's
@@ -210,6 +211,7 @@ FIRST = (
 )
 
 
+@pytest.mark.promise("3.1")
 @one_backend
 @pytest.mark.parametrize("operation", FIRST, ids=lambda one: one.__name__.strip("_"))
 async def test_whatever_comes_first(
@@ -221,6 +223,7 @@ async def test_whatever_comes_first(
         await operation(vm)
 
 
+@pytest.mark.promise("2.2")
 @pytest.mark.thorough_in("trio")
 async def test_the_guest_is_neutral(vm_home: Path, made_of: Parts) -> None:
     """Neither the kernel's command line, nor its devices, nor its environment say whose guest it
@@ -284,6 +287,7 @@ async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
         ] == []
 
 
+@pytest.mark.promise("6.1")
 @pytest.mark.thorough_in("trio")
 async def test_a_planted_survivor_is_found_and_killed(vm_home: Path, made_of: Parts) -> None:
     """A process that carries the cell's id and outlives the kill makes the destruction unclean, and
@@ -303,6 +307,7 @@ async def test_a_planted_survivor_is_found_and_killed(vm_home: Path, made_of: Pa
     ]
 
 
+@pytest.mark.promise("6.1")
 @pytest.mark.root
 @pytest.mark.thorough_in("trio")
 async def test_a_survivor_in_the_control_group_is_found(vm_home: Path, made_of: Parts) -> None:
@@ -323,6 +328,7 @@ async def test_a_survivor_in_the_control_group_is_found(vm_home: Path, made_of: 
 HOG = ("/bin/sh", "-c", "head -c 2000000000 /dev/zero | tail -n 1")
 
 
+@pytest.mark.promise("8.1")
 @one_backend
 @pytest.mark.root
 async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> None:
@@ -343,6 +349,7 @@ async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> N
         assert (await vm.destroy()).clean
 
 
+@pytest.mark.promise("3.1")
 @pytest.mark.parametrize(
     "damage", [pytest.param("state", marks=pytest.mark.thorough), "memory", "unrestorable"]
 )
@@ -393,6 +400,7 @@ async def test_a_guest_kernel_panic_is_named(
     assert list((own_home / "templates").iterdir()) == []
 
 
+@pytest.mark.promise("8.1")
 @one_backend
 async def test_a_machine_too_small_for_its_workload_is_refused(own_home: Path) -> None:
     """Where the kernel's own needs would come out of what the workload may have, no limit could be
@@ -406,6 +414,7 @@ async def test_a_machine_too_small_for_its_workload_is_refused(own_home: Path) -
     assert left_of(own_home) == []
 
 
+@pytest.mark.promise("8.1")
 @pytest.mark.thorough
 @one_backend
 async def test_a_large_machine_has_room_for_its_workload(own_home: Path) -> None:
@@ -436,6 +445,7 @@ async def test_no_space_for_a_template(own_home: Path) -> None:
         subprocess.run(["/bin/umount", str(templates)], check=True)
 
 
+@pytest.mark.promise("3.1")
 @one_backend
 async def test_two_processes_build_one_template_once(own_home: Path) -> None:
     """Both get their cell; one of them made the template, the other waited for it."""

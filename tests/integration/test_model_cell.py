@@ -86,6 +86,26 @@ def talk():
 def tools():
     return talking("cells.yaml", use_tools(add()), generate(), target="it is 3")
 
+@solver
+def graded():
+    async def solve(state, generate):
+        if get_model().api.__class__.__name__ != "MockLLM":
+            await get_model().generate("Hi", tools=[add()])
+        found = await get_model(role="grader").generate("Is it right?", tools=[add()])
+        state.output.completion = found.message.tool_calls[0].function
+        return state
+    return solve
+
+@task
+def judged():
+    return talking("cells.yaml", graded(), target="add")
+
+@task
+def own_judge():
+    made = talking("cells.yaml", graded(), target="add")
+    made.model_roles = {"grader": get_model("belljar/model.yaml")}
+    return made
+
 @task
 def program():
     return talking("range.yaml", agent(), target="chat.completion")
@@ -137,6 +157,7 @@ def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
     return [line["data"] for line in belljar.events(run) if line["kind"] == kind]
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 def test_an_evaluation_asks_a_model_in_a_cell(
     tier: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
@@ -200,6 +221,41 @@ def test_a_model_calls_tools(
     assert list(found["samples"][0]["scores"].values()) == ["C"]
     assert found["model_cells"][0]["requests"] == 2
     clean_after()
+
+
+ROLE = ("--model-role", "grader=belljar/model.yaml")
+ROLES = {
+    "an option": (("judged", "--model", "mockllm/model", *ROLE), 1),
+    "the task": (("own_judge", "--model", "mockllm/model"), 1),
+    "beside the evaluated model": (("judged", "--model", "belljar/model.yaml", *ROLE), 2),
+}
+
+
+@pytest.mark.parametrize("by", ROLES)
+def test_a_model_in_a_cell_has_a_role(
+    by: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """A grader, say: one cell for whatever asks it, its requests and its verdict on record."""
+    (task, *options), requests = ROLES[by]
+    write_script(folder, belljar, TOOL_CALLER)
+    ran = belljar("run", f"task.py@{task}", *options, "--limit", "1", "--json")
+    assert ran.returncode == 0, ran.stderr.decode() + ran.stdout.decode()
+    found = json.loads(ran.stdout)
+    assert (found["verdict"], list(found["samples"][0]["scores"].values())) == ("contained", ["C"])
+    (model,) = found["model_cells"]
+    assert (model["requests"], model["failed"], model["destroyed"]) == (requests, 0, True)
+    assert [each["verdict"] for each in model["probes"]] == ["contained", "contained"]
+    clean_after()
+
+
+def test_a_role_without_weights_starts_nothing(folder: Path, belljar: Belljar) -> None:
+    """It is refused before a run directory is made, as the evaluated model is."""
+    before = belljar.runs()
+    (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "f" * 64))
+    ran = belljar("run", "task.py@judged", "--model", "mockllm/model", *ROLE)
+    assert ran.returncode == 3
+    assert b"belljar model" in ran.stderr
+    assert belljar.runs() == before
 
 
 POSTED = """\
@@ -417,6 +473,20 @@ def test_people_and_clients_are_served_with_a_token(
             assert caught.value.code == status
             caught.value.close()
     assert len(events(belljar, clean_after(), "model.request.started")) == 1
+
+
+def test_serving_ends_with_its_cell(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """At once, with the reason, though nobody asks."""
+    write_script(folder, belljar, TOOL_CALLER)
+    server = serving(belljar)
+    at = server.__enter__()
+    assert belljar("kill", at.cell).returncode == 0
+    said, _ = server.process.communicate(timeout=120)
+    assert server.process.returncode == 5
+    assert "killed by the operator" in json.loads(said)["error"]["message"]
+    assert events(belljar, clean_after(), "model.request.started") == []
 
 
 def test_two_processes_share_one_models_weights(

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +78,13 @@ class World:
 
     @asynccontextmanager
     async def model(
-        self, answering: str = ECHO, *, tier: Tier = Tier.CONTAINER, **fields: object
+        self,
+        answering: str = ECHO,
+        *,
+        tier: Tier = Tier.CONTAINER,
+        on_end: Callable[[CellError], object] = lambda _error: None,
+        user: str | None = None,
+        **fields: object,
     ) -> AsyncIterator[ModelCell]:
         """A model cell with this server; `start`, `health`: more of its lines."""
         program = SERVER.replace('"""answer"""', answering)
@@ -94,10 +101,11 @@ class World:
         }
         resources = {"memory": "256MiB", "disk": "64MiB"}
         policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
+        policy |= {} if user is None else {"user": user}
         loaded = with_tier(load_model(policy, home=self.home), tier)
         with start_run("model", "m", [], home=self.home) as run:
             self.run = run.path
-            async with open_model(loaded, run=run, home=self.home) as served:
+            async with open_model(loaded, run=run, home=self.home, on_end=on_end) as served:
                 yield served
 
     def events(self, *kinds: Kind) -> list[Line]:
@@ -125,6 +133,7 @@ async def ask(served: ModelCell, question: Question = ASK) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR, Tier.MICROVM])
 async def test_weights_are_read_only_and_requests_are_on_record(tier: Tier, world: World) -> None:
     """In every tier: the same bytes at /weights, not writable, no device but the loopback; an event
@@ -169,6 +178,7 @@ VIOLATIONS = {
 }
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.parametrize("name", VIOLATIONS)
 async def test_a_violation_ends_the_cell(name: str, world: World) -> None:
     """It is on record, and every later request fails at once with the reason."""
@@ -208,6 +218,60 @@ async def test_a_server_that_dies_is_an_error_for_good(world: World) -> None:
         for _ in range(2):
             with pytest.raises(CellError, match="model server ended"):
                 await ask(served)
+
+
+async def strike(served: ModelCell) -> None:
+    """The machine dies: the outermost process of its cell is killed."""
+    assert served.cell.host_pid is not None
+    os.kill(served.cell.host_pid, signal.SIGKILL)
+
+
+async def end_server(served: ModelCell) -> None:
+    """The server alone ends."""
+    await served.command.signal("KILL")
+
+
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR, Tier.MICROVM])
+@pytest.mark.parametrize("end", [strike, end_server])
+async def test_an_end_between_requests_is_noticed_at_once(
+    end: Callable[[ModelCell], Awaitable[None]], tier: Tier, world: World
+) -> None:
+    """No request has to meet it: whoever opened the cell is told why, it is on record as the cell's
+    death, and the next request fails with the reason."""
+    told, is_told = list[CellError](), anyio.Event()
+
+    def tell(error: CellError) -> None:
+        told.append(error)
+        is_told.set()
+
+    with suppress(CellError):  # a dead cell's block
+        async with world.model(tier=tier, on_end=tell) as served:
+            await end(served)
+            with anyio.fail_after(30):
+                await is_told.wait()
+            with pytest.raises(CellError) as caught:
+                await ask(served)
+            assert caught.value.what == told[0].what
+            word = "died" if end is strike else "ended with status"
+            assert word in told[0].what
+    assert len(told) == 1
+    deaths = world.events(Kind.CELL_FAILED, Kind.CELL_DESTROYED)
+    assert [line.kind for line in deaths] == [Kind.CELL_FAILED] * (end is strike) + [
+        Kind.CELL_DESTROYED
+    ]
+    assert not world.events(Kind.MODEL_REQUEST_STARTED)
+
+
+async def test_health_is_watched(world: World) -> None:
+    """As a sample's cell's: a baseline, after a request that failed, and at the end; each look is on
+    record, with what it found."""
+    takes_shell = "import shutil; shutil.move('/bin/sh', '/tmp/sh'); time.sleep(600)"
+    async with world.model(takes_shell, request_timeout="2s", user="root") as served:
+        with pytest.raises(TimeoutError):
+            await ask(served)
+        assert served.health.degraded["cause"] == "shell_missing"
+    checks = [(line.data["phase"], line.data["cause"]) for line in world.events(Kind.CELL_CHECKED)]
+    assert checks == [("baseline", ""), ("call", "shell_missing")]
 
 
 async def test_a_killed_cell_is_an_error_for_good(world: World) -> None:
@@ -299,6 +363,7 @@ def overwrite(served: ModelCell) -> None:
     raise RuntimeError("interrupted")
 
 
+@pytest.mark.promise("2.8")
 async def test_changed_weights_start_nothing(world: World) -> None:
     """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed, also
     if an error ends it."""

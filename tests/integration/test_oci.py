@@ -111,6 +111,7 @@ def pending_signals() -> int:
     return int(line.split()[1].partition("/")[0])
 
 
+@pytest.mark.promise("8.2")
 async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
     vm_home: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +220,7 @@ async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> N
     assert nothing_left(vm_home)
 
 
+@pytest.mark.promise("6.1")
 async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
     """A process with one of the cell's 65,537 uids, wherever it is, is killed, recorded, and makes
     the cell a breach."""
@@ -245,6 +247,7 @@ async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
                 await cell.exec(["true"])
 
 
+@pytest.mark.promise("3.2")
 def test_a_tree_is_nobodys(vm_home: Path) -> None:
     """No file of an unpacked image belongs to anybody on the host, setuid files least of all, and
     nobody else may enter."""
@@ -277,6 +280,7 @@ def rubbish(vm_home: Path) -> Iterator[Path]:
     assert not stale.exists()
 
 
+@pytest.mark.promise("3.2")
 async def test_rubbish_is_swept(vm_home: Path, rubbish: Path) -> None:
     """By the next start, but not what a living cell holds."""
     image = replace(Store(vm_home).find("default"), digest=rubbish.name)
@@ -298,6 +302,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(home)], check=True)
 
 
+@pytest.mark.promise("3.2")
 async def test_no_room_to_unpack(
     vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def policy(tmp_path: Path) -> str:
     return str(tmp_path / "range.yaml")
 
 
+@pytest.mark.promise("1.3")
 def test_a_soft_limit_stands_in_nobodys_way(belljar: Belljar, policy: str) -> None:
     """Neither of a cell's nor of a range's, whose gateway may have ten thousand connections."""
     shell = ["-m", "belljar", "exec"]
@@ -57,6 +58,7 @@ def test_a_soft_limit_stands_in_nobodys_way(belljar: Belljar, policy: str) -> No
     assert belljar.leftovers() == []
 
 
+@pytest.mark.promise("1.3")
 def test_a_gateway_asks_for_no_more_than_it_may(belljar: Belljar, policy: str) -> None:
     """Under a hard limit it takes fewer connections, which the plan says; below what it needs
     itself the plan is refused."""
@@ -81,6 +83,7 @@ def test_a_gateway_asks_for_no_more_than_it_may(belljar: Belljar, policy: str) -
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.promise("1.3")
 def test_no_descriptors_left_is_the_hosts_fault(belljar: Belljar, policy: str) -> None:
     """On the command line and in the library: one error with a hint, and nothing is left of what
     had begun."""

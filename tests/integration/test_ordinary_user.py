@@ -108,6 +108,7 @@ def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) 
     assert b"no control group" in user("plan", "high").stdout
 
 
+@pytest.mark.promise("8.4")
 def test_exec_and_its_record(user: UsersBelljar) -> None:
     """A template in the user's own store, a clone, a command, a clean end; the second time without
     the template's making."""
@@ -153,6 +154,7 @@ def test_exec_passes_streams_and_codes(user: UsersBelljar) -> None:
     )
 
 
+@pytest.mark.promise("8.4")
 def test_the_vmm_is_bounded_without_control_groups(user: UsersBelljar) -> None:
     """Address space, threads, files and locked memory have the plan's limits; no capability, no new
     privilege, the jail's filter and QEMU's."""
@@ -234,6 +236,7 @@ def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.promise("1.3")
 def test_the_vmm_can_not_alter_what_its_own_user_owns(user: UsersBelljar) -> None:
     """Image and template belong to the very uid the VMM has; still, in its place nothing can be
     written. Outside, the same attack succeeds."""
@@ -359,6 +362,7 @@ def without_namespaces(user: UsersBelljar, *args: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.promise("1.3")
 def test_without_user_namespaces_it_is_refused_with_the_hint(user: UsersBelljar) -> None:
     """Doctor says no and which switch; `exec` and `plan` are refused with 3; nothing weaker is used
     instead; the refusal is on record."""
@@ -504,6 +508,7 @@ def test_the_package_is_a_copy(user: UsersBelljar) -> None:
 SITES_OF_PHASE = {"create": 9, "exec": 2, "revert": 3, "snapshot": 2, "fork": 2, "destroy": 5}
 
 
+@pytest.mark.promise("6.2")
 @pytest.mark.slow
 def test_killed_anywhere_nothing_of_the_users_is_left(user: UsersBelljar) -> None:
     """SIGKILL at some twenty places of a cell's life: with one uid for all his cells, a reaping removes

@@ -128,6 +128,7 @@ async def fresh(policy: LoadedPolicy, run: RunDirectory, home: Path, what: str =
     return seen
 
 
+@pytest.mark.promise("3.2")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("tier", TIERS)
 async def test_nothing_carries_over(

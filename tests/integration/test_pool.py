@@ -72,6 +72,7 @@ async def standing(pool: Pool, home: Path, *taken: Cell) -> JournalEntry:
     return entry
 
 
+@pytest.mark.promise("3.4")
 @pytest.mark.anyio
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path: Path) -> None:
@@ -118,6 +119,7 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
     assert proofs == [True] * len({line.cell for line in lines if line.kind is Kind.CELL_PLANNED})
 
 
+@pytest.mark.promise("3.4")
 @pytest.mark.parametrize("tier", ["container", "microvm"])
 def test_cells_made_ahead_die_with_their_owner(tier: str, home: Path, tmp_path: Path) -> None:
     """Its SIGKILL ends the cell that was taken and the one that stands; reaping removes what is

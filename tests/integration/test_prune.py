@@ -24,6 +24,7 @@ def uses(home: Path, kind: str) -> list[str]:
     return [part.state for part in unneeded(home, 0.0, everything=True) if part.kind == kind]
 
 
+@pytest.mark.promise("6.5")
 @pytest.mark.parametrize(
     ("tier", "kind"), [("container", "tree"), ("gvisor", "tree"), ("microvm", "template")]
 )

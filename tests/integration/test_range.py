@@ -217,6 +217,7 @@ def test_a_port_is_neutral_and_fixed(talked: dict[str, Any]) -> None:
     assert seen["device_gone"]
 
 
+@pytest.mark.promise("5.4")
 def test_the_packet_record_holds_every_frame(talked: dict[str, Any]) -> None:
     """One pcapng file of Ethernet frames with nanoseconds, whose flags say which way each went:
     as many as were counted, each whole, none lost.
@@ -262,6 +263,7 @@ def test_rights_are_what_is_needed(who: Who, talked: dict[str, Any]) -> None:
         assert all(int(uid) >= 0x7000_0000 for four in uids for uid in four)
 
 
+@pytest.mark.promise("2.6")
 def test_a_gateway_is_shut_in(who: Who) -> None:
     """From inside: no connection, no socket, no file but its own (read-only), no process, no other
     process, no way up, no memory without end.
@@ -314,6 +316,7 @@ def test_the_sink_answers_for_every_address(who: Who) -> None:
     assert seen["said"][1].endswith(":81 hello\n")
 
 
+@pytest.mark.promise("2.5")
 @pytest.mark.parametrize("change", ["flush", "add"])
 @pytest.mark.thorough_in("user")
 def test_changed_rules_end_the_range(who: Who, change: str) -> None:
@@ -332,6 +335,7 @@ def test_changed_rules_end_the_range(who: Who, change: str) -> None:
     assert seen["checked"] == "ContainmentBreach"
 
 
+@pytest.mark.promise("2.5")
 def test_what_else_stands_in_its_namespace_is_looked_at_too(who: Who) -> None:
     """A route, a rule of routing, a setting, or the other end of a port that is changed by hand:
     the next look says which, and it is a breach.
@@ -352,6 +356,7 @@ def test_what_else_stands_in_its_namespace_is_looked_at_too(who: Who) -> None:
         assert what in seen[name], name
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize("victim", ["supervisor", "gateway", "fork_server"])
 def test_no_part_outlives_another(who: Who, victim: str) -> None:
     """SIGKILL to one of them ends the range, on record, once; the cell's network is gone."""
@@ -368,6 +373,7 @@ def test_no_part_outlives_another(who: Who, victim: str) -> None:
     assert seen["refused"][0] in CUT_OFF
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
     """SIGSTOP to one of them: it is noticed, it is on record as what it is, and the cell's network
@@ -387,6 +393,7 @@ def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
     assert list((who.home / "journal").iterdir()) == []
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     """While its ledger's disk does not answer, nobody watches: the supervisor waits for so long,
@@ -406,6 +413,7 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     )
 
 
+@pytest.mark.promise("2.6")
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
     """SIGKILL to the owner: fork server, supervisors and gateways die by themselves, and the next
     start finds two entries and nothing else.
@@ -433,6 +441,7 @@ def _none_of(processes: list[ProcessId]) -> Callable[[], bool]:
     return lambda: not any(is_alive(process) for process in processes)
 
 
+@pytest.mark.promise("3.3")
 @pytest.mark.thorough_in("user")
 def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
     """Twenty ranges share one fork server and nothing else: each cell gets its own gateway, and
@@ -458,6 +467,7 @@ def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
     )
 
 
+@pytest.mark.promise("2.6")
 def test_a_lying_gateway_ends_the_range(who: Who) -> None:
     """What the protocol forbids is recorded as why the range ended."""
     seen = who.run("violation")
@@ -466,6 +476,7 @@ def test_a_lying_gateway_ends_the_range(who: Who) -> None:
     assert seen["destroyed"] == [True]
 
 
+@pytest.mark.promise("5.4")
 def test_what_cannot_be_recorded_is_not_answered(who: Who) -> None:
     """When an event can't be recorded the guest gets no answer, and the range ends."""
     seen = who.run("unrecorded")
@@ -490,11 +501,13 @@ def assert_bounded(seen: dict[str, Any]) -> None:
     assert (limit["limit"], limit["value"]) == ("range_record", 1 << 20)
 
 
+@pytest.mark.promise("2.6")
 def test_a_gateway_that_floods_the_record_ends_its_range(who: Who) -> None:
     """Whatever it says: the owner counts, cuts down, says so, and then ends it."""
     assert_bounded(who.run("flood"))
 
 
+@pytest.mark.promise("2.6")
 def test_a_guest_that_floods_the_record_ends_its_range(tmp_path: Path) -> None:
     """With the real gateway: requests with long paths and bodies, on and on."""
     assert_bounded(Who(None, tmp_path).run("flood_by_guest"))
@@ -516,6 +529,7 @@ def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) ->
     assert 200 < seen["packets"] <= 65535
 
 
+@pytest.mark.promise("2.6", "5.4")
 @pytest.mark.thorough_in("user")
 def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
     """It tells what was asked; out of memory or time it tells no more, which is on record with the

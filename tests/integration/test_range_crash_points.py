@@ -52,6 +52,7 @@ def owners(
         yield made
 
 
+@pytest.mark.promise("2.6")
 def test_killed_anywhere_nothing_of_the_range_is_left(
     owners: Owners, pytestconfig: pytest.Config
 ) -> None:

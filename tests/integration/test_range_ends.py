@@ -25,6 +25,7 @@ def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None
     assert seen["kinds"][-3:] == ["range.destroying", "range.failed", "range.destroyed"]
 
 
+@pytest.mark.promise("5.4")
 def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: ranges.Who) -> None:
     """Half a request in either version, a head, a mail, a message of a WebSocket, a sink's first
     bytes, a handshake, a question: each once, and that the range ended."""
@@ -77,6 +78,7 @@ def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: ranges.Who) -
     assert len(told) == 12
 
 
+@pytest.mark.promise("5.4")
 def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> None:
     """Sixty heads of two KiB, each with its connection, and room for a third of them: they are cut
     down, then left out; each event that is left out is counted, and the range ends in order."""
@@ -90,6 +92,7 @@ def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> No
     assert 0 < counters["unreported_at_end"] < 2 * 60
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("scenario", ["end_stopped_gateway", "end_short"])
 def test_a_gateway_that_does_not_tell_ends_its_range_no_later(
     tmp_path: Path, scenario: str

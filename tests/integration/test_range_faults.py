@@ -100,6 +100,7 @@ def kinds(host: Host, runs_before: int) -> list[str]:
 # ---- what the host lacks
 
 
+@pytest.mark.promise("1.3")
 def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
     """Named, with the package; before anything is made."""
     hidden = [
@@ -112,6 +113,7 @@ def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
     assert "install nftables" in said
 
 
+@pytest.mark.promise("1.3")
 @pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
 def test_neither_tun_nor_ip_is_needed(tier: str, host: Host, policy: Callable[..., str]) -> None:
     """Links are made without the program `ip`, and a virtual machine's frames go through a socket
@@ -135,6 +137,7 @@ def test_neither_tun_nor_ip_is_needed(tier: str, host: Host, policy: Callable[..
     host.check(host.belljar.runs()[-1])
 
 
+@pytest.mark.promise("1.3")
 def test_ports_that_the_host_has_taken_are_no_matter(
     host: Host, policy: Callable[..., str]
 ) -> None:
@@ -207,6 +210,7 @@ sys.exit(subprocess.run(argv).returncode)
 """
 
 
+@pytest.mark.promise("1.3")
 def test_network_namespaces_are_forbidden(host: Host, policy: Callable[..., str]) -> None:
     """The switch, and the command that puts it; before anything is made."""
     before = len(host.belljar.runs())
@@ -290,6 +294,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 """
 
 
+@pytest.mark.promise("1.3")
 def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_path: Path) -> None:
     """The modules by name, and what installs them; `doctor` has a line for it."""
     (tmp_path / "hooks").mkdir()

@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 who, installed = ranges.who, ranges.installed
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_no_cell_sends_faster_than_it_is_recorded(who: ranges.Who) -> None:
     """As fast as they can, whole segments and then the smallest datagrams: a port has its rate,
@@ -25,6 +26,7 @@ def test_no_cell_sends_faster_than_it_is_recorded(who: ranges.Who) -> None:
         assert counters["packets_not_recorded"] == 0
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: ranges.Who) -> None:
     """A range is ended at once after a burst, or within one: events' counts, lost ones and those
@@ -44,6 +46,7 @@ def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: ranges.W
     assert min(stopped["logs_lost"], stopped_half_way["logs_lost"]) > 100
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_frames_are_recorded_while_the_owner_is_late(who: ranges.Who) -> None:
     """While its ledger's disk does not answer for a moment, the supervisor waits with its word, and

@@ -32,6 +32,7 @@ def grouped(who: Who) -> Iterator[Who]:
         yield Who(replace(who.user, groups=groups), who.home)
 
 
+@pytest.mark.promise("2.6")
 def test_a_range_s_processes_are_in_groups_of_its_own(grouped: Who) -> None:
     """Supervisor and gateway, and nobody else, in each; a gateway that burns the processor is kept
     waiting, its supervisor answers, and the groups go with the range."""
@@ -44,6 +45,7 @@ def test_a_range_s_processes_are_in_groups_of_its_own(grouped: Who) -> None:
     assert seen["deaths"] == []
 
 
+@pytest.mark.promise("2.6")
 def test_a_gateway_that_takes_all_memory_ends_its_range(grouped: Who) -> None:
     """The kernel ends it at the group's limit; the range ends, and its record says how."""
     seen = grouped.run("hoarded")
@@ -55,6 +57,7 @@ def test_a_gateway_that_takes_all_memory_ends_its_range(grouped: Who) -> None:
     assert seen["left"] == []
 
 
+@pytest.mark.promise("2.6")
 def test_a_plan_that_counts_on_groups_is_held_to_it(who: Who) -> None:
     """Where the host has them no longer, no range is made."""
     assert who.run("no_groups") == {"error": "HostError", "journal": []}
@@ -71,6 +74,7 @@ def test_a_gateway_that_writes_without_end_ends_its_range(tmp_path: Path) -> Non
     assert seen["clean"]
 
 
+@pytest.mark.promise("2.6")
 def test_groups_of_a_range_whose_owner_was_killed_are_reaped(tmp_path: Path) -> None:
     """As a cell's: the journal names them before they are made."""
     if "memory" not in controllers():

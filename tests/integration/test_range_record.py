@@ -11,6 +11,7 @@ __all__ = ["installed", "who"]
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
+@pytest.mark.promise("5.4")
 def test_downloads_of_many_times_its_size_are_accounted_for(who: Who) -> None:
     """Forty times the bound by HTTP, as a package manager does it: packets were thrown away, and
     none that no event holds whole."""
@@ -23,6 +24,7 @@ def test_downloads_of_many_times_its_size_are_accounted_for(who: Who) -> None:
     assert RECORD_BYTES * 40 <= 10 * 20 * 200_000 + RECORD_BYTES * 2
 
 
+@pytest.mark.promise("5.4")
 def test_uploads_that_overwrite_what_events_have_cut_are_missing_evidence(who: Who) -> None:
     """Secrets in options of DNS over TCP are in events; uploads of which events keep a part are
     nowhere whole, and counted."""
@@ -33,6 +35,7 @@ def test_uploads_that_overwrite_what_events_have_cut_are_missing_evidence(who: W
     assert seen["counters"]["packets_unaccounted"] > 0
 
 
+@pytest.mark.promise("5.4")
 def test_uploads_that_events_hold_whole_may_overwrite_each_other(who: Who) -> None:
     """The same with bodies that are kept whole: nothing is missing, and the secrets are in
     events."""

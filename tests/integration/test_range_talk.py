@@ -15,6 +15,7 @@ from tests.integration.range_programs.talk import ANSWER_BYTES
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
+@pytest.mark.promise("5.4")
 def test_what_arrived_is_told_and_a_lie_is_not(tmp_path: Path) -> None:
     """Bodies each way are put together without a doubt; a forged SYN-ACK, and a request that the
     rules dropped, are no conversation; one of none is a flow."""

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.an
 anyio_backend = ranges.anyio_backend
 
 
+@pytest.mark.promise("2.5")
 async def test_a_range_s_authority_is_trusted_in_its_own_cells_alone(
     home: Path, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def command(user: UsersBelljar) -> Sequence[str]:
     return ("exec", str(policy), "--", "true")
 
 
+@pytest.mark.promise("1.3")
 def test_a_user_without_subordinate_ids(
     user: UsersBelljar, command: Sequence[str], tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_user_without_subordinate_ids(
     assert "usermod --add-subuids" in said
 
 
+@pytest.mark.promise("1.3")
 def test_a_user_who_may_make_no_user_namespace(user: UsersBelljar, command: Sequence[str]) -> None:
     """The switch that forbids it, and the command that puts it."""
     argv = [user.python, "-c", NO_NAMESPACES, str(user.uid), str(user.gid), *user.argv(*command)]

@@ -156,6 +156,7 @@ ASK = (
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_no_question_to_the_model_outlives_its_range(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,6 +221,7 @@ async def test_a_blow_between_two_cells_of_a_range(
     assert {line.cell for line in of(lines, Kind.EXEC_STARTED)} <= {first.cell}
 
 
+@pytest.mark.promise("2.5", "5.4")
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.thorough_in("gvisor")
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
@@ -299,6 +301,7 @@ async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:
     assert (await curl(target, "http://me.example:7001/mine")).returncode == REFUSED
 
 
+@pytest.mark.promise("2.5")
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
     """A stand-in of kind `python`: the app runs in a target cell, by a server that is packed here,
@@ -329,6 +332,7 @@ async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
             assert await text(cell, url) == f"from a file on {where}"
 
 
+@pytest.mark.promise("2.5")
 async def test_an_unhealthy_target(home: Path, tmp_path: Path) -> None:
     """Nothing runs in the sample's cell: the error names the target, says why, and has the end of
     what it wrote; nothing is left."""
@@ -352,6 +356,7 @@ async def test_an_unhealthy_target(home: Path, tmp_path: Path) -> None:
     assert len(of(list(read_events(run.path)), Kind.CELL_PLANNED)) == 1
 
 
+@pytest.mark.promise("2.5")
 async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
     """A program that is not in its image is an error that names the target and what the cell said,
     whether or not somebody asks for its health."""
@@ -385,6 +390,7 @@ async def test_bad_files_are_refused_before_anything_is_made(home: Path, tmp_pat
     assert Kind.RANGE_OPENING not in kinds
 
 
+@pytest.mark.promise("3.3")
 async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
     """Neither by name nor by address: what listens in one is refused to the other, though both
     serve the same names, each its own."""
@@ -442,6 +448,7 @@ async def test_one_parent_for_all_ranges_of_a_run(
     assert not is_alive(parents[0])
 
 
+@pytest.mark.promise("2.6")
 async def test_a_killed_gateway_ends_the_cells(home: Path, tmp_path: Path) -> None:
     """Fail-deadly: every cell of the range dies, a running command ends, each operation raises the
     cause from then on, and the block is left with it."""
@@ -480,6 +487,7 @@ def sleeping(run: RunDirectory) -> int:
     return (run.path / "ledger.jsonl").read_bytes().count(b'["sleep","600"]')
 
 
+@pytest.mark.promise("2.5")
 @pytest.mark.parametrize(
     "meddle",
     [
@@ -513,6 +521,7 @@ async def it_is_meddled_with(
         assert isinstance(await until_dead(opened.cell), ContainmentBreach)
 
 
+@pytest.mark.promise("2.5")
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: Path) -> None:
     """All probes, as any user of it; at its start and at its end the quick ones. The router is
@@ -534,6 +543,7 @@ async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: P
             ), Witness.ROUTER
 
 
+@pytest.mark.promise("2.5")
 async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) -> None:
     """A sink that takes every port, names that are simulated, a metadata service: answers are
     expected there, each with its reason, and nowhere else."""

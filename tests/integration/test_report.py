@@ -99,6 +99,7 @@ def ran(belljar: Belljar, tmp_path: Path) -> tuple[Path, Path]:
     return run, page
 
 
+@pytest.mark.promise("7.7")
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_run_leaves_a_page_of_what_it_did(
@@ -135,6 +136,7 @@ def test_a_run_leaves_a_page_of_what_it_did(
     assert (tmp_path / "again.html").read_bytes() == page
 
 
+@pytest.mark.promise("4.4")
 @pytest.mark.thorough
 def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> None:
     """With hostile text in every field no dialog opens, nothing is requested, no script but ours
@@ -159,6 +161,13 @@ def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> 
     for more in browser_page.locator("#s0 .entries details summary").all():
         more.click()
     assert "<script>alert(1)</script>" in browser_page.locator("#s0 .entries").inner_text()
+    browser_page.locator("#s0 .player summary").click()
+    browser_page.locator("#s0 .player button").click()
+    browser_page.wait_for_function(
+        "document.querySelector('#s0 .player button').textContent === 'Play'"
+    )
+    assert "<script>alert(1)</script>" in browser_page.locator("#s0 .player pre").inner_text()
+    assert browser_page.locator("#s0 .player pre *").count() == 0
     shown = browser_page.locator("#table tbody tr:visible")
     browser_page.fill("#search", "no sample has this name")
     assert shown.count() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 from tests.integration.processes import quick_command
 
 from belljar.cell import Cell, open_cell, open_pool, open_range, start_run
 from belljar.cell.cell import RevertibleCell
 from belljar.cell.range import Range
-from belljar.errors import CellError, PolicyError
+from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
 from belljar.isolation.kill import kill
@@ -27,6 +29,7 @@ from belljar.ledger import Line, read_events
 from belljar.report.cells import gather_cells
 from belljar.report.reasons import ReasonCode
 from belljar.report.verdict import judge
+from belljar.store.journal import Journal
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -66,6 +69,7 @@ def again() -> Task:
 """
 
 
+@pytest.mark.promise("3.5")
 @pytest.mark.parametrize("options", [[], ["--warm", "1"]], ids=["cold", "warm"])
 def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path, options: list[str]) -> None:
     """Each try begins with the sample's files and set-up and nothing of the try before. The sample
@@ -109,6 +113,7 @@ LOW = {"belljar": 1, "risk": "low", "tier": "container", "user": "root"}
 SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
 
 
+@pytest.mark.promise("3.5")
 def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
     """Each machine has decoys of its own. A value of an earlier one, which a model may remember, is
     taken for a decoy of this sample, not for one that was carried over from another."""
@@ -129,6 +134,7 @@ def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
     assert Kind.DECOY_CARRIED not in kinds
 
 
+@pytest.mark.promise("3.5")
 @pytest.mark.parametrize("when", ["during the exchange", "after it"])
 def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str) -> None:
     """Whoever kills it by the id that it had means the cell: no other machine goes on in its place,
@@ -160,6 +166,57 @@ def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str
     }
     assert len(reasons) == 2
     assert sum("enough" in reason for reason in reasons.values()) == 1 + (when == "after it")
+
+
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+@pytest.mark.parametrize("named", ["the new machine", "the run"])
+def test_a_kill_while_a_machine_is_made_ends_the_cell(vm_home: Path, named: str, tier: str) -> None:
+    """By the id of a machine that a revert is making, or by its run: neither machine goes on, and
+    nothing of them is left."""
+
+    async def strike(run: str) -> None:
+        journal = Journal(vm_home)
+        while len(entries := journal.entries()) < 2:
+            await anyio.lowlevel.checkpoint()
+        name = run if named == "the run" else entries[-1].cell_id
+        await kill(name, reason="enough", home=vm_home)
+
+    async def use() -> Path:
+        policy = {**LOW, "tier": tier, "resources": {**SMALL, "memory": "256MiB"}}
+        with start_run("test", None, [], home=vm_home) as run:
+            async with (
+                open_cell(policy, run=run, home=vm_home) as cell,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(strike, run.run_id)
+                with suppress(CellError):  # it may be there first
+                    await cell.revert()
+                await _until_killed(cell)
+        return run.path
+
+    ends = [line for line in read_events(anyio.run(use)) if line.kind is Kind.CELL_DESTROYED]
+    assert all(line.data["clean"] for line in ends)
+    assert len(ends) == 2
+    assert Journal(vm_home).entries() == ()
+
+
+def test_no_cell_runs_that_a_kill_of_its_run_would_not_find(
+    vm_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the store takes no word of whose cell it is, there is none, and nothing is left."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Journal, "describe", refuse)
+
+    async def use() -> None:
+        async with open_cell({**LOW, "resources": SMALL}, home=vm_home):
+            pytest.fail("it runs")
+
+    with pytest.raises(HostError, match="no space"):
+        anyio.run(use)
+    assert Journal(vm_home).entries() == ()
 
 
 def test_a_rule_that_is_triggered_by_the_old_machines_end_stops_the_sample(vm_home: Path) -> None:

@@ -114,11 +114,13 @@ def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, A
     assert services["resolver"] == "question answered"
 
 
+@pytest.mark.promise("5.4")
 def test_segments_of_no_connection_are_told_once(found: dict[str, Any]) -> None:
     """In either direction; after a connection they are its own, and nothing is told."""
     assert found["services"]["db segments"] == [{}] * 4 + [{"segment": 1}, {}] * 2
 
 
+@pytest.mark.promise("2.5")
 def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(
     found: dict[str, Any],
 ) -> None:

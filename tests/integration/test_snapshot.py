@@ -84,6 +84,7 @@ async def bracketed(cell: Cell, script: str) -> tuple[float, list[float], float]
     return before, numbers, time.monotonic()
 
 
+@pytest.mark.promise("3.6")
 def test_a_fork_goes_on_from_the_moment(vm_home: Path) -> None:
     """Two forks have the files, processes and memory of the moment, and nothing of what came after;
     each is a machine of its own: ids, name, and random numbers, also of a process that ran while it
@@ -257,15 +258,27 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
     anyio.run(look)
 
 
-def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path) -> None:
-    """Without the policy's word, on a network, with decoys, and while a command runs: and the cell
-    goes on."""
+@pytest.mark.promise("3.6")
+def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path) -> None:
+    """Without the policy's word, on a network, with decoys or a secret file, and while a command
+    runs: and the cell goes on. A policy may allow the secret file; each fork has it then."""
     decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
     container = {**POLICY, "tier": "container"}
-    refused = (
+    (tmp_path / "key").write_text("the key\n")
+
+    def with_secret(snapshots: str) -> Path:
+        file = tmp_path / f"{snapshots}.yaml"
+        file.write_text(
+            f"belljar: 1\nrisk: low\nuser: root\nsnapshots: {snapshots}\n"
+            "files: [{source: key, target: /root/key, secret: true}]\n"
+        )
+        return file
+
+    refused: tuple[tuple[Any, str], ...] = (
         ({**POLICY, "tier": "container", "snapshots": False}, "snapshots"),
         ({**container, "decoys": decoys}, "decoys"),
         ({**container, "network": {"default": "simulate"}}, "network"),
+        (with_secret("true"), "secret"),
     )
 
     async def ask() -> None:
@@ -274,6 +287,9 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path) -> None:
                 with pytest.raises(PolicyError, match=why):
                     await opened.cell.snapshot()
                 assert await said(opened.cell, "echo fine") == ["fine"]
+        allowed = with_secret("with_secrets")
+        async with open_cell(allowed, home=vm_home) as cell, (await cell.snapshot()).fork() as fork:
+            assert await said(fork, "cat /root/key") == ["the key"]
         for policy in (POLICY, container):
             async with open_cell(policy, home=vm_home) as cell:
                 background = await cell.start(["sleep", "999"])
@@ -301,6 +317,7 @@ def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
     anyio.run(look)
 
 
+@pytest.mark.promise("3.6")
 @pytest.mark.parametrize("name", ["memory", "state"])
 def test_a_snapshot_that_was_changed_is_refused(vm_home: Path, name: str) -> None:
     """One byte in either file; also a snapshot that was taken with something else. No fork is made

@@ -31,6 +31,7 @@ def shut_in(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=False)
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize(
     "call",
     [
@@ -47,6 +48,7 @@ def test_a_forbidden_call_ends_it(call: str) -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSYS, "in\n")
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize(
     "call",
     [
@@ -65,6 +67,7 @@ def test_what_it_does_not_need_is_refused(call: str) -> None:
     assert done.stdout == "in\nrefused\n", done.stderr
 
 
+@pytest.mark.promise("2.6")
 def test_its_work_goes_on() -> None:
     """Asking the kernel by netlink, reading settings, and running nft."""
     nft = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin") or sys.executable
@@ -77,6 +80,7 @@ def test_its_work_goes_on() -> None:
     assert done.stdout == "in\ndone\n", done.stderr
 
 
+@pytest.mark.promise("2.6")
 def test_its_memory_is_bounded() -> None:
     """Beyond its limit there is none: it ends."""
     done = shut_in("bytearray(256 << 20)")

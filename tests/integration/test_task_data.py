@@ -72,6 +72,7 @@ async def said(cell: Cell, command: str) -> str:
     return output.stdout.decode().strip()
 
 
+@pytest.mark.promise("1.5", "1.7")
 @pytest.mark.anyio
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 @pytest.mark.thorough_in("trio")
@@ -139,6 +140,7 @@ def challenges() -> Task:
 """
 
 
+@pytest.mark.promise("1.7")
 def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
     """Under `belljar run` each sample has its own directory; a name that leads out is refused
     before any begins. The work directory is made, and a command in words is split as Compose does."""

@@ -118,6 +118,7 @@ def host(home: Path, tmp_path: Path) -> Host:
     return Host(Belljar(home), scratch)
 
 
+@pytest.mark.promise("1.3")
 @pytest.mark.parametrize(
     ("runtime", "words"),
     [
@@ -217,6 +218,7 @@ def test_a_runtime_below_tmp_works(host: Host) -> None:
     assert (ran.returncode, ran.stdout) == (0, b"fine\n"), ran.stderr
 
 
+@pytest.mark.promise("1.3")
 def test_a_remembered_failure_does_not_last(host: Host) -> None:
     """It is believed for a moment, so that a run's cells do not each try again; `doctor` tries at
     once, and so does the next command after a while."""
@@ -352,6 +354,7 @@ def fill(folder: Path, *, but_bytes: int) -> Path:
     return file
 
 
+@pytest.mark.promise("5.1")
 def test_a_disk_that_is_full(small: Host) -> None:
     """Before the image is unpacked, and in the midst of a command: one message; the cell is gone,
     its journal too; what is recorded verifies."""
@@ -377,6 +380,7 @@ def test_a_disk_that_is_full(small: Host) -> None:
     )
 
 
+@pytest.mark.promise("1.8")
 def test_damaged_images_and_trees(prepared_home: Path, tmp_path: Path) -> None:
     """A tree that lacks its root, and what a crash left of one, is made again. From an image that
     is not what its digest says nothing is made."""

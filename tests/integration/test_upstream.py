@@ -177,6 +177,7 @@ def upstream_events(scene: Scene, host: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.promise("2.7")
 def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, world: World) -> None:
     """One range: a good upstream, its methods, a name that rebinds, certificates of others, a
     private address, nobody there; each on record."""
@@ -253,6 +254,7 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     assert order.index("network.http") < order.index("network.upstream")
 
 
+@pytest.mark.promise("2.7")
 def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
     """An answer larger than it is cut off, which is told once; then nothing is dialled."""
 
@@ -272,6 +274,7 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
     assert len(world.dialled) == 1
 
 
+@pytest.mark.promise("2.7")
 def test_the_ranges_of_a_run_have_one_budget(tmp_path: Path, world: World) -> None:
     """What the kernel counted of one range's connections is gone for the next; the last refusal is
     on record, and nothing is dialled for it."""
@@ -318,6 +321,7 @@ def dial_limits(scene: Scene) -> list[dict[str, Any]]:
     return [data for data in scene.data("limit.hit") if data["limit"] == "dials"]
 
 
+@pytest.mark.promise("4.5")
 def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
     """Eighty dials that the owner's resolver leaves open: those over the bound are refused at once,
     and counted together; the range lives, and dials again later."""
@@ -452,6 +456,7 @@ ip link set lo up
 """
 
 
+@pytest.mark.promise("2.7")
 def test_an_upstreams_name_is_absolute(tmp_path: Path) -> None:
     """A search domain is put behind no name, whatever `ndots` says; a line of `/etc/hosts` counts
     only with a dot at its end."""

@@ -50,6 +50,7 @@ def test_with_groups_and_ids_he_gets_the_tier_his_risk_asks_for(grouped: UsersBe
     assert not any("stronger than" in warning for warning in low["warnings"])
 
 
+@pytest.mark.promise("1.3")
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
     """The workload runs under subordinate ids, never as the user, in groups below his own with the
@@ -74,6 +75,7 @@ def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
     assert "cell.destroyed" in kinds(grouped)
 
 
+@pytest.mark.promise("6.2")
 @pytest.mark.parametrize("tier", TIERS)
 def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str) -> None:
     """SIGKILL of one owner: its container dies; `reap` removes what is left, control groups too,
@@ -92,6 +94,7 @@ def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str
     assert (kept, living.returncode) == (["alive"], 130), stderr
 
 
+@pytest.mark.promise("1.3")
 def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar) -> None:
     """The stronger tier is taken and the plan says why; one that is asked for by name is refused
     with the hint, on record, and nothing is made."""
@@ -136,6 +139,7 @@ def without_ids(user: UsersBelljar, accounts: Path) -> Iterator[None]:
         change("add")
 
 
+@pytest.mark.promise("1.3")
 def test_without_ids_containers_are_refused_with_the_hint(
     grouped: UsersBelljar, accounts: Path
 ) -> None:
@@ -164,6 +168,7 @@ def unpacked(user: UsersBelljar) -> list[str]:
     )
 
 
+@pytest.mark.promise("6.2")
 def test_a_tree_half_made_when_its_owner_died_is_removed(grouped: UsersBelljar) -> None:
     """Its files belong to ids that are not the user's: `reap` removes them all the same."""
     with another_store(grouped) as store:
@@ -185,6 +190,7 @@ def test_a_tree_half_made_when_its_owner_died_is_removed(grouped: UsersBelljar) 
         assert list(trees.iterdir()) == []
 
 
+@pytest.mark.promise("6.2")
 def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
     """An unpacked image goes with its image's last name, at the next `reap`; then nothing in the
     store needs another's rights to be removed."""
@@ -203,6 +209,7 @@ def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
         assert (removed.returncode, store.exists()) == (0, False), removed.stderr
 
 
+@pytest.mark.promise("1.6")
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_inspects_own_checks(grouped: UsersBelljar, tier: str) -> None:

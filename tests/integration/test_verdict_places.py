@@ -125,6 +125,7 @@ CAUSES: dict[str, tuple[str, tuple[str, ...], Any, str, set[Code]]] = {
 }
 
 
+@pytest.mark.promise("7.1", "7.2")
 @pytest.mark.parametrize("name", CAUSES)
 def test_every_place_says_the_same(home: Path, tmp_path: Path, name: str) -> None:
     """Of one real run: the sample's and the run's verdict wherever they are shown, the exit code,

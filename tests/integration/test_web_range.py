@@ -21,6 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
+@pytest.mark.promise("5.4")
 def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     """The one who breaks in has the flag, the one who shops has not; both contained. Injection,
     traversal and the keeper's page are in the ledger, with who asked, and in the report of that

@@ -79,6 +79,7 @@ def core_limits(groups: Iterable[Path]) -> list[tuple[str, ...]]:
     return [tuple(words[4:6]) for words in lines if words[:2] == ["Max", "core"]]
 
 
+@pytest.mark.promise("8.2")
 @pytest.mark.parametrize("user", ["root", "user"])
 async def test_the_limit_stays_whoever_asks_and_by_whichever_call(cell: Cell, user: str) -> None:
     """It is said to be done, and is not; asked for the old value as well, it is refused; other
@@ -100,6 +101,7 @@ async def test_programs_that_make_sure_of_it_go_on(cell: Cell) -> None:
     assert (said.returncode, said.stdout.split()[-4:-1]) == (0, [b"size", b"1", b"1"])
 
 
+@pytest.mark.promise("8.2")
 @pytest.mark.parametrize(("tier", "least"), [("container", 4), ("gvisor", 3), ("microvm", 1)])
 async def test_everything_of_a_cell_on_this_host_has_the_limit(
     tier: str, least: int, vm_home: Path

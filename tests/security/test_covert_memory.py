@@ -134,6 +134,7 @@ def _count(pair: Pair, side: Side) -> dict[str, int]:
     }
 
 
+@pytest.mark.promise("3.3")
 @pytest.mark.parametrize("memory", KEEPING, ids=lambda memory: memory.name)
 def test_what_is_kept_is_kept_for_its_own_range(world: World, memory: Memory) -> None:
     """Found where it was left; not in the range beside; not in one that begins when the first has
@@ -141,6 +142,7 @@ def test_what_is_kept_is_kept_for_its_own_range(world: World, memory: Memory) ->
     assert world.looked[memory.name] == Looked(own=True, beside=False, after=False)
 
 
+@pytest.mark.promise("3.3")
 @pytest.mark.parametrize("void", VOIDS, ids=lambda void: void.name)
 def test_what_is_given_to_a_void_changes_no_answer(world: World, void: Void) -> None:
     """The deed is on record of its range and of no other; whoever asks is answered as before, there

@@ -28,6 +28,7 @@ def world(
     return look(request.param, vm_home, tmp_path_factory.mktemp("egress"))
 
 
+@pytest.mark.promise("2.5")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_way_out_is_closed_and_on_record(world: World, case: Case) -> None:
     """What the case tries ends as it says, and the host has seen it."""
@@ -50,6 +51,7 @@ def test_no_packet_of_a_range_is_seen_in_the_hosts_namespace(world: World) -> No
     assert world.ears.packets == ()
 
 
+@pytest.mark.promise("2.5")
 def test_a_range_has_no_other_link_and_no_other_route(world: World) -> None:
     """Its namespace has its loopback and its cells' ports, routes to these and to itself, and no
     default route."""

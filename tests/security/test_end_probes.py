@@ -121,6 +121,7 @@ def said(report: ProbeReport) -> dict[str, tuple[Outcome | None, Verdict]]:
     return {finding.name: (finding.outcome, finding.verdict) for finding in report.findings}
 
 
+@pytest.mark.promise("7.3")
 @pytest.mark.parametrize("user", ["user", "root"])
 async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell, user: str) -> None:
     """The probes at the end say what they say in a cell in which nothing else runs, though a daemon
@@ -145,6 +146,7 @@ async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell, user: str
     ] * 2
 
 
+@pytest.mark.promise("7.3")
 async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> None:
     """No room for files and no process left to have: the bomb is ended, the probes run, and none
     says that it reached something."""
@@ -162,6 +164,7 @@ async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> 
     await cell.exec(["sh", "-c", "rm -f /tmp/full /tmp/rest"], user="root")
 
 
+@pytest.mark.promise("7.3")
 async def test_files_with_the_names_of_devices_are_no_breach(cell: Cell) -> None:
     """Root of a cell whose `/dev` can be written may log to a console that is not there."""
     script = (

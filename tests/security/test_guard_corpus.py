@@ -8,8 +8,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from tests.guard_cases import read_cases, scan_case, score
+
 from belljar.policy import load_policy
-from belljar.signals.cases import read_cases, scan_case, score
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import ScanBounds, read_protected, spec_of
@@ -28,7 +29,7 @@ def test_the_corpus_is_flagged_as_it_should_be() -> None:
         spec_of(read_protected(loaded), classes, (), bytes(32), ScanBounds(time_s=120))
     )
     stream = StreamScanner(scanner)
-    result = score(scan_case(case, stream) for case in read_cases(CONTENT, "cases.jsonl"))
+    result = score(scan_case(case, stream) for case in read_cases(CONTENT))
     assert not result.failed, [outcome.case.id for outcome in result.failed]
     figures = (result.cases, result.precision, result.recall, result.false_positive_rate)
     documented = re.search(

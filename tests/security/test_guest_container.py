@@ -109,6 +109,7 @@ async def test_the_attacks_can_see(cell: Cell) -> None:
     assert await errno_of(cell, 39 if _IS_X86 else 172) == 0
 
 
+@pytest.mark.promise("2.2")
 async def test_dev_holds_only_the_harmless(cell: Cell) -> None:
     """No block device, channel device, memory device, loop or fuse: the list is complete."""
     listing = (
@@ -176,6 +177,7 @@ async def test_no_descriptor_is_inherited(cell: Cell) -> None:
 # ---- /proc and /sys
 
 
+@pytest.mark.promise("2.2")
 async def test_kernel_settings_are_read_only(cell: Cell) -> None:
     """Settings of the machine's kernel can't be opened for writing by root of the container."""
     paths = ("sys/kernel/core_pattern", "sys/vm/drop_caches", "sys/kernel/modprobe", "sysrq-trigger",
@@ -220,6 +222,7 @@ async def test_sys_is_read_only(cell: Cell) -> None:
     assert b"Read-only" in outcome.stderr
 
 
+@pytest.mark.promise("2.2")
 async def test_modules_are_off(cell: Cell) -> None:
     """The machine itself loads no module any more, whoever asks."""
     assert (await shell(cell, "cat /proc/sys/kernel/modules_disabled")).stdout.strip() == b"1"
@@ -228,6 +231,7 @@ async def test_modules_are_off(cell: Cell) -> None:
 # ---- system calls
 
 
+@pytest.mark.promise("2.2")
 @pytest.mark.parametrize("user", ["", "65534"])
 async def test_refused_calls(cell: Cell, user: str) -> None:
     """Each is refused before its arguments are looked at: with nonsense for arguments, the answer
@@ -331,6 +335,7 @@ async def test_capabilities_of_others(cell: Cell) -> None:
     assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
 
 
+@pytest.mark.promise("2.2")
 async def test_ids_are_shifted(cell: Cell) -> None:
     """Root inside is nobody in particular outside, and nobody inside is root outside."""
     for kind in ("uid", "gid"):
@@ -366,6 +371,7 @@ async def test_process_1_can_not_be_signalled(cell: Cell, signal: int) -> None:
     assert (await shell(cell, "grep -c '^State:.S' /proc/1/status")).stdout.strip() == b"1"
 
 
+@pytest.mark.promise("2.2")
 async def test_process_1_can_not_be_touched(cell: Cell) -> None:
     """Neither ptrace, nor its limits, nor its memory, environment, root or descriptors."""
     script = """
@@ -417,6 +423,7 @@ print(len(zombies()))
     assert await python(cell, script) == "0"
 
 
+@pytest.mark.promise("2.2")
 async def test_killing_everything_leaves_the_cell(cell: Cell) -> None:
     """Root may kill all it can see; the next command runs."""
     await shell(cell, "kill -9 -1", user="0")
@@ -432,6 +439,7 @@ async def test_oom_score_can_not_be_lowered(cell: Cell) -> None:
 # ---- limits
 
 
+@pytest.mark.promise("2.2")
 async def test_memory_is_bounded(cell: Cell) -> None:
     """A memory hog is killed, is told to have run out of memory, and the cell goes on."""
     outcome = await cell.exec(["python3", "-c", "x = []\nwhile True: x.append(bytearray(1 << 20))"])
@@ -439,6 +447,7 @@ async def test_memory_is_bounded(cell: Cell) -> None:
     assert (await shell(cell, "echo alive")).stdout == b"alive\n"
 
 
+@pytest.mark.promise("2.2")
 async def test_processes_are_bounded(cell: Cell) -> None:
     """A fork bomb comes to its end, and the next command runs all the same."""
     script = """
@@ -483,6 +492,7 @@ async def test_no_core_file(cell: Cell) -> None:
 # ---- neutrality
 
 
+@pytest.mark.promise("2.2")
 async def test_nothing_says_what_this_is(cell: Cell) -> None:
     """No name that the container shows (environment, processes, mounts, hostname, kernel command
     line) is one of ours."""

@@ -180,6 +180,7 @@ def refused(
     return caught.value
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize("harm", HOSTILE_LAYERS)
 def test_a_hostile_layer_is_refused_and_leaves_nothing(
     harm: str, home: Path, tmp_path: Path
@@ -463,6 +464,7 @@ def test_no_space_while_packing_is_the_hosts_fault(
     assert state_of(home) == before
 
 
+@pytest.mark.promise("1.8")
 def test_an_interrupted_import_leaves_nothing(home: Path, tmp_path: Path) -> None:
     """Ctrl-C at any stage: the store is as before."""
     archive = oci_archive(tmp_path / "a.tar", [layer(entry("x", b"x"))])

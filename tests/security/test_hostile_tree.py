@@ -59,6 +59,7 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
+@pytest.mark.promise("4.3")
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(records=st.lists(RECORDS, max_size=14), overwrite=st.booleans(), skip=st.booleans())
 def test_no_stream_leaves_the_target(
@@ -97,6 +98,7 @@ def test_no_stream_leaves_the_target(
                 assert Path(os.path.realpath(path)).is_relative_to(target)
 
 
+@pytest.mark.promise("4.3")
 async def test_a_link_is_no_answer_to_a_download(tmp_path: Path) -> None:
     """The target never becomes a link or a device, whatever is allowed besides."""
     for kind, link in ((RecordKind.LINK, "outside"), (RecordKind.OTHER, "")):
@@ -107,6 +109,7 @@ async def test_a_link_is_no_answer_to_a_download(tmp_path: Path) -> None:
         assert not names(tmp_path)
 
 
+@pytest.mark.promise("4.3")
 async def test_a_bomb_is_bounded(tmp_path: Path) -> None:
     """A file that says it is endless and entries without end stop at what was asked for."""
     endless = encode(Record(path="f", kind=RecordKind.FILE, size_bytes=1 << 50))

@@ -145,6 +145,7 @@ def gone(pidfd: int, deadline_s: float = 60.0) -> bool:
     return bool(select.select([pidfd], [], [], deadline_s)[0])
 
 
+@pytest.mark.promise("2.1", "8.2")
 def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
     """Whoever started it: nothing is written, remounted, seen, reached, gained or left over; the
     image is byte for byte what it was."""
@@ -164,6 +165,7 @@ def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
     assert said["ended"] == "None 0 itself"
 
 
+@pytest.mark.promise("2.1")
 def test_the_same_attacks_succeed_outside(stage: Stage) -> None:
     """The control: without the jail the same program succeeds, so that its failures inside mean
     something."""
@@ -192,6 +194,7 @@ def test_the_same_attacks_succeed_outside(stage: Stage) -> None:
     } == {}
 
 
+@pytest.mark.promise("3.2")
 @pytest.mark.root
 @pytest.mark.parametrize("stage", ["root"], indirect=True)
 def test_root_gives_each_jail_a_host_uid_of_its_own(stage: Stage) -> None:
@@ -229,6 +232,7 @@ def pids(process: subprocess.Popen[str]) -> dict[str, int]:
     raise AssertionError("the jailed program did not come up")
 
 
+@pytest.mark.promise("3.2")
 def test_nothing_outlives_the_owner(stage: Stage) -> None:
     """SIGKILL to the owner: supervisor and jailed program are gone, without anyone's help."""
     with stage.start("stay") as process:
@@ -243,6 +247,7 @@ def test_nothing_outlives_the_owner(stage: Stage) -> None:
                 os.close(pidfd)
 
 
+@pytest.mark.promise("3.2")
 def test_nothing_outlives_the_supervisor(stage: Stage) -> None:
     """SIGKILL to the supervisor: the jailed program dies with it."""
     with stage.start("stay") as process:
@@ -256,6 +261,7 @@ def test_nothing_outlives_the_supervisor(stage: Stage) -> None:
         assert "ended without a word" in process.communicate(timeout=60)[0]
 
 
+@pytest.mark.promise("3.2")
 def test_the_lifetime_ends_it(stage: Stage) -> None:
     """At the deadline the supervisor kills the jail and says why, whatever the owner does."""
     assert stage.run("stay", lifetime_s=2)["ended"] == "9 None lifetime"

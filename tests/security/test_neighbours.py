@@ -165,6 +165,7 @@ async def python(cell: Cell, code: str, *words: str, given: Any = None) -> str: 
     return output.stdout.decode()
 
 
+@pytest.mark.promise("8.2")
 async def test_numbers_of_the_host_do_not_show_what_a_neighbour_does(pair: Pair) -> None:
     """With a thousand files, all terminals and contexts it can get in one, the other reads the same
     as before, everywhere."""
@@ -174,6 +175,7 @@ async def test_numbers_of_the_host_do_not_show_what_a_neighbour_does(pair: Pair)
         assert json.loads(await python(pair.other, READ, given=COUNTERS)) == before
 
 
+@pytest.mark.promise("8.2")
 async def test_terminals_and_contexts_of_the_host_are_not_used_up(pair: Pair) -> None:
     """By the host's own count, a cell that takes all it can has its terminals and no context for
     asynchronous input and output."""
@@ -185,6 +187,7 @@ async def test_terminals_and_contexts_of_the_host_are_not_used_up(pair: Pair) ->
         assert int(contexts.read_text()) <= before[1]
 
 
+@pytest.mark.promise("3.2")
 @pytest.mark.root
 async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
     """Devices and the processors' files are each cell's own: no lock of one holds in the other or
@@ -198,6 +201,7 @@ async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
             assert json.loads((await anext(watching))[1]) == []
 
 
+@pytest.mark.promise("3.2")
 async def test_a_cell_drops_no_page_of_a_shared_file(pair: Pair) -> None:
     """A file of the image that is in memory, by the host's own look, stays there whatever advice a
     cell gives."""
@@ -235,6 +239,7 @@ def mapped(path: Path) -> Iterator[Any]:
     place.close()
 
 
+@pytest.mark.promise("8.2")
 @pytest.mark.parametrize(
     "argv",
     [("ps", "aux"), ("top", "-b", "-n", "2", "-d", "0.1"), ("vmstat",), ("uptime",), ("free",)],
@@ -247,6 +252,7 @@ async def test_tools_that_read_the_hosts_numbers_still_run(
     assert (output.returncode, output.stderr) == (0, b"")
 
 
+@pytest.mark.promise("8.2")
 async def test_an_ordinary_user_counts_the_processors(pair: Pair) -> None:
     """Every way to ask says the same number, and when the host was started is known."""
     code = """

@@ -254,6 +254,7 @@ def not_reached(said: dict[str, str]) -> dict[str, str]:
     return {name: rest for name, rest in said.items() if not rest.startswith("reached\t")}
 
 
+@pytest.mark.promise("2.9")
 def test_every_probe_has_its_weakness() -> None:
     """No probe of the catalogue is without surroundings in which it must fail, and none is named
     that doesn't exist."""
@@ -261,6 +262,7 @@ def test_every_probe_has_its_weakness() -> None:
     assert sorted(listed) == sorted(probe.name for probe in PROBES)
 
 
+@pytest.mark.promise("2.9")
 @pytest.mark.root
 @pytest.mark.parametrize(
     "world", [world for world in REACHED_IN if world not in ("sockets", "first")]

@@ -82,6 +82,7 @@ async def status(cell: Cell) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
+@pytest.mark.promise("2.4")
 async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
     """In all its sets; the filter is still on, and no new privileges come by exec."""
     found = await status(cell)
@@ -95,6 +96,7 @@ async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
         assert (found["NoNewPrivs"].strip(), found["Seccomp"].strip()) == ("1", "2")
 
 
+@pytest.mark.promise("2.4")
 async def test_another_user_has_nothing_of_it(cell: Cell) -> None:
     """Capabilities are root's."""
     script = (
@@ -103,6 +105,7 @@ async def test_another_user_has_nothing_of_it(cell: Cell) -> None:
     assert set(eval(await python(cell, script, user="65534"))) == {"0" * 16}  # noqa: S307 - ours
 
 
+@pytest.mark.promise("2.4")
 async def test_a_debugger_works(cell: Cell) -> None:
     """Root traces another user's process, and starts one whose addresses don't move."""
     if cell.plan.tier is not Tier.MICROVM:
@@ -119,6 +122,7 @@ print(first, libc.personality(0x40000) != -1, libc.personality(0xFFFFFFFF) & 0x4
     assert await python(cell, script, user="0") == f"0 True {0x40000}"
 
 
+@pytest.mark.promise("2.4")
 async def test_the_guest_agent_is_out_of_reach(cell: Cell) -> None:
     """Nobody traces, reads or takes a descriptor of process 1, nor of any process that is not the
     workload's.
@@ -148,6 +152,7 @@ for pid in [int(name) for name in os.listdir("/proc") if name.isdigit() and int(
     assert (await cell.exec(["true"])).success
 
 
+@pytest.mark.promise("2.4")
 async def test_what_else_a_privileged_container_has_stays_closed(cell: Cell) -> None:
     """Mounts, namespaces, devices, modules, keys: each call is refused as without any right."""
     numbers = {
@@ -176,6 +181,7 @@ except OSError:
     assert await python(cell, script, user="0") == ""
 
 
+@pytest.mark.promise("2.4")
 async def test_the_probes_know_what_the_plan_grants(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +225,7 @@ ip addr
 _OF_GVISOR: Final = ("another cell's address", "the gateway's address", "GRE", "echo")
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.root
 @pytest.mark.parametrize("tier", ["gvisor", "microvm"])
 async def test_who_administers_a_cells_network_reaches_nothing_more(

@@ -30,6 +30,7 @@ def said_with(mac: str, *names: str) -> dict[str, str]:
     return answers(ran.stdout, len(names))
 
 
+@pytest.mark.promise("2.5")
 def test_a_device_of_the_ports_name_with_another_address_is_not_the_port() -> None:
     """It is one more way out, and so is each route by it."""
     names = ("network.interfaces", "network.routes")
@@ -39,6 +40,7 @@ def test_a_device_of_the_ports_name_with_another_address_is_not_the_port() -> No
     )
 
 
+@pytest.mark.promise("2.5")
 def test_an_answer_from_far_away_is_waited_for() -> None:
     """A datagram that is answered after longer than anything on this host takes is answered; a
     refusal is none, and neither is one that a raw socket hears beside it."""

@@ -287,6 +287,7 @@ def end_and_look(process: subprocess.Popen[str], victim: int, watched: Sequence[
         process.kill()
 
 
+@pytest.mark.promise("2.1")
 def test_what_a_runtime_can_do(stage: Stage) -> None:
     """With all its capabilities: it sees only what it was given, can't write or uncover the tree,
     can't fill more than its share; the overlay works whole."""
@@ -358,6 +359,7 @@ def test_a_program_that_writes_for_the_store(stage: Stage) -> None:
     assert made.st_mode & 0o7777 == 0o4755
 
 
+@pytest.mark.promise("2.1")
 def test_runc_runs_a_container_in_it(stage: Stage) -> None:
     """On the host the container is who was promised; pid 1 holds nothing any more; what the
     container ends with is what is told."""
@@ -428,6 +430,7 @@ def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
     assert stage.run("/probe", "detach", "orphans", word="go\n")["ended"] == "None 7 itself"
 
 
+@pytest.mark.promise("1.3")
 @pytest.mark.parametrize("stage", ["root"], indirect=True)
 @pytest.mark.parametrize(
     ("program", "words"),
@@ -460,6 +463,7 @@ def test_ids_that_are_not_his(stage: Stage) -> None:
 MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
 
 
+@pytest.mark.promise("2.1")
 @pytest.mark.parametrize(
     ("options", "words"),
     [

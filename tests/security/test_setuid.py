@@ -30,6 +30,7 @@ async def said(cell: Cell, command: str, user: str) -> list[bytes]:
     return (await cell.exec(["/bin/sh", "-c", command], user=user)).stdout.splitlines()
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(
     home: Path, tmp_path: Path
@@ -53,6 +54,7 @@ async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(
     assert report.verdict.value == "contained"
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
     ("tier", "word"), [("microvm", "off"), ("gvisor", "auto"), ("container", "auto")]
@@ -66,6 +68,7 @@ async def test_without_the_right_it_gains_nothing(
         assert b"euid" not in (await said(cell, "/tmp/gained", "1000:1000"))[0]
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_tier_that_can_not_grant_it_is_refused(

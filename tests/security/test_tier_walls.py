@@ -113,6 +113,7 @@ async def said(cell: Cell, code: str, *words: str) -> str:
     return output.stdout.decode()
 
 
+@pytest.mark.promise("2.2")
 @pytest.mark.parametrize(
     "way",
     [
@@ -127,16 +128,19 @@ async def test_process_1_is_sent_no_signal_through_a_descriptor(cell: Cell, way:
     assert (await cell.exec(["true"])).success
 
 
+@pytest.mark.promise("2.2")
 async def test_a_process_can_own_its_descriptors(cell: Cell) -> None:
     """Signal-driven input and output of one's own still works, as servers use it."""
     assert await said(cell, OWN_SIGNAL) == "True\n"
 
 
+@pytest.mark.promise("2.2")
 async def test_rare_protocols_are_refused(cell: Cell) -> None:
     """No MPTCP, UDP-Lite or SCTP socket of either family is made; TCP and UDP are."""
     assert await said(cell, SOCKETS) == ""
 
 
+@pytest.mark.promise("2.2")
 async def test_the_devices_directory_holds_no_files(cell: Cell) -> None:
     """What can be written to /dev is bounded in every tier, and devices, terminals and shared
     memory work."""

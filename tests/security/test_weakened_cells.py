@@ -83,6 +83,7 @@ def weakened(plan: Plan) -> Plan:
     return replace(plan, oci=replace(plan.oci, config=config), limits=promised)
 
 
+@pytest.mark.promise("2.9")
 async def test_missing_walls_are_breaches_and_the_others_stand(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +252,7 @@ WEAKNESSES = (
 )
 
 
+@pytest.mark.promise("2.9")
 @pytest.mark.parametrize(
     "weakness", WEAKNESSES, ids=lambda weakness: f"{weakness.tier}-{weakness.weaken.__name__}"
 )
@@ -273,6 +275,7 @@ async def test_a_hole_is_a_breach_by_name(
     assert {finding.name for finding in report.of(Verdict.CONTAINED)} == set(weakness.standing)
 
 
+@pytest.mark.promise("8.2")
 async def test_the_jail_holds_the_limit_of_core_dumps_too(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

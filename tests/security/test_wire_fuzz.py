@@ -192,6 +192,7 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.promise("4.1")
 def test_a_million_frames() -> None:
     """At least 1,000,000 frames: only `ProtocolViolation` is ever raised, violations leave nothing
     held, memory stays where it was."""

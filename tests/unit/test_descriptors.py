@@ -18,6 +18,7 @@ from belljar.isolation.cgroup import processes_in
 from belljar.process import identify, identify_group
 
 
+@pytest.mark.promise("1.3")
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     """And what it was is still known."""
     program = (
@@ -50,6 +51,7 @@ def test_only_a_lack_of_descriptors_is_the_hosts_fault() -> None:
         raise OSError(errno.EMFILE, "many")
 
 
+@pytest.mark.promise("6.1")
 def test_without_descriptors_no_process_counts_as_gone(tmp_path: Path) -> None:
     """A proof of destruction, and a look whether an owner lives, must fail then: `None` would say
     that nobody is there."""

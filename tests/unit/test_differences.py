@@ -19,6 +19,7 @@ def test_a_difference_is_json(kind: Kind) -> None:
     assert Difference(**{**read, "kind": Kind(read["kind"])}) == written
 
 
+@pytest.mark.promise("1.5")
 def test_the_same_of_several_is_one_sentence() -> None:
     """Keys of one part, and parts, of which one thing is true; nothing is said of what is kept."""
     facts = [
@@ -32,6 +33,7 @@ def test_the_same_of_several_is_one_sentence() -> None:
     assert len(sentences([*facts, Difference(kind=Kind.CHANGED, key="tty", detail="why")])) == 2
 
 
+@pytest.mark.promise("1.5")
 def test_sentences_are_safe_for_a_terminal() -> None:
     """Whatever an author wrote."""
     hostile = Difference(kind=Kind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")

@@ -70,6 +70,7 @@ def said(
     return done.stdout.splitlines()
 
 
+@pytest.mark.promise("6.2")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("ending", [TERM, "stop"])
 def test_what_was_ignored_at_start_stays_ignored(backend: str, ending: str) -> None:

@@ -197,6 +197,7 @@ decoys: [{id: jump, kind: ssh, place: jump.example}]
 """
 
 
+@pytest.mark.promise("1.3")
 @pytest.mark.parametrize(
     ("command", "policy"),
     [

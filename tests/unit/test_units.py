@@ -116,6 +116,7 @@ def test_what_could_act_or_hide_is_made_visible(text: str | bytes, shown: str) -
     assert printable(text) == shown
 
 
+@pytest.mark.promise("4.4")
 @given(st.one_of(st.text(st.characters(), max_size=200), st.binary(max_size=200)))
 def test_nothing_that_is_shown_can_act(text: str | bytes) -> None:
     """No control, format, surrogate, private or line-separating character is left, whatever comes

@@ -238,7 +238,8 @@ def install_bundle(
         hint = "run it as root, or with --no-packages"
         raise HostError("only root can install Debian packages", hint=hint)
     need_space(home, about["size_bytes"] + (256 << 20), "the bundle")
-    with locked(home, "bundle"), scratch_dir(home) as copy:
+    with locked(home, "bundle"), scratch_dir(home) as scratch:
+        copy = scratch / "bundle"  # install.sh refuses what else is in it
         bundle.verify(report, into=copy)
         report("installing")
         _install_store(home, copy, about)
@@ -262,5 +263,5 @@ def _install_store(home: Path, copy: Path, about: Mapping[str, Any]) -> None:
         add_weights(copy / "weights" / weights["digest"] / weights["name"], home=home)
     (copy / SHARE).chmod(0o755)
     if (home / SHARE).exists():
-        (home / SHARE).replace(copy / "replaced")
+        (home / SHARE).replace(copy.with_name("replaced"))
     (copy / SHARE).replace(home / SHARE)

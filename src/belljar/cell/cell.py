@@ -144,7 +144,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Raises:
             PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
-                a network, with decoys, or of a model.
+                a network, with decoys or a `secret` file, or of a model.
             CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
                 find and tar, which pack the files.
             HostError: no space; it goes on.

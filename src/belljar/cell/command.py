@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -22,7 +23,7 @@ from belljar.channel import Operation as ChannelOperation
 from belljar.channel.frames import OUTPUT_WINDOW_BYTES
 from belljar.dataclass import dataclass, replace
 from belljar.errors import CellError
-from belljar.events import Body, Kind, Recorder
+from belljar.events import Body, JsonValue, Kind, Recorder
 from belljar.isolation.sandbox import Sandbox
 from belljar.units import format_duration
 
@@ -31,12 +32,44 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 _MAX_UNTAKEN_BYTES: Final = 2 * OUTPUT_WINDOW_BYTES  # what can have arrived of both streams
 
 
+TIME_STEP_MS: Final = 50  # pieces that come closer are one
+MAX_TIMES: Final = 500  # of one stream; the last has all that came after
+
+
+class StreamTimes:
+    """When how many bytes of each stream had passed, for a replay."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._of: dict[str, list[list[int]]] = {}
+
+    def note(self, name: str, total_bytes: int) -> None:
+        """Note that so many bytes have passed now."""
+        found = self._of.setdefault(name, [])
+        now_ms = round((time.monotonic() - self._began_s) * 1000)
+        if found and (now_ms - found[-1][0] < TIME_STEP_MS or len(found) >= MAX_TIMES):
+            found[-1][1] = total_bytes
+        else:
+            found.append([now_ms, total_bytes])
+
+    def data(self) -> dict[str, JsonValue]:
+        """As fields of the command's last event."""
+        return {f"{name}_times": found for name, found in self._of.items()}
+
+
 class CommandRecord:
     """What is recorded of one command: its start, its streams, the limits it hits, and its end."""
 
     def __init__(
-        self, operation: Operation, request: ExecRequest, recorder: Recorder, live: Sandbox
+        self,
+        operation: Operation,
+        request: ExecRequest,
+        recorder: Recorder,
+        live: Sandbox,
+        *,
+        keystrokes: bool = False,
     ) -> None:
+        self._has_keystrokes = keystrokes and request.pty is not None
         self.operation = operation
         self.request = request
         self._recorder = recorder
@@ -44,23 +77,31 @@ class CommandRecord:
         self._stdout, self._stderr = Capture("stdout"), Capture("stderr")
         recorder.record(record.exec_started(operation, request))
         self._limits = LimitWatch(live)
+        self._times = StreamTimes()
 
     def output(self, stream: Stream, chunk: bytes) -> None:
         """Take what the command has written."""
-        (self._stdout if stream is Stream.STDOUT else self._stderr).feed(chunk)
+        capture = self._stdout if stream is Stream.STDOUT else self._stderr
+        capture.feed(chunk)
+        self._times.note(capture.name, capture.total_bytes)
         self._limits.look()
 
     def input(self, source: Pieces) -> Pieces:
         """The command's input, seen as it is sent."""
         if source is None or isinstance(source, bytes):
-            self._stdin.feed(source or b"")
+            self._sent(source or b"")
             return source
         return self._pieces(source)
 
     async def _pieces(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for chunk in source:
-            self._stdin.feed(chunk)
+            self._sent(chunk)
             yield chunk
+
+    def _sent(self, chunk: bytes) -> None:
+        self._stdin.feed(chunk)
+        if self._has_keystrokes and chunk:
+            self._times.note("stdin", self._stdin.total_bytes)
 
     def signalled(self, signal: Signals, *, whole_tree: bool) -> None:
         """Record a signal that is about to be sent."""
@@ -89,6 +130,7 @@ class CommandRecord:
             stdout=self._stdout.body(),
             stderr=self._stderr.body(),
             stdin=self._stdin.body() if self._stdin.total_bytes else None,
+            times=self._times.data(),
         )
         self._recorder.record(finished)
 

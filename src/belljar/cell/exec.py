@@ -252,4 +252,10 @@ class ExecOperations(CellBase):
             stdin=stdin,
             service=service,
         )
-        return CommandRecord(self._operation(), request, self._recorder, self._live)
+        return CommandRecord(
+            self._operation(),
+            request,
+            self._recorder,
+            self._live,
+            keystrokes=self.plan.policy.keystrokes,
+        )

@@ -77,6 +77,7 @@ def exec_finished(
     stdout: Body,
     stderr: Body,
     stdin: Body | None,
+    times: Mapping[str, JsonValue] | None = None,
 ) -> Event:
     """A command ended, or could not start: the guest's word on its outcome, and what the host saw
     of its streams.
@@ -95,6 +96,7 @@ def exec_finished(
         "stderr_dropped_bytes": output.stderr_dropped_bytes,
         "stdin_bytes": stdin.total_bytes if stdin else 0,
         "duration_ms": round(output.duration_s * 1000, 3),
+        **(times or {}),
     }
     if output.timed_out:
         kind = Kind.EXEC_TIMED_OUT

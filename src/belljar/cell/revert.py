@@ -26,11 +26,12 @@ from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
 from belljar.host.cgroups import available_memory_bytes
-from belljar.isolation.hold import raise_if_killed
+from belljar.isolation.hold import KilledError, raise_if_killed
 from belljar.policy import Risk
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
+    from belljar.isolation.hold import KillOrder
 
 MAX_RETIRING: Final = 2
 """Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
@@ -97,10 +98,12 @@ class Machines:
         async with self._turn:
             self._refuse_if_ended()
             began, old = time.monotonic(), self.current
-            while self._retiring and (
-                len(self._retiring) >= MAX_RETIRING or not _has_room_for_another(old.cell)
+            limits, retiring = old.cell.plan.limits, self._retiring
+            needs_bytes = limits.memory_bytes + limits.disk_bytes
+            while len(retiring) >= MAX_RETIRING or (
+                retiring and available_memory_bytes() < needs_bytes
             ):
-                await self._retiring[0].wait()
+                await retiring[0].wait()
             where = f"cell {old.cell.id}"
             if to is not None and (
                 old.cell.origin is None or old.cell.origin.run is not to.origin.run
@@ -116,6 +119,9 @@ class Machines:
                         opened = await stack.enter_async_context(make())
                         made = opened
                         self._check(old.cell, opened.cell)
+                        # Else a sample would go on with another one's rights, files and rules
+                        if to is not None and opened.cell.plan.policy != old.cell.plan.policy:
+                            raise CellError("the snapshot's cell has another policy", where=where)
                         if canary is not None:
                             await canary.search(opened.cell)
                         if on_ready is not None:
@@ -137,9 +143,10 @@ class Machines:
             except ContainmentBreach as breach:
                 old.cell.mark_failed(breach)  # what it has left may still do something
                 raise
-            except BaseException:
-                if made is not None:
-                    self._pass_on(made)
+            except BaseException as error:
+                # An order may also come while `make` runs
+                order = error.order if isinstance(error, KilledError) else None
+                self._pass_on(order if made is None else made.killed())
                 raise
             self._retire(old, on_end)
 
@@ -190,7 +197,7 @@ class Machines:
                         try:
                             await step()
                         finally:
-                            self._pass_on(machine.opened)
+                            self._pass_on(machine.opened.killed())
                     except ContainmentBreach as breach:
                         self._breach = self._breach or breach
                     except BaseException as error:  # noqa: BLE001 - raised at the end of the block
@@ -200,11 +207,11 @@ class Machines:
 
         spawn_task(end)
 
-    def _pass_on(self, other: Range) -> None:
+    def _pass_on(self, order: KillOrder | None) -> None:
         """A kill order for an old machine, or one that did not come into use, ends the one in use:
         all are one cell to its sender.
         """
-        if (order := other.killed()) is not None and not self._is_closed:
+        if order is not None and not self._is_closed:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
 
@@ -239,11 +246,6 @@ class Machines:
 async def _flush(cell: Cell) -> None:
     if cell.guard is not None:
         await anyio.to_thread.run_sync(cell.guard.flush)
-
-
-def _has_room_for_another(cell: Cell) -> bool:
-    limits = cell.plan.limits
-    return available_memory_bytes() >= limits.memory_bytes + limits.disk_bytes
 
 
 @asynccontextmanager

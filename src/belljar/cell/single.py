@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from belljar.cell.parts import MachineParts, Parts
+from belljar.errors import HostError
 from belljar.events import Actor, Recorder
 from belljar.image import image_health
 from belljar.isolation.hold import refuse_if_stopped
+from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.sandbox import do_while_starting
 from belljar.policy import LoadedPolicy
 from belljar.store.journal import CellAbout, Journal
@@ -95,12 +97,16 @@ async def ready_cell(
         )
 
         def describe(**fields: Any) -> None:  # noqa: ANN401 - the fields of `CellAbout`
-            with suppress(OSError):  # an unlisted cell is a cell all the same
+            with suppress(OSError):  # its list has less of it
                 Journal(home).describe(cell.id, replace(about, **fields))
 
         cell.describe = describe
         try:
-            cell.describe()
+            try:
+                Journal(home).describe(cell.id, about)
+            except OSError as error:  # a kill of its run would not find it
+                what = f"whose cell it is can't be written: {error.strerror}"
+                raise HostError(what, where=f"cell {cell.id}", hint=STORE_HINT) from error
             # A kill before this did not know whose cell it is
             refuse_if_stopped(home, run_id)
             if snapshot is None:

@@ -110,6 +110,9 @@ def _check(cell: Cell, origin: Origin) -> None:
     if not policy.snapshots:
         why = "its policy doesn't allow it"
         hint = "write `snapshots: true` into the policy, and into the operator's if there is one"
+    elif policy.snapshots != "with_secrets" and any(file.secret for file in policy.files):
+        why = "it has a file that the policy marks as `secret`"
+        hint = "write `snapshots: with_secrets`, or leave the file out of a cell that is forked"
     elif policy.decoys:
         why = "it holds decoys, which two cells would share"
         hint = "leave `decoys` out of a policy whose cells are forked"

@@ -17,9 +17,10 @@ from belljar.cli.console import (
     progress,
     task_args_option,
 )
+from belljar.cli.image import wanted_by_tasks
 from belljar.cli.setup import needs
-from belljar.harness.evaluate import check_tasks
-from belljar.harness.operator import OperatorOptions
+from belljar.errors import PolicyError
+from belljar.harness.source import build_missing
 from belljar.image.kernel import debian_arch
 from belljar.ledger.keys import parse_fingerprint
 from belljar.policy import load_policy
@@ -47,7 +48,11 @@ def bundle() -> None:
 @click.option(
     "--image", "images", multiple=True, metavar="REF", help="Also this image. Repeatable."
 )
-@click.option("--task", metavar="TASK", help="Also the images of this task's samples.")
+@click.option(
+    "--task",
+    metavar="TASK",
+    help="Also the images of this task's samples, built if it brings Dockerfiles.",
+)
 @task_args_option
 @click.option(
     "--model",
@@ -85,13 +90,16 @@ def create(
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
         raise Misuse(f"{others[0]} has no block `model`")
-    previews = check_tasks([task, *task_args], OperatorOptions()) if task else []
-    if refused := [each.error for each in previews if each.error is not None]:
-        raise refused[0]
-    cells += [each.policy.policy for each in previews if each.policy is not None]
+    wanted = wanted_by_tasks([task, *task_args]) if task else []
+    if refused := [each for each in wanted if each.why]:
+        raise PolicyError(refused[0].why, where=refused[0].image)
     tools = [need for need in needs(debian_arch()) if not need.only_with]
     contents = Contents(
-        images=("default", *images, *(image for cell in cells for image in cell.images)),
+        images=(
+            *("default", *images, *(image for cell in cells for image in cell.images)),
+            # A run looks at the bases of what was built to see that it is up to date
+            *(image for each in wanted for image in (each.image, *each.bases)),
+        ),
         packages=(*_BASE, *(need.package for need in tools if not need.backports)),
         newer=tuple(need.package for need in tools if need.backports),
         weights=tuple(cell.model.weights.sha256 for cell in cells if cell.model),
@@ -103,6 +111,8 @@ def create(
         if not as_json:
             click.echo(f"  {printable(line)}", err=True)
 
+    builds = [each.build for each in wanted if each.build is not None]
+    build_missing(builds, {each.image for each in wanted}, belljar_home(), report=report)
     made = create_bundle(belljar_home(), out.absolute(), contents, report=report)
     about = {
         "path": str(out),

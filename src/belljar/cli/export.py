@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("jsonl", "timesketch", "ocsf", "otlp", "intoto", "cast", "pcap")
 _MAX_BODY_BYTES: Final = 16 << 20
-# Of one request: a collector that hangs must not hang the command.
-_SEND_TIMEOUT_S: Final = 30
 # Colours are kept in a replay; every other sequence could act on the terminal, or hide a line.
 _COLOUR: Final = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[2-4]|3[1-79]|9[1-7])(?:;(?=\d))?)*m)")
 _RESET: Final = "\x1b[0m"
@@ -34,7 +35,11 @@ _RESET: Final = "\x1b[0m"
 @run_argument
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
-@click.option("--endpoint", metavar="URL", help="For otlp: send there (http/protobuf), not a file.")
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="For otlp: send there (http/protobuf), of a run that lasts until it ends.",
+)
 @click.option(
     "-o",
     "--output",
@@ -107,7 +112,7 @@ def replay(run: str, place: str, speed: float, idle_s: float) -> None:
     path = run_path(run)
     with reading(path, "RUN"):
         for event in _documents(path, "cast", place):
-            if isinstance(event, list):
+            if isinstance(event, list) and event[1] != "i":  # a terminal echoes what is typed
                 after_s, code, data = event
                 sys.stdout.flush()
                 time.sleep(min(after_s / speed, idle_s))
@@ -175,13 +180,19 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
 
 
 def _spans(lines: Iterable[Line], run_id: str) -> list[Any]:
-    try:
+    with _needing_otel():
         from belljar.export.otlp import spans
+    return list(spans(lines, run_id))
+
+
+@contextmanager
+def _needing_otel() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise HostError(
             f"{error.name} is not installed", hint="install Belljar with the extra `otel`"
         ) from error
-    return list(spans(lines, run_id))
 
 
 def _otlp_json(found: list[Any]) -> dict[str, Any]:
@@ -199,18 +210,23 @@ def _otlp_json(found: list[Any]) -> dict[str, Any]:
 
 
 def _send(path: Path, endpoint: str) -> int:
-    from belljar.ledger.listing import read_events
+    """Send all spans; of a run that lasts, as they end."""
+    with _needing_otel():
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import SpanExportResult
 
-    found = _spans(read_events(path), _run_id(path))
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import SpanExportResult
+        from belljar.export.otlp import follow
+    from belljar.export.traces import GRACE_S, SEND_TIMEOUT_S
 
-    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_TIMEOUT_S)
-    if exporter.export(found) is not SpanExportResult.SUCCESS:
-        hint = "is a collector listening there?"
-        raise HostError("the collector did not take the traces", where=endpoint, hint=hint)
-    click.echo(f"{len(found)} spans were sent")
-    return 0
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs each attempt
+    os.nice(10)  # an evaluation that lasts comes first
+    os.environ |= {"NO_PROXY": "*", "no_proxy": "*"}  # the record names the collector, and no proxy
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
+    sent, lost = follow(
+        path, lambda found: exporter.export(found) is SpanExportResult.SUCCESS, grace_s=GRACE_S
+    )
+    click.echo(f"{sent} spans were sent{f', {lost} were NOT' if lost else ''}")
+    return HostError.exit_code if lost else 0
 
 
 def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""`belljar ledger verify|show|export`."""
+"""`belljar ledger verify|show|prove|check`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 import click
 
@@ -28,7 +28,7 @@ from belljar.units import parse_duration, printable
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from belljar.ledger import Line, Verification
+    from belljar.ledger import Line
     from belljar.ledger.schema import BodyRef
 
 _T = TypeVar("_T")
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 @click.group(cls=CommandGroup)
 def ledger() -> None:
-    """Verify, show or export the record of a run.
+    """Verify or show the record of a run, and prove single events.
 
     RUN is a run id, the beginning of one, `last`, or the path of a run directory.
     """
@@ -48,7 +48,7 @@ def ledger() -> None:
 @click.option(
     "--strict",
     is_flag=True,
-    help="An unfinished run is a failure, and so is a run without a key to compare.",
+    help="An unfinished or partial run is a failure, and so is one without a key to compare.",
 )
 @json_option()
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> int:
@@ -59,52 +59,30 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
       0  nothing is wrong
       1  something is wrong: the first bad line or file is named
 
-    A run whose process died is "unfinished": what is there is checked, and the exit code is 0, or 1
-    with --strict. On a host without a key of its own --strict needs --key: anyone can sign a forged
-    record with a new key.
+    A run whose process died is "unfinished", and one that was shared or purged is "partial": what
+    is there is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its
+    own --strict needs --key: anyone can sign a forged record with a new key.
     """
     from belljar.ledger import verify as verify_run
+    from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
 
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
     with reading(path, "RUN"):
         result = verify_run(path, expected_key=expected, expected_run=expected_run(run, path))
     if as_json:
-        lacks_key = result.key and not result.key_checked
         print_json(
             {
-                "ok": _passes(result, strict=strict),
-                "status": result.status.value,
-                "problem": {"where": result.problem.where, "what": result.problem.what}
-                if result.problem
-                else None,
-                "warnings": [*result.warnings, *([HINT_KEY] if lacks_key else [])],
-                "run_id": result.run_id,
+                **verification_json(result, strict=strict),
                 "path": str(path),
-                "key": result.key,
                 "key_compared_with": origin or None,
-                "events": result.events,
-                "signed_events": result.signed_events,
-                "checkpoints": result.checkpoints,
-                "bodies": result.bodies,
-                "root": result.root,
             }
         )
     else:
-        _print_verification(result, path, origin)
+        click.echo(verification_text(result, path, origin))
     if strict and not result.key_checked and not as_json:
         click.echo(f"  hint: {HINT_KEY}", err=True)
-    return 0 if _passes(result, strict=strict) else 1
-
-
-HINT_KEY: Final = (
-    "no key to compare with: on the host that made the run, `belljar ledger verify` prints its "
-    "fingerprint; get it by a way you trust and pass it with --key FINGERPRINT"
-)
-
-
-def _passes(result: Verification, *, strict: bool) -> bool:
-    return result.ok(strict=strict) and (result.key_checked or not strict)
+    return 0 if result.passes(strict=strict) else 1
 
 
 @ledger.command()
@@ -164,6 +142,7 @@ def show(
     from itertools import islice
 
     from belljar.ledger.listing import read_lines
+    from belljar.ledger.shown import dump, row
 
     path, after = run_path(run), _since(since)
     lines = _readable(path, read_lines(path))
@@ -178,14 +157,14 @@ def show(
             continue
         bodies = [(body.name, *_content(body, path)) for body in event.bodies if with_output]
         if as_json:
-            value = _dump(event)
+            value = dump(event)
             for shown, (_, content, problem) in zip(value["bodies"], bodies, strict=with_output):
                 shown["content_base64"] = base64.b64encode(content).decode()
                 if problem:
                     shown["problem"] = problem
             click.echo(json.dumps(value))
         else:
-            click.echo(_row(event))
+            click.echo(row(event))
             for name, content, problem in bodies:
                 for line in content.decode("utf-8", "backslashreplace").splitlines():
                     click.echo(f"        {name} | {printable(line)}")
@@ -235,26 +214,6 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
     return content, f"{left_out} more bytes were kept" if left_out > 0 else ""
 
 
-@ledger.command()
-@run_argument
-@click.option(
-    "--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A new file. Default: standard output.",
-)
-def export(run: str, output: Path | None) -> None:
-    """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when
-    written to a terminal.
-    """
-    path = run_path(run)
-    with new_file(output) as file:
-        write_lines(path, file, escape=output is None and sys.stdout.isatty())
-
-
 @contextmanager
 def new_file(output: Path | None) -> Iterator[BinaryIO]:
     """Standard output, or a new file for this user alone, which is gone if the block fails."""
@@ -276,7 +235,7 @@ def new_file(output: Path | None) -> Iterator[BinaryIO]:
 
 def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
     """Write each complete event; others are named on standard error."""
-    from belljar.ledger.listing import read_raw
+    from belljar.ledger.files import read_raw
     from belljar.ledger.verification import parse_line
 
     for number, raw, complete in _readable(path, read_raw(path)):
@@ -317,25 +276,12 @@ def check(proof: BinaryIO, fingerprint: str | None) -> int:
       0  the event is in a record that the known key signed
       1  it is not, or no key is known: get the fingerprint by a way you trust, and give --key
     """
-    from belljar.ledger.proof import check_proof
+    from belljar.ledger.shown import check_proof_file
 
     expected, origin = expected_key(fingerprint)
-    try:
-        event, run_id, key = check_proof(json.loads(proof.read(MAX_PROOF_BYTES)))
-    except (LedgerError, ValueError, RecursionError) as error:
-        click.echo(f"belljar: {printable(str(error))}", err=True)
-        return 1
-    click.echo(_row(event))
-    click.echo(f"  event {event.seq} of run {run_id}, signed by {key}")
-    if expected != key:
-        click.echo(f"  {HINT_KEY}" if expected is None else f"  which is NOT {origin}", err=True)
-        return 1
-    click.echo(f"  that is {origin}")
-    return 0
-
-
-# A line with its path and a checkpoint, in JSON.
-MAX_PROOF_BYTES: Final = 8 << 20
+    text, is_good = check_proof_file(proof, expected, origin)
+    click.echo(text, err=not is_good)
+    return 0 if is_good else 1
 
 
 # --- what is meant
@@ -417,6 +363,8 @@ def _is_wanted(
 ) -> bool:
     from datetime import datetime
 
+    from belljar.ledger.shown import dump
+
     if isinstance(event, ValueError):
         return True
     if kinds and not any(event.kind == kind or event.kind.startswith(f"{kind}.") for kind in kinds):
@@ -425,64 +373,4 @@ def _is_wanted(
         return False
     if after is not None and datetime.fromisoformat(event.time) < after:
         return False
-    return (
-        grep is None or grep.casefold() in json.dumps(_dump(event), ensure_ascii=False).casefold()
-    )
-
-
-# --- what is shown
-
-
-def _dump(event: Line) -> dict[str, Any]:
-    value = event.to_json()
-    for body in value["bodies"]:
-        if body["stored_sha256"] is None:
-            del body["stored_sha256"]
-    return value
-
-
-def _row(event: Line) -> str:
-    mark = "·" if event.trust == "host-observed" else "g"
-    cell = printable(event.cell or "-")[:12]
-    shown = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in event.data.items()
-    }
-    details = "  ".join(
-        f"{printable(name, max_chars=64)}={printable(text, max_chars=160)}"
-        for name, text in shown.items()
-    )
-    bodies = "  ".join(
-        f"[{body.name} {body.kept_bytes}"
-        + (f" of {body.total_bytes}" if body.kept_bytes != body.total_bytes else "")
-        + " B]"
-        for body in event.bodies
-    )
-    return (
-        f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  "
-        f"{details}  {bodies}"
-    ).rstrip()
-
-
-def _print_verification(result: Verification, path: Path, origin: str) -> None:
-    title = {"unfinished": "unfinished, and nothing is wrong with what is there", "bad": "BAD"}
-    status = result.status.value
-    click.echo(f"{printable(str(path))}: {title.get(status, status)}")
-    if result.problem:
-        click.echo(f"  {printable(result.problem.where)}: {printable(result.problem.what)}")
-    for warning in result.warnings:
-        click.echo(f"  warning: {printable(warning)}")
-    click.echo(
-        f"  {result.events} events ({result.signed_events} signed), {result.checkpoints} "
-        f"checkpoints, {result.bodies} bodies"
-    )
-    if result.key:
-        click.echo(f"  signed by {result.key}")
-    unknown = "compared with no known key: a forgery signed with another key would pass; give --key"
-    if result.key and not result.problem:
-        click.echo(f"  that is {origin}" if origin else f"  {unknown}")
-    if result.key_mismatch and origin == "this host's key":
-        click.echo(
-            "  hint: if it was made elsewhere, get that host's fingerprint by a way you trust "
-            "and pass it with --key"
-        )
+    return grep is None or grep.casefold() in json.dumps(dump(event), ensure_ascii=False).casefold()

@@ -60,10 +60,10 @@ def policy() -> None:
     "Print one JSON object: ok, problems with line and column, and the policy with all defaults."
 )
 def check_file(file: Path, *, as_json: bool) -> int:
-    """Check the policy FILE and list all problems.
+    """Check the policy FILE: list all wrong fields, or else what is wrong with its files.
 
-    Also checks the files that its stand-ins use. Whether this host can run it is not checked: see
-    `belljar plan FILE`.
+    Those are the files that it copies and that its stand-ins use. Whether this host can run it is
+    not checked: see `belljar plan FILE`.
 
     \b
     Exit codes:
@@ -83,7 +83,7 @@ def check_file(file: Path, *, as_json: bool) -> int:
     policy, problems = None, list[dict[str, Any]]()
     try:
         text, base = read_policy_file(file), file.parent.absolute()
-        policy, found, _ = examine_all(text, source=str(file), base=base, default_name=file.stem)
+        policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
         if not as_json and (policy is None or found):
             raise refusal(found, str(file), hint="")
         problems = [

@@ -90,8 +90,8 @@ def make_page(
 ) -> tuple[bytes, bool]:
     """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
     from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.files import is_being_written
     from belljar.ledger.listing import read_body
-    from belljar.ledger.writer import is_being_written
     from belljar.report.collect import collect
     from belljar.report.html import render
     from belljar.report.source import Source

@@ -37,7 +37,8 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--warm N] [--all] [--traceback] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--warm N] [--otlp URL] [--all] [--traceback] [--json]"
+    " [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -72,6 +73,12 @@ all_option = click.option(
     metavar="N",
     help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
 )
+@click.option(
+    "--otlp",
+    default="",
+    metavar="URL",
+    help="Send traces to this OpenTelemetry collector while the run lasts (extra `otel`).",
+)
 @all_option
 @click.option("--traceback", is_flag=True, help="Show an error's traceback; Inspect's log has it.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
@@ -84,6 +91,7 @@ def run(
     tier: str | None,
     require_contained: bool,
     warm: int,
+    otlp: str,
     every: bool,
     traceback: bool,
     as_json: bool,
@@ -130,6 +138,7 @@ def run(
         tier=tier or "",
         require_contained=require_contained,
         warm=warm,
+        otlp=otlp,
         quiet=as_json,
         traceback=traceback,
     )

@@ -17,7 +17,6 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from belljar.signals.cases import Score
     from belljar.signals.streams import StreamScanner
     from belljar.signals.values import KnownValue
 
@@ -36,12 +35,11 @@ _POLICY = click.option(
 
 @click.group(cls=CommandGroup)
 def guard() -> None:
-    """Try the egress guard: scan files, or test it with cases.
+    """Try the egress guard on files.
 
     \b
-    Examples:
+    Example:
       belljar guard scan --policy policy.yaml notes.txt
-      belljar guard test cases.jsonl
     """
 
 
@@ -73,52 +71,6 @@ def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
     if not as_json and sys.stdout.isatty():
         click.echo("nothing found", err=True)
     return 0 if all(one["complete"] for one in found) else INCOMPLETE_CODE
-
-
-@guard.command()
-@_POLICY
-@json_option()
-@click.argument("cases", metavar="CASES.jsonl")
-def test(cases: str, policy: str | None, *, as_json: bool) -> int:
-    """Hand each case of a file to the guard, and print how many it got right.
-
-    A case is one line of JSON; the guide to the guard shows the format.
-
-    Exit code 0 when each case was as it expects, 1 when one was not, 4 when the file is wrong.
-    """
-    from belljar.signals.cases import MAX_FILE_BYTES, read_cases, scan_case, score
-
-    with _opened(cases) as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise click.BadParameter(
-            f"more than {MAX_FILE_BYTES >> 20} MiB: split the file", param_hint="CASES.jsonl"
-        )
-    found = read_cases(content, printable(cases))
-    stream = _stream(policy)
-    result = score(scan_case(case, stream) for case in found)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        _print_score(result)
-    return 1 if result.failed else 0
-
-
-def _print_score(result: Score) -> None:
-    click.echo(
-        f"{result.cases} cases: precision {result.precision:.3f}, recall {result.recall:.3f}, "
-        f"false positives {result.false_positive_rate:.3f}"
-    )
-    for outcome in result.failed:
-        case = outcome.case
-        was = (
-            f"found {', '.join(outcome.classes)}"
-            if outcome.classes
-            else outcome.problem or "not found"
-        )
-        wanted = f"{'flag' if case.flags else 'pass'}{f' as {case.cls}' if case.cls else ''}"
-        shown = printable(f"{case.id} ({case.channel.value}): expected {wanted}, {was}")
-        click.echo(f"  {shown}")
 
 
 def _stream(policy: str | None) -> StreamScanner:

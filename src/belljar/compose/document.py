@@ -186,8 +186,7 @@ def read_document(path: Path) -> dict[str, Any]:
         parsed = read_yaml(content)
         if isinstance(parsed, dict):
             files = files_of(path.parent)
-            own = posixpath.join(files.directory, path.name)
-            parsed = mark_read(_with_included(parsed, files, (own,), []), path.parent)
+            parsed = mark_read(_with_included(parsed, files, 0, []), path.parent)
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"
@@ -271,15 +270,15 @@ def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _with_included(
-    document: Mapping[str, Any], files: TaskFiles, chain: tuple[str, ...], read: list[str]
+    document: Mapping[str, Any], files: TaskFiles, depth: int, read: list[str]
 ) -> dict[str, Any]:
     """The file with what it includes; a name that two files define differently is refused.
 
-    `chain`: the files that led to this one; `read`: each included so far.
+    `depth`: how many files led to this one; `read`: each included so far.
     """
     whole = {key: value for key, value in document.items() if key != "include"}
     if isinstance(services := whole.get("services"), Mapping):
-        at_home = {} if len(chain) == 1 else {HOME_KEY: files.directory}
+        at_home = {} if depth == 0 else {HOME_KEY: files.directory}
         whole["services"] = {
             name: {k: v for k, v in of.items() if k != HOME_KEY} | at_home
             if isinstance(of, Mapping)
@@ -287,7 +286,7 @@ def _with_included(
             for name, of in services.items()
         }
     for item in each(document.get("include") or []):
-        for key, value in _included(item, files, chain, read).items():
+        for key, value in _included(item, files, depth + 1, read).items():
             if key in ("version", "name") or str(key).startswith("x-"):
                 continue
             if key not in ("services", "volumes", "networks"):
@@ -300,28 +299,21 @@ def _with_included(
     return whole
 
 
-def _included(
-    item: object, files: TaskFiles, chain: tuple[str, ...], read: list[str]
-) -> dict[str, Any]:
+def _included(item: object, files: TaskFiles, depth: int, read: list[str]) -> dict[str, Any]:
     fields = {"path": item} if isinstance(item, str) else mapping(item, "include")
     listed = each(fields.get("path"))
-    if set(fields) != {"path"} or len(listed) != 1:
-        raise refusal("", "include", "only its `path` is read, with one file")
+    if set(fields) != {"path"} or len(listed) != 1 or "$" in str(listed):
+        raise refusal("", "include", "only its `path` is read, with one file and no reference")
     try:
-        path = text(listed[0])
-        if "$" in path:
-            raise ValueError("its path has a reference, which is not known yet")
-        found = files.path(path)
+        found = files.path(text(listed[0]))
         read.append(found)
-        if found in chain:
-            raise ValueError("it includes itself")
-        if len(chain) >= MAX_INCLUDES or len(read) > MAX_FILES:
+        if depth > MAX_INCLUDES or len(read) > MAX_FILES:  # it may include itself
             raise ValueError(f"at most {MAX_FILES} files, {MAX_INCLUDES} deep, are read for one")
         parsed = read_yaml(files.read_text(found))
         if not isinstance(parsed, Mapping):
             raise ValueError("it is not a compose file")
         inner = TaskFiles(files.root, posixpath.dirname(found) or ".")
-        return _with_included(parsed, inner, (*chain, found), read)
+        return _with_included(parsed, inner, depth, read)
     except CannotKeepError:
         raise
     except (OSError, ValueError) as error:

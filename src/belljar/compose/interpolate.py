@@ -22,14 +22,17 @@ from belljar.units import printable
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
-_OPERATOR: Final = re.compile(r":?[-?+]")
-_BRACE: Final = re.compile(r"\$\{|\}")
+# A `$` before neither a name nor a brace stays. `odd`: what else Compose reads behind a brace.
+_REFERENCE: Final = re.compile(
+    rf"\$(?:(?P<dollar>\$)|(?P<plain>{_NAME.pattern})"
+    rf"|\{{(?P<name>{_NAME.pattern})(?:(?P<operator>:?[-?])(?P<word>[^{{}}$]*))?\}}|(?P<odd>\{{))",
+    re.ASCII,
+)
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
 MAX_CHARACTERS: Final = 1 << 20
 """Of all inserted text."""
 MAX_VARIABLES: Final = 1024
 """Of all of a service's files of variables."""
-_MAX_NESTED: Final = 16
 
 
 @dataclass
@@ -43,27 +46,45 @@ class _Reading:
     defaulted: set[str] = field(default_factory=set)
     put_chars: int = 0
 
-    def value_of(self, name: str) -> str | None:
-        if not name.startswith(METADATA_PREFIX):
-            return None
-        if not self.is_environment:
-            self.shaping.add(name)
-        return self.variables.get(name)
+    def expand(self, text: str) -> str:
+        """Replace the references of one value. Raises `CannotKeepError`."""
+        return _REFERENCE.sub(self._put, text)
 
-    def missing(self, name: str, why: str = "") -> str:
-        """The text of an unset variable, or `CannotKeepError`."""
-        is_metadata = name.startswith(METADATA_PREFIX)
+    def _put(self, found: re.Match[str]) -> str:
+        if found["odd"]:
+            shown = printable(found.string[found.start() :], max_chars=60)
+            why = "write `$NAME`, `${NAME}`, `${NAME:-default}` or `${NAME:?message}`"
+            raise CannotKeepError(f"its compose file has {shown}, which is not read here: {why}")
+        name = found["plain"] or found["name"]
+        value = "$" if found["dollar"] else self._value(name, found["operator"], found["word"])
+        self.put_chars += len(value)
+        if self.put_chars > MAX_CHARACTERS:
+            why = f"its compose file's references stand for more than {MAX_CHARACTERS:,} characters"
+            raise CannotKeepError(why)
+        return value
+
+    def _value(self, name: str, operator: str | None, word: str) -> str:
+        value, is_metadata = None, name.startswith(METADATA_PREFIX)
+        if is_metadata:
+            value = self.variables.get(name)
+            if not self.is_environment:
+                self.shaping.add(name)
+        if value or (value is not None and not (operator or "").startswith(":")):
+            return value
+        if operator in ("-", ":-"):
+            if not is_metadata:
+                self.defaulted.add(name)
+            return word
         if self.blanks and self.is_environment and is_metadata:
             return ""
-        shown = printable(name)
-        reason, hint = "this host's environment is never read", "use the sample's metadata: $"
+        why, hint = "this host's environment is never read", "use the sample's metadata: $"
         hint += f"{METADATA_PREFIX}…"
         if is_metadata:
-            reason, hint = "it is not in this sample's metadata", "add it to the sample's metadata"
-        reason += f": {printable(why, max_chars=200)}" if why else ""
+            why, hint = "it is not in this sample's metadata", "add it to the sample's metadata"
+        why += f": {printable(word, max_chars=200)}" if word else ""
         raise CannotKeepError(
-            f"its compose file asks for ${shown}, and {reason}",
-            hint=f"{hint}, or give a default: ${{{shown}:-…}}",
+            f"its compose file asks for ${printable(name)}, and {why}",
+            hint=f"{hint}, or give a default: ${{{printable(name)}:-…}}",
         )
 
 
@@ -117,7 +138,7 @@ def _texts(value: object) -> Iterator[str]:
 def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa: ANN401 - YAML
     if isinstance(value, str):
         reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
-        return _expand(value, reading)
+        return reading.expand(value)
     if isinstance(value, Mapping):
         # What a file keeps under `x-` for its anchors is also at the place of use.
         used = ((str(k), item) for k, item in value.items() if path or not str(k).startswith("x-"))
@@ -125,66 +146,6 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
     if isinstance(value, (list, tuple)):
         return [_walk(item, reading, (*path, "")) for item in value]
     return value
-
-
-def _expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
-    """One value. A `$` before neither a name nor a brace stays."""
-    if nested > _MAX_NESTED:
-        raise CannotKeepError("its compose file nests references too deep")
-    done, at = [], 0
-    while (dollar := text.find("$", at)) >= 0:
-        after = dollar + 1
-        value, end = "$", after
-        if text.startswith("$", after):
-            end += 1
-        elif text.startswith("{", after):
-            end = _closing(text, after + 1) + 1
-            value = _braced(text[after + 1 : end - 1], reading, nested)
-        elif name := _NAME.match(text, after):
-            given, end = reading.value_of(name[0]), name.end()
-            value = reading.missing(name[0]) if given is None else given
-        reading.put_chars += len(value)
-        if reading.put_chars > MAX_CHARACTERS:
-            why = f"its compose file's references stand for more than {MAX_CHARACTERS:,} characters"
-            raise CannotKeepError(why)
-        done += [text[at:dollar], value]
-        at = end
-    return "".join((*done, text[at:]))
-
-
-def _closing(text: str, start: int) -> int:
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace[0] == "${" else -1
-        if depth == 0:
-            return brace.start()
-    raise _unknown(text[start - 2 :])
-
-
-def _braced(body: str, reading: _Reading, nested: int) -> str:
-    name = _NAME.match(body)
-    operator = _OPERATOR.match(body, name.end()) if name else None
-    if name is None or (operator is None and name.end() != len(body)):
-        raise _unknown(f"${{{body}}}")
-    value = reading.value_of(name[0])
-    if operator is None:
-        return reading.missing(name[0]) if value is None else value
-    is_given = value is not None and (value != "" or not operator[0].startswith(":"))
-    if value is not None and is_given and operator[0][-1] != "+":
-        return value
-    if not is_given and operator[0][-1] == "+":
-        return ""
-    argument = _expand(body[operator.end() :], reading, nested=nested + 1)
-    if operator[0][-1] == "?":
-        return reading.missing(name[0], argument)
-    if operator[0][-1] == "-" and not name[0].startswith(METADATA_PREFIX):
-        reading.defaulted.add(name[0])
-    return argument
-
-
-def _unknown(written: str) -> CannotKeepError:
-    shown = printable(written, max_chars=60)
-    return CannotKeepError(f"its compose file has {shown}, which is no reference of Compose's")
 
 
 def read_dotenv(text: str) -> dict[str, str | None]:

@@ -142,10 +142,10 @@ def _means_nothing(key: str, value: object) -> bool:
     if value is None or key.startswith("x-") or (key in _MAY_BE_BLANK and value == ""):
         return True
     is_refused = key in KEYS and KEYS[key].outcome is Outcome.REFUSED
-    return is_refused and value in ([], {}, "")
+    return is_refused and value in ([], {}, "", False, "private")
 
 
-_MAY_BE_BLANK: Final = ("user", "working_dir", "network_mode", "ipc", "cgroup", "runtime")
+_MAY_BE_BLANK: Final = ("user", "working_dir", "network_mode", "runtime")
 _HINT_BUILD: Final = (
     "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service "
     "`image: NAME` (beside its `build`, if you like)"
@@ -209,29 +209,10 @@ def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
 
 def _deploy(value: Deploy, converted: Converted) -> None:
     limits = value.resources.limits
-    if value.restart_policy is not None:
-        _restart(restart_policy(converted.model), converted, key="deploy.restart_policy")
     for name in limits.model_fields_set:
         resource = "processes" if name == "pids" else name
         convert = _resource(resource, f"deploy.resources.limits.{name}")
         convert(getattr(limits, name), converted)
-
-
-def restart_policy(service: Service) -> str | None:
-    """Return the service's restart policy; None: never. As in Compose, `deploy` wins."""
-    policy = service.deploy.restart_policy
-    if policy is None:
-        return None if service.restart == "no" else service.restart
-    if policy.condition == "any":
-        return "always"
-    times = f":{policy.max_attempts}" if policy.max_attempts else ""
-    return None if policy.condition == "none" else f"on-failure{times}"
-
-
-def _restart(value: str | None, converted: Converted, *, key: str = "restart") -> None:
-    if value and value != "no":
-        why = "a program that ends is started again, at most ten times, until it is ready; not then"
-        converted.changed(key, why)
 
 
 def _init(value: object, converted: Converted) -> None:
@@ -241,16 +222,9 @@ def _init(value: object, converted: Converted) -> None:
         converted.changed("init", why)
 
 
-def _swap(value: str | None, converted: Converted) -> None:
-    if value is None:
-        _resource("memory", "memswap_limit")(None, converted)
-    else:
-        converted.dropped("memswap_limit", "a cell has no swap")
-
-
-def _reported(kind: Kind, key: str, detail: str, *, usual: object = None) -> Convert:
+def _reported(kind: Kind, key: str, detail: str) -> Convert:
     def convert(value: object, converted: Converted) -> None:
-        if value and value != usual:
+        if value:
             fact = Difference(kind=kind, where=converted.where, key=key, detail=detail)
             converted.differences.append(fact)
 
@@ -343,9 +317,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "cap_add": _cap_add,
     "privileged": _privileged,
     "mem_limit": _resource("memory", "mem_limit"),
-    "memswap_limit": _swap,
     "pids_limit": _resource("processes", "pids_limit"),
-    "restart": _restart,
     "init": _init,
     "extra_hosts": _extra_hosts,
     "deploy": _deploy,
@@ -355,6 +327,8 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind.CHANGED: {
         "cap_drop": "it is not narrowed: root keeps a container's usual capabilities, over its "
         "cell alone",
+        "restart": "a program that ends is started again, at most ten times, until it is ready; "
+        "not then",
         "hostname": "others reach the cell by it; inside, a cell's host name is drawn anew",
         "read_only": "the cell's root file system can be written, and ends with the cell",
         "tmpfs": f"it {TMPFS}",
@@ -380,9 +354,7 @@ KEYS: Final[Mapping[str, Key]] = {
         {
             "": "expose",
             "`none` and `bridge` are kept: a range has no other networks": "network_mode",
-            FOR_HOST: "use_api_socket cgroup devices",
             "each service is one cell": "scale",
-            _SHARED: "ipc",
         },
     ),
     **_keys(
@@ -398,6 +370,7 @@ KEYS: Final[Mapping[str, Key]] = {
             "mem_swappiness cpu_shares cpu_percent cpu_count cpu_quota cpu_period blkio_config "
             "cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
             "the policy decides how much a cell may write": "storage_opt",
+            "a cell has no swap": "memswap_limit",
             "the users of a cell are its own, and none of this host's": "userns_mode",
             _ISOLATION: "isolation",
             "each range answers its own names, and has no others": "dns dns_opt dns_search "
@@ -408,9 +381,11 @@ KEYS: Final[Mapping[str, Key]] = {
     **_keys(
         Outcome.REFUSED,
         {
-            FOR_HOST: "device_cgroup_rules gpus pid uts credential_spec",
+            FOR_HOST: "device_cgroup_rules devices gpus pid uts cgroup credential_spec "
+            "use_api_socket",
             "the settings of a cell's kernel are its own": "sysctls",
-            _SHARED: "volumes_from external_links",
+            _SHARED: "volumes_from external_links ipc",
+            "give the other service an alias in `networks`, and name it in `depends_on`": "links",
             "put the groups into the image": "group_add",
             "put it into the service's command": "post_start",
             "a cell uses nothing that is provided elsewhere": "provider models",

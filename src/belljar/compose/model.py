@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from ipaddress import IPv4Network
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -19,16 +18,7 @@ from belljar.compose import values
 from belljar.compose.values import OutsideTaskError, Refusals, each, limit, names_in, switch, text
 from belljar.units import printable
 
-NO_VALUE: Final = "its value can't be read"
 UNKNOWN: Final = "Compose has no such key"
-_NOT_READ: Final = frozenset(
-    """
-    subpath propagation recursive entitlements ssh additional_contexts network extra_hosts isolation
-    privileged secrets ulimits ip_range aux_addresses options image external size mode labels name
-    format
-    """.split()  # noqa: SIM905 - shorter to read
-)
-"""Keys that Compose has below services, builds, volumes and networks, and cells don't."""
 _MAX_ENV_FILES: Final = 16
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
 _DRAWN: Final = "addresses are drawn for each range"
@@ -39,10 +29,13 @@ FOR_HOST: Final = "it would open this host to the cell"
 # ---- types of fields
 
 
-def _nothing(value: object) -> object:
-    if value not in ([], {}, "", 0):  # False is 0
-        raise ValueError(NO_VALUE)
-    return value
+def _nothing(why: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if value not in ([], {}, "", 0):  # False is 0
+            raise ValueError(why)
+        return value
+
+    return BeforeValidator(check)
 
 
 def _short(key: str) -> BeforeValidator:
@@ -75,17 +68,6 @@ def _without_devices(value: object) -> object:
     return value
 
 
-def _subnets(value: object) -> list[IPv4Network]:
-    """The subnets of an `ipam`; its gateways count for nothing."""
-    ipam = values.mapping(value, "ipam")
-    entries = [values.mapping(entry, "ipam") for entry in each(ipam.get("config") or [])]
-    unread = set(ipam) - {"driver", "config"} | {k for entry in entries for k in entry}
-    if unread - {"subnet", "gateway"} or ipam.get("driver") not in (None, "default"):
-        raise ValueError(NO_VALUE)
-    written = [entry["subnet"] for entry in entries if "subnet" in entry]
-    return [IPv4Network(text(subnet), strict=False) for subnet in written]
-
-
 def _arguments(value: object) -> dict[str, str]:
     if not isinstance(value, (Mapping, list)):
         raise ValueError("neither a mapping nor a list")
@@ -95,7 +77,8 @@ def _arguments(value: object) -> dict[str, str]:
 Text = Annotated[str, BeforeValidator(text)]
 Switch = Annotated[bool, BeforeValidator(switch)]
 Off = Annotated[Literal[False] | None, BeforeValidator(switch)]
-Empty = Annotated[Any, BeforeValidator(_nothing)]
+Empty = Annotated[Any, _nothing("nothing of it is kept")]
+Drawn = Annotated[Any, _nothing(_DRAWN)]
 One = Annotated[int, Field(strict=False, ge=1, le=1), BeforeValidator(text)]
 # None: no limit, which no cell has
 Whole = Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)]
@@ -111,8 +94,6 @@ Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if v
 # They only say how strongly a container is isolated
 _RUNTIMES: Final = r"runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2"
 Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
-_BRIDGE: Final = r"bridge\.(name|enable_ip_masquerade|host_binding_ipv4)|driver\.mtu"
-Bridge = Annotated[str, Field(pattern=rf"^com\.docker\.network\.({_BRIDGE})$")]
 
 
 # ---- parts
@@ -151,15 +132,6 @@ class DeployResources(Part):
     reservations: Annotated[Any, BeforeValidator(_without_devices)] = None
 
 
-class RestartPolicy(Part):
-    """`deploy.restart_policy`."""
-
-    condition: Literal["none", "on-failure", "any"] = "any"
-    max_attempts: Whole = None
-    delay: Any = None
-    window: Any = None
-
-
 class Deploy(Part):
     """One replica."""
 
@@ -169,7 +141,6 @@ class Deploy(Part):
 
     resources: DeployResources = DeployResources()
     replicas: One = 1
-    restart_policy: RestartPolicy | None = None
 
 
 class Healthcheck(Part):
@@ -208,10 +179,10 @@ class Place(Part):
 
     aliases: Names = []
     interface_name: Literal["eth0"] | None = Field(None, description="only `eth0`")
-    ipv4_address: Empty = Field(None, description=_DRAWN)
-    ipv6_address: Empty = Field(None, description="it has no IPv6")
-    link_local_ips: Empty = Field(None, description=_DRAWN)
-    mac_address: Empty = Field(None, description=_DRAWN)
+    ipv4_address: Drawn = Field(None, description=_DRAWN)
+    ipv6_address: Drawn = Field(None, description="it has no IPv6")
+    link_local_ips: Drawn = Field(None, description=_DRAWN)
+    mac_address: Drawn = Field(None, description=_DRAWN)
     driver_opts: Empty = Field(None, description="none")
 
 
@@ -221,12 +192,8 @@ class Network(Part):
     ignored: ClassVar[str] = "name internal attachable labels"
 
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
-    driver_opts: dict[Bridge, Any] = Field(
-        {}, description="only those of a host's side of a bridge"
-    )
-    ipam: Annotated[list[IPv4Network], BeforeValidator(_subnets)] = Field(
-        [], description=f"only subnets and gateways: {_DRAWN}"
-    )
+    driver_opts: Empty = Field(None, description="none")
+    ipam: Drawn = Field(None, description=_DRAWN)
     external: Off = Field(None, description="a range never joins a network of others")
     enable_ipv4: Annotated[Literal[True] | None, BeforeValidator(switch)] = Field(
         None, description="it has IPv4"
@@ -314,7 +281,6 @@ class Service(Part):
     user: Text | None = None
     cpus: Number = None
     mem_limit: Size = None
-    memswap_limit: Annotated[str | None, BeforeValidator(limit)] = None
     pids_limit: Whole = None
     deploy: Deploy = Deploy()
     security_opt: list[Text] = []
@@ -333,17 +299,12 @@ class Service(Part):
     runtime: Runtime | None = None
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
-    links: Names = []
     networks: Annotated[dict[str, Place], BeforeValidator(_names_as_keys)] = {}
     volumes: list[Annotated[Mount, BeforeValidator(_short_mount)]] = []
     init: Switch = False
     expose: list[Any] = []
     network_mode: Literal["none", "bridge", "default"] | None = None
-    use_api_socket: Off = None
     scale: One = 1
-    ipc: Literal["private", "shareable", "none"] | None = None
-    cgroup: Literal["private"] | None = None
-    devices: Empty = None
 
 
 # ---- reading
@@ -378,12 +339,7 @@ def parse(
             for place, why, hint in _faults(error):
                 key = str(place[0]) if place else ""
                 detail = reasons.get(key) or _detail(kept.get(key), place[1:], why)
-                if model is Service and key == "networks" and len(place) > 2:
-                    inner = f"{where} in network {place[1]}"
-                    key, detail = str(place[2]), reasons_of(Place).get(str(place[2])) or why
-                    refused.add(inner, key, detail)
-                else:
-                    refused.add(where, key, detail, hint=hint)
+                refused.add(where, key, detail, hint=hint)
                 bad.add(place[0] if place else "")
             if not bad & kept.keys():
                 return model.model_construct()
@@ -405,7 +361,7 @@ def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str
         cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
         place = fault["loc"][:-1] if fault["loc"][-1:] == ("[key]",) else fault["loc"]
         if fault["type"] == "extra_forbidden" or place != fault["loc"]:
-            why = "it is not read here" if place[-1] in _NOT_READ else UNKNOWN
+            why = "it is not read here"
         hint = cause.hint if isinstance(cause, OutsideTaskError) else ""
         yield place, str(cause) if isinstance(cause, ValueError) else why, hint
 

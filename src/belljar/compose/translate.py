@@ -11,15 +11,14 @@ import math
 import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
-from ipaddress import IPv4Address
 from typing import Any, Final
 
 from belljar.compose import values
 from belljar.compose.data import add_env_files, add_volumes
 from belljar.compose.document import TaskFiles, services_of
-from belljar.compose.keys import KEYS, Converted, read_service, restart_policy
+from belljar.compose.keys import KEYS, Converted, read_service
 from belljar.compose.model import Condition, Healthcheck, Network, Service, parse, read_part
-from belljar.compose.values import CannotKeepError, Refusals, changed, mapping, refusal
+from belljar.compose.values import CannotKeepError, Refusals, mapping, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
 from belljar.policy.guarding import OWN_CELL
@@ -41,9 +40,6 @@ _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
 """The implicit network, and the sample's own cell in a range."""
 _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
-_OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_ADDRESS: Final = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])", re.ASCII)
-_DRAWN: Final = "addresses are drawn for each range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +117,7 @@ def _read(
         with refused.collected():
             add_env_files(each)
     with refused.collected():
-        joined, of_networks = read_networks(services, compose.get("networks"), written)
-        differences += of_networks
+        joined = read_networks(services, compose.get("networks"))
     differences += [fact for each in converted.values() for fact in each.differences]
     refused.raise_all()
     for each in converted.values():
@@ -160,8 +155,8 @@ def add_program(cell: Converted) -> None:
     """Add its program, directories and health check. Raises `CannotKeepError`."""
     made = [*cell.directories, *cell.model.tmpfs]
     cell.program = program_of(cell.model) | ({"directories": made} if made else {})
-    if restart := restart_policy(cell.model):
-        cell.program["restart"] = restart
+    if cell.model.restart:
+        cell.program["restart"] = cell.model.restart
     if cell.model.healthcheck is not None and cell.model.healthcheck.model_fields_set:
         cell.health = _health(cell.model.healthcheck)
 
@@ -229,12 +224,6 @@ def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
                 waits.append(Wait(name, what, needed.condition))
             elif needed.required:
                 raise CannotKeepError(f"{shown} depends on {printable(what)}, which does not exist")
-        for link in service.links:
-            what = link.partition(":")[0]
-            if what not in services:
-                missing = f"{printable(what)}, which does not exist"
-                raise CannotKeepError(f"{shown} has a link to {missing}")
-            waits.append(Wait(name, what, Condition.STARTED))
     return tuple(waits)
 
 
@@ -277,32 +266,15 @@ def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: s
 # ---- networks
 
 
-def read_networks(
-    services: Mapping[str, Service], networks: object, written: object
-) -> tuple[dict[str, list[str]], list[Difference]]:
-    """Each service's networks, left out where all share one; and what differs.
+def read_networks(services: Mapping[str, Service], networks: object) -> dict[str, list[str]]:
+    """Return each service's networks, left out where all share one.
 
-    A service with `network_mode: none` has none.
-
-    Addresses are drawn, so services (`written`) that name one in the file's subnets are refused.
-    Raises `CannotKeepError`.
+    A service with `network_mode: none` has none. Raises `CannotKeepError`.
     """
     refused = Refusals()
-    found = []
-    declared = {}
-    addresses = sorted(map(IPv4Address, set(_ADDRESS.findall(str(written)))))
-    for name, settings in mapping(networks, "networks").items():
-        where = f"network {name}"
-        fields = mapping(settings, where)
-        declared[name] = network = parse(Network, fields, where, refused)
-        if network.ipam:
-            found.append(changed(where, "ipam", _DRAWN))
-        for subnet in network.ipam:
-            if named := next((each for each in addresses if each in subnet), None):
-                refused.add(where, "ipam", f"the file names {named}; {_DRAWN}")
-        if network.driver_opts:
-            why = "it is about a host's side of the network, which a range does not have"
-            found.append(values.dropped(where, "driver_opts", why))
+    declared = mapping(networks, "networks")
+    for name, settings in declared.items():
+        parse(Network, mapping(settings, f"network {name}"), f"network {name}", refused)
     for name, service in services.items():
         with refused.collected():
             shown = f"its compose service {printable(name)}"
@@ -313,7 +285,7 @@ def read_networks(
                 raise CannotKeepError(f"{shown} {why}")
     refused.raise_all()
     if len(services) == 1:
-        return {}, found
+        return {}
     alone: dict[str, list[str]] = {}
     joined: dict[str, list[str]] = {}
     for name, service in services.items():
@@ -322,16 +294,11 @@ def read_networks(
         else:
             joined[name] = list(service.networks) or [_DEFAULT]
     is_shared = joined and set.intersection(*map(set, joined.values()))
-    return alone if is_shared else {**joined, **alone}, found
+    return alone if is_shared else {**joined, **alone}
 
 
 def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
     """Each service's names. Raises `CannotKeepError` for shared and impossible ones."""
-    linked: dict[str, list[str]] = {name: [] for name in services}
-    for service in services.values():
-        for link in service.links:
-            target, _, alias = link.partition(":")
-            linked[target].append(alias or target)
     names: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for name, service in services.items():
@@ -343,7 +310,7 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
                 f"its compose service can't be called {printable(name)} here: {why}"
             )
         aliases = [alias for place in service.networks.values() for alias in place.aliases]
-        given = [name, service.hostname, service.container_name, *aliases, *linked[name]]
+        given = [name, service.hostname, service.container_name, *aliases]
         names[name] = list(dict.fromkeys(item.lower() for item in given if item))
         for item in names[name]:
             try:

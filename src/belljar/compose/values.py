@@ -9,7 +9,6 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from ipaddress import ip_address
 from math import isfinite
 from typing import Any, Final
@@ -158,26 +157,17 @@ def text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return _as_go_prints(value)
+        if not isfinite(value) or float(f"{value:g}") != value:
+            raise ValueError(f"{value}: write a number so long in quotes")
+        return f"{value:g}"  # as Go prints it
     if not isinstance(value, (str, int)):
         raise ValueError("no text")
     return str(value)
 
 
-def _as_go_prints(value: float) -> str:
-    if not isfinite(value):
-        return {"inf": "+Inf", "-inf": "-Inf"}.get(str(value), "NaN")
-    found = Decimal(repr(value)).normalize()
-    if -5 < found.adjusted() < 6:
-        return f"{found:f}"
-    mantissa, _, exponent = f"{found:e}".partition("e")
-    return f"{mantissa}e{int(exponent):+03d}"
-
-
 _PIECE: Final = re.compile(
-    r"""(?P<gap>[ \t\r\n]+|[;&|<>])|'(?P<raw>[^']*)'|"(?P<text>(?:[^"\\]|\\.)*)"|"""
-    r"""(?P<kept>`(?:[^`\\]|\\.)*`|\$\((?:[^()\\]|\\.)*\))|"""
-    r"""(?P<plain>(?:[^ \t\r\n;&|<>'"`()\\$]|\\.)+|\$)""",
+    r"""(?P<gap>[ \t\r\n]+)|'(?P<raw>[^']*)'|"(?P<text>(?:[^"\\]|\\.)*)"|"""
+    r"""(?P<plain>(?:[^ \t\r\n;&|<>'"`()\\]|\\.)+)""",
     re.DOTALL,
 )
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
@@ -185,27 +175,25 @@ _ESCAPED: Final = {"n": "\n", "t": "\t"}
 
 
 def _split(command: str) -> list[str]:
-    """Split a command as Compose does, by go-shellwords 1.0.13: it knows no shell's operators.
+    """Split a command as Compose does, by go-shellwords 1.0.13.
 
-    A backslash counts in double quotes too; an operator ends the command, with the number before a
-    `>`; what a shell would run for its output stays as it is written.
+    A backslash counts in double quotes. It ends a command at an operator of a shell, which nobody
+    means: that is refused.
     """
     found, word, at = list[str](), None, 0
     while at < len(command):
         if (piece := _PIECE.match(command, at)) is None:
-            why = "Compose reads no command with an open quote, or a parenthesis outside of quotes"
-            raise ValueError(why)
-        at, kind, shown = piece.end(), piece.lastgroup or "", piece[piece.lastgroup or 0]
-        if kind != "gap":
-            literal = kind in ("raw", "kept")
-            plain = shown if literal else _ESCAPE.sub(lambda it: _ESCAPED.get(it[1], it[1]), shown)
-            word = (word or "") + plain
+            why = "an open quote, or a shell's operator: write a list, or `sh -c '…'`"
+            raise ValueError(f"Compose reads no command with {why}")
+        at = piece.end()
+        if piece["gap"]:
+            found += [] if word is None else [word]
+            word = None
             continue
-        if word is not None and not (shown == ">" and word.isascii() and word.isdigit()):
-            found.append(word)
-        word = None
-        if not shown.isspace():
-            break
+        plain, escaped = piece["raw"], piece["text"] or piece["plain"] or ""
+        if plain is None:
+            plain = _ESCAPE.sub(lambda it: _ESCAPED.get(it[1], it[1]), escaped)
+        word = (word or "") + plain
     return found if word is None else [*found, word]
 
 
@@ -312,12 +300,12 @@ def place_of(target: str) -> str:
 _RESTART: Final = re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?")
 
 
-def restart_of(value: object) -> str:
-    """Return a restart policy in Docker's words; YAML reads a bare `no` as false."""
+def restart_of(value: object) -> str | None:
+    """Return a restart policy in Docker's words; None: `no`, which YAML reads as false."""
     found = "no" if value is False else text(value) or "no"
     if not _RESTART.fullmatch(found):
         raise ValueError("none of no, always, unless-stopped, on-failure and on-failure:TIMES")
-    return found
+    return None if found == "no" else found
 
 
 TMPFS: Final = (

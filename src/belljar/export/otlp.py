@@ -7,8 +7,11 @@ The official SDK's spans and encoder. Attributes follow the semantic conventions
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
@@ -18,8 +21,12 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from belljar.events import Kind
 from belljar.ledger import Line
+from belljar.ledger.files import is_being_written
+from belljar.ledger.listing import Tail
 from belljar.package import __version__
 
+BATCH_SPANS: Final = 512  # as the SDK's own batch processor
+POLL_INTERVAL_S: Final = 0.5
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
 _STARTS: Final[Mapping[Kind, tuple[str, str]]] = {
     Kind.EXEC_STARTED: ("exec", "op"),
@@ -53,6 +60,39 @@ def spans(lines: Iterable[Line], run_id: str) -> list[ReadableSpan]:
     for line in lines:
         made.take(line)
     return made.finished()
+
+
+def follow(
+    run_dir: Path, export: Callable[[Sequence[ReadableSpan]], bool], *, grace_s: float
+) -> tuple[int, int]:
+    """Export the spans of a run while it is written; return how many were taken, and how many not.
+
+    The ledger is the queue: what `export` does not take is tried again, and no more is read
+    meanwhile. When the run has ended, for `grace_s` at most.
+    """
+    made, pending, sent, give_up = _Spans(run_dir.name), list[ReadableSpan](), 0, float("inf")
+    with closing(Tail(run_dir)) as tail:
+        while True:
+            # Before its lines are read: what is written between the two is read the next time
+            is_over = not is_being_written(run_dir)
+            if is_over and give_up == float("inf"):
+                give_up = time.monotonic() + grace_s
+            is_late = time.monotonic() > give_up
+            lines = tail.lines(BATCH_SPANS) if is_late or len(pending) < BATCH_SPANS else []
+            for line in lines:
+                made.take(line)
+            pending += made.closed()
+            if is_late and lines:
+                continue  # counts what is lost
+            if is_over and not lines and len(pending) < BATCH_SPANS:
+                pending += made.finished()
+            if is_late or (is_over and not lines and not pending):
+                return sent, len(pending)
+            if pending and export(pending[:BATCH_SPANS]):
+                sent += len(pending[:BATCH_SPANS])
+                del pending[:BATCH_SPANS]
+            elif not lines:
+                time.sleep(POLL_INTERVAL_S)
 
 
 class _Spans:
@@ -139,13 +179,18 @@ class _Spans:
             )
         )
 
+    def closed(self) -> list[ReadableSpan]:
+        """Return the spans that ended since the last call."""
+        done, self._done = self._done, []
+        return done
+
     def finished(self) -> list[ReadableSpan]:
         """Close what is still open, and return all spans."""
         for found in reversed(self._open.values()):
             found["attributes"]["belljar.unfinished"] = True
             self._close(found, Status(StatusCode.UNSET))
         self._open.clear()
-        return self._done
+        return self.closed()
 
 
 def _attributes(name: str, line: Line) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.export.traces import TraceExport
 from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
@@ -33,7 +34,13 @@ from belljar.harness.options import (
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
-from belljar.harness.source import CellSource, RealCells, hold_required_gap, print_status
+from belljar.harness.source import (
+    CellSource,
+    RealCells,
+    hold_required_gap,
+    print_status,
+    standard_output_to_error,
+)
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
@@ -62,7 +69,8 @@ class RunRequest:
 
     `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
     `require_contained`: metrics count contained samples only. `warm`: cells kept ready per plan.
-    `quiet`: standard output stays free for the caller. `traceback`: Inspect shows an error's.
+    `quiet`: standard output stays free for the caller. `otlp`: a collector of traces.
+    `traceback`: Inspect shows an error's.
     """
 
     inspect_args: Sequence[str]
@@ -73,6 +81,7 @@ class RunRequest:
     require_contained: bool = False
     warm: int = 0
     quiet: bool = False
+    otlp: str = ""
     traceback: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
@@ -99,7 +108,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     request = replace(request, home=request.home or belljar_home())
     with contextlib.ExitStack() as stack:
         if request.quiet:
-            stack.enter_context(_standard_output_to_error())
+            stack.enter_context(standard_output_to_error())
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
@@ -115,6 +124,10 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             source=request.source,
         )
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
+        if request.otlp:
+            traces = stack.enter_context(TraceExport(request.otlp, print_status))
+            session.host.note_collector(traces.host, traces.place)
+            session.on_run = traces.start
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
@@ -143,7 +156,7 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
-    with _standard_output_to_error():
+    with standard_output_to_error():
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import tool_checks
@@ -205,6 +218,8 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
+        if session.on_run is not None:
+            session.on_run(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
@@ -482,18 +497,3 @@ def invoke(
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
         session.failure = session.failure or f"the evaluation ended with {message}"
     return False
-
-
-@contextlib.contextmanager
-def _standard_output_to_error() -> Iterator[None]:
-    """Keep standard output for `--json` only."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)

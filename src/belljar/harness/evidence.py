@@ -318,21 +318,25 @@ def stored_evidence(
     """
     result = verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
-    if state is LedgerState.VERIFIED and not result.key_checked:
+    if state in {LedgerState.VERIFIED, LedgerState.PARTIAL} and not result.key_checked:
         state = LedgerState.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
     found = _evidence(
         path, (state, problem), logs=logs, remote=False, key=expected_key, timelines=timelines
     )
+    if any(name.startswith(f"{INSPECT_LOGS}/") for name in result.files_left_out):
+        # Whichever samples it had, their words are missing here
+        gone = LogRecord(location=INSPECT_LOGS, missing=True)
+        found = replace(found, logs=[*(log for log in found.logs if not log.missing), gone])
     return replace(found, verification=result)
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
     if result.problem is not None:
         return LedgerState.BAD, str(result.problem)
-    if result.status is Status.UNFINISHED:
-        return LedgerState.UNFINISHED, "; ".join(result.warnings)
-    return LedgerState.VERIFIED, ""
+    if result.status is Status.VERIFIED:
+        return LedgerState.VERIFIED, ""
+    return LedgerState(result.status.value), "; ".join(result.warnings)
 
 
 def _evidence(

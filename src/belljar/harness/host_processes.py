@@ -44,10 +44,19 @@ _PLACES: Final[Mapping[str, int]] = {
 
 class HostActivity(NamedTuple):
     """How often the task's code started which program, and what this process connected to or
-    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own."""
+    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own. `collectors`: of
+    traces, on this host: they may pass on what they get."""
 
     programs: Counter[str]
     connections: Counter[str]
+    collectors: list[str]
+
+    def note_collector(self, host: str, place: str) -> None:
+        """Note that the operator has traces sent there."""
+        if is_here(host):
+            self.collectors.append(f"{place} (--otlp)")
+        else:
+            _count(self.connections, f"{place} (--otlp)")
 
 
 _watching: HostActivity | None = None
@@ -61,7 +70,7 @@ def watched_host() -> Iterator[HostActivity]:
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
     spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
-    _watching = found = HostActivity(Counter(spawns), Counter())
+    _watching = found = HostActivity(Counter(spawns), Counter(), [])
     try:
         yield found
     finally:
@@ -107,12 +116,13 @@ def _place(event: str, arguments: tuple[Any, ...]) -> str:
     if _PLACES[event]:  # a Unix socket's address is no tuple
         where, port = where[:2] if isinstance(where, tuple) else ("", "")
     name = os.fsdecode(where).rstrip(".") if isinstance(where, str | bytes) else ""
-    if _is_here(name):
+    if is_here(name):
         return ""
     return printable(f"{name}:{port}" if port else name, max_chars=200)
 
 
-def _is_here(name: str) -> bool:
+def is_here(name: str) -> bool:
+    """Return whether an address or name is this host's."""
     with suppress(ValueError):  # a name
         return (address := ip_address(name)).is_loopback or address.is_unspecified
     return name in {"", "localhost"}
@@ -120,7 +130,7 @@ def _is_here(name: str) -> bool:
 
 def proxies_here() -> list[str]:
     """The variables that name a proxy on this host: where it leads is not seen."""
-    return [name for name, host in proxies().items() if _is_here(host)]
+    return [name for name, host in proxies().items() if is_here(host)]
 
 
 def _is_ours(frame: FrameType | None) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from belljar.errors import BelljarError, PolicyError
+from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.harness.source import print_status
 from belljar.model.serve import ModelCell, load_model, open_model
 from belljar.policy import Tier, demanded_tier, with_tier
@@ -54,8 +54,9 @@ class ModelCells:
                 own = demanded_tier(policy.policy.risk, policy.policy.tier)
                 raised = with_tier(policy, max(own, self.tier or own))
                 owner = AsyncExitStack()
+                opening = open_model(raised, run=run, home=home, on_end=_report_end)
                 try:
-                    found = await owner.enter_async_context(open_model(raised, run=run, home=home))
+                    found = await owner.enter_async_context(opening)
                     print_status(f"belljar: the model answers, in {found.cell!r}")
                 except BelljarError as error:
                     found = error
@@ -76,6 +77,10 @@ class ModelCells:
                 except BelljarError as error:
                     errors.append(error)
         return errors
+
+
+def _report_end(error: CellError) -> None:
+    print_status(f"belljar: the model answers no more: {printable(f'{error.where}: {error.what}')}")
 
 
 def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:

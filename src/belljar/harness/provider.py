@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from belljar.cell.health import may_be_broken
+from belljar.cell.health_watch import HealthWatch
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
@@ -35,7 +36,7 @@ from belljar.harness.adapt import of_active_sample
 from belljar.harness.attach import AttachSocket, login_command
 from belljar.harness.bridge import ModelBridge
 from belljar.harness.operator import read_operator
-from belljar.harness.sample_record import HealthWatch, SampleIdentity, identify
+from belljar.harness.sample_record import SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
 from belljar.harness.warm import cells_in_memory
 from belljar.plan.explain_network import announcements

@@ -1,27 +1,23 @@
-"""One sample's identity, containment and health."""
+"""One sample's identity and containment, and their place in Inspect's log."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-
-from belljar.cell.health import damage
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, sentences
 from belljar.differences import Kind as DifferenceKind
-from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.events import JsonValue
 from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict, worst
 
 if TYPE_CHECKING:
     from inspect_ai.solver import TaskState
 
-    from belljar.cell import Cell
-    from belljar.cell.health import Damage, Health
+    from belljar.cell.health_watch import HealthWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,75 +174,13 @@ def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
 DEGRADED_KEY: Final = "sandbox_degraded"
 """Key in the metadata of the sample and of each score."""
 
-Phase = Literal["baseline", "call", "end"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degraded:
-    """A cell's first damage; `op`: the latest operation then."""
-
-    cell_id: str
-    damage: Damage
-    phase: Phase
-    op: int
-
-    def data(self) -> dict[str, JsonValue]:
-        """For Inspect's log; the ledger has the detail."""
-        cause = self.damage.cause.value
-        return {"cell": self.cell_id, "cause": cause, "phase": self.phase, "op": self.op}
-
-
-class HealthWatch:
-    """The health of one cell during its sample."""
-
-    def __init__(self, cell: Cell, record: Callable[[Event], None]) -> None:
-        self.degraded: Degraded | None = None
-        self._cell = cell
-        self._record = record
-        self._baseline: Health | None = None
-
-    async def take_baseline(self) -> None:
-        """What later checks are compared with."""
-        self._baseline, _ = await self._check("baseline")
-
-    async def look(self, phase: Literal["call", "end"]) -> None:
-        """Check, unless idle or already degraded."""
-        if self._baseline is None or self.degraded is not None:
-            return
-        _, found = await self._check(phase)
-        if found is not None and self.degraded is None:
-            self.degraded = Degraded(
-                cell_id=self._cell.id, damage=found, phase=phase, op=self._cell.last_op
-            )
-
-    async def _check(self, phase: Phase) -> tuple[Health, Damage | None]:
-        self._record_check(Kind.CELL_CHECKING, phase=phase)
-        began = anyio.current_time()
-        health = await self._cell.check_health()
-        found = damage(self._baseline, health) if self._baseline is not None else None
-        self._record_check(
-            Kind.CELL_CHECKED,
-            phase=phase,
-            op=self._cell.last_op,
-            cause=found.cause.value if found is not None else "",
-            detail=found.detail if found is not None else "",
-            duration_ms=round((anyio.current_time() - began) * 1000, 3),
-        )
-        return health, found
-
-    def _record_check(self, kind: Kind, **data: JsonValue) -> None:
-        trust = Trust.GUEST_REPORTED if kind is Kind.CELL_CHECKED else Trust.HOST_OBSERVED
-        self._record(
-            Event(kind=kind, data=data, cell_id=self._cell.id, actor=Actor.BELLJAR, trust=trust)
-        )
-
-
-def bind_degraded(degraded: Iterable[Degraded], identity: SampleIdentity) -> None:
+def bind_degraded(watches: Iterable[HealthWatch], identity: SampleIdentity) -> None:
     """Mark the ending sample's metadata, and each score's."""
-    found, state = list(degraded), _state_of(identity)
+    found, state = [watch.degraded for watch in watches if watch.degraded], _state_of(identity)
     if not found or state is None:
         return
-    state.metadata[DEGRADED_KEY] = [each.data() for each in found]
-    causes = ", ".join(dict.fromkeys(each.damage.cause.value for each in found))
+    state.metadata[DEGRADED_KEY] = found
+    causes = ", ".join(dict.fromkeys(str(each["cause"]) for each in found))
     for score in (state.scores or {}).values():
         score.metadata = {**(score.metadata or {}), DEGRADED_KEY: causes}

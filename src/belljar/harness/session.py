@@ -29,6 +29,7 @@ import anyio
 import anyio.to_thread
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
+from belljar.cell.health_watch import HealthWatch
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
@@ -38,7 +39,6 @@ from belljar.harness.models import ModelCells
 from belljar.harness.operator import OperatorOptions
 from belljar.harness.sample_record import (
     Containment,
-    HealthWatch,
     SampleIdentity,
     bind_containment,
     bind_degraded,
@@ -118,6 +118,7 @@ class Session:
     is_previewed: bool = False
     models: ModelCells = field(default_factory=ModelCells)
     host: HostActivity | None = None
+    on_run: Callable[[Path], None] | None = None
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
@@ -178,7 +179,7 @@ class Session:
         if self.host is not None:
             data["host_processes"] = dict(self.host.programs)
             data["connections"] = dict(self.host.connections)
-            data["proxies"] = [*proxies_here()]
+            data["proxies"] = [*proxies_here(), *self.host.collectors]
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
         if self.failure:
@@ -479,8 +480,7 @@ class SampleCell:
             self._record(Kind.SAMPLE_FINISHED, data)
             bind_containment(self.containment, self.identity)
             watches = (*self._past_health, *(each.health for each in (self, *self._beside)))
-            found = (watch.degraded for watch in watches)
-            bind_degraded((each for each in found if each is not None), self.identity)
+            bind_degraded(watches, self.identity)
 
     async def _forget(self) -> None:
         self._session.live.remove(self)

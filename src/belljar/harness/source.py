@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections import Counter
@@ -45,6 +46,21 @@ def print_status(text: str) -> None:
     """Print to standard error. Raises nothing."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def standard_output_to_error() -> Iterator[None]:
+    """Keep standard output for `--json` only."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 class CellSource(Protocol):

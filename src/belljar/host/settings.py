@@ -102,7 +102,7 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
             mark = closest_mark(tree, (name,), key=True)
             raise refused(f"{name}: there is no such setting", mark)
         try:
-            found[name] = fields.Choice(words=_KINDS[name]).read(value)
+            found[name] = fields.choice(_KINDS[name]).read(value)
         except ValueError as exc:
             raise refused(f"{name}: {exc}", closest_mark(tree, (name,))) from exc
     return found

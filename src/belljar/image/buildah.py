@@ -12,14 +12,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.context import read_ignore, take_context
-from belljar.image.copies import EMPTY, check_names, prepare
+from belljar.image.context import names_like_patterns, read_ignore, take_context
 from belljar.image.dockerfile import (
+    EMPTY,
     MAX_BYTES,
     Bases,
     Buildable,
@@ -75,10 +75,7 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build. `dockerfile`: None for the context's own; `inline`: its text instead.
-
-    `volumes`: host directories that the steps may read, in Belljar's own recipes only.
-    """
+    """A build. `dockerfile`: None for the context's own; `inline`: its text instead."""
 
     context: Path
     name: str
@@ -88,7 +85,6 @@ class BuildRequest:
     target: str = ""
     has_network: bool = False
     keep_setuid: bool = False
-    volumes: tuple[Path, ...] = ()
     timeout_s: float = _TIMEOUT_S
 
 
@@ -162,7 +158,6 @@ def build_dockerfile(
         take_layers(home, key, work / "storage")
         source = printable(f"build {request.context}", max_chars=300)
         shown = {base.path: base.shown for base in bases.values()}
-        shown |= {path: path for path in request.volumes}
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
@@ -181,14 +176,9 @@ def build_dockerfile(
                 result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
-        config = replace(result.config, on_build=recipe.found.stages[-1].on_build)
-        start_ns = recipe.made.start_interval_ns
-        if config.healthcheck and start_ns:  # buildah 1.28 doesn't write it
-            check = replace(config.healthcheck, start_interval_ns=start_ns)
-            config = replace(config, healthcheck=check)
         image = store.add(
             result.rootfs,
-            config,
+            result.config,
             name=request.name,
             source=source,
             created=printable(str(result.document.get("created") or ""), max_chars=40),
@@ -227,18 +217,13 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
-        text, bases = raw.decode("utf-8-sig"), dict[str, Image]()
-        for _ in range(2):  # the ONBUILD of a base may copy from other images
-            on_build = {name: image.on_build for name, image in bases.items()}
-            found = base_images(text, request.args, target=request.target, on_build=on_build)
-            bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
+        found = base_images(raw.decode("utf-8-sig"), request.args, target=request.target)
+        bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
         # What it refuses is known before a base is asked for or loaded.
         made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
-        raise PolicyError(
-            f"the Dockerfile can't be built: {printable(what)}", where=printable(str(dockerfile))
-        ) from error
+        raise _unbuildable(what, dockerfile) from error
     for name in found.images:
         if (missing := store.missing(name)) is not None:
             what = f"the base image {printable(name)} is not in the store"
@@ -254,6 +239,11 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     return BuildRecipe(found=found, made=made, bases=bases, inputs=inputs)
 
 
+def _unbuildable(what: str, dockerfile: Path) -> PolicyError:
+    shown = f"the Dockerfile can't be built: {printable(what)}"
+    return PolicyError(shown, where=printable(str(dockerfile)))
+
+
 def _dockerfile_in(context: Path) -> Path:
     if not context.is_dir():
         own = ", ".join(MADE_HERE)
@@ -266,7 +256,7 @@ def _dockerfile_in(context: Path) -> Path:
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
-    """Copy the context, and write what COPY takes of here-documents, and where buildah can't."""
+    """Copy the context, and write the files of here-documents. Raises `PolicyError`."""
     (work / "context").mkdir(mode=0o755)
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
@@ -282,16 +272,10 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
         path.write_text(file.text, encoding="utf-8")
         path.chmod(file.mode)
         os.utime(path, (0, 0))  # the same again, or the layers after it would not be
-    size = sum(path.lstat().st_size for path in (work / "context").rglob("*"))
-    try:
-        for line, source in recipe.made.patterns:
-            check_names(line, work / "context", source)
-        for copy in recipe.made.copies:
-            need_space(work.parents[2], MIN_FREE_BYTES + size, f"COPY of line {copy.line}")
-            prepare(copy, work / "context", work / "heredocs")
-    except DockerfileError as error:
-        what = f"the Dockerfile can't be built: {printable(str(error))}"
-        raise PolicyError(what, where=printable(str(dockerfile))) from error
+    for line, source in recipe.made.patterns:
+        for name in names_like_patterns(work / "context", source):
+            what = f"line {line}: {name} has one of *?[ in its name: copy a directory above it"
+            raise _unbuildable(f"{what}, without a pattern", dockerfile)
     for name in ("context", "heredocs"):
         give_tree(work / name, first_uid)
 
@@ -306,7 +290,7 @@ def _build(
     (work / "Dockerfile").write_text(made.text, encoding="utf-8")
     give_tree(work / "Dockerfile", tools.inside.first_uid)
     # buildah 1.28 doesn't look at what a step mounts when it looks for the step's layer
-    has_layers = "--mount" not in made.text and not request.volumes
+    has_layers = "--mount" not in made.text
     options = [
         *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
         *("--rm", "--http-proxy=false", "--identity-label=false"),
@@ -319,7 +303,6 @@ def _build(
             for name, value in request.args.items()
             if name.lower() in _PROXIES
         ),
-        *(f"--volume={path}:{path}:ro" for path in request.volumes),
         *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
     ]
     tools.tail.clear()

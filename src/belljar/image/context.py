@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,63 +27,32 @@ MAX_ENTRIES: Final = 200_000
 MAX_RULES: Final = 1000
 _MAX_IGNORE_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """A pattern by path parts; None stands for `**`."""
-
-    parts: tuple[re.Pattern[str] | None, ...]
-    takes_back: bool
-
-    def matches(self, path: Sequence[str]) -> bool:
-        """Return whether it matches the path or a parent, in linear time."""
-        last = len(self.parts) - 1
-        reached = self._skipping({0})
-        for name in path:
-            if last + 1 in reached:
-                break
-            after = set[int]()
-            for at in reached:
-                pattern = self.parts[at]
-                if pattern is None:
-                    after |= {at, at + 1} if at == last else {at}
-                elif pattern.fullmatch(name):
-                    after.add(at + 1)
-            reached = self._skipping(after)
-        return last + 1 in reached
-
-    def _skipping(self, reached: set[int]) -> set[int]:
-        """A `**` may match nothing, except at the end."""
-        for at in sorted(reached):
-            while at < len(self.parts) - 1 and self.parts[at] is None:
-                at += 1
-                reached.add(at)
-        return reached
+PATTERN: Final = re.compile(r"[*?[\\]")
+"""A character that makes a name a pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Paths are relative, with `/` between their parts."""
+    """Patterns of relative paths, and whether each takes back what earlier ones left out."""
 
-    rules: tuple[_Rule, ...] = ()
+    rules: tuple[tuple[re.Pattern[str], bool], ...] = ()
 
     def __contains__(self, path: str) -> bool:
-        decided, parts = False, path.split("/")
-        for rule in self.rules:
-            if rule.matches(parts):
-                decided = not rule.takes_back
+        decided = False
+        for pattern, takes_back in self.rules:
+            if pattern.match(f"{path}/"):
+                decided = not takes_back
         return decided
 
     @property
     def takes_back(self) -> bool:
         """True when an excluded directory may contain included files."""
-        return any(rule.takes_back for rule in self.rules)
+        return any(takes_back for _, takes_back in self.rules)
 
 
 def parse_ignore(text: str) -> Ignored:
     """Parse a `.dockerignore`. Raises `PolicyError` beyond `MAX_RULES`."""
-    rules: list[_Rule] = []
+    rules = list[tuple[re.Pattern[str], bool]]()
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
         if not written or line.startswith("#"):
@@ -90,7 +60,7 @@ def parse_ignore(text: str) -> Ignored:
         takes_back = written.startswith("!")
         path = os.path.normpath(written.removeprefix("!").strip()).strip("/")
         if path not in {".", ""}:
-            rules.append(_Rule(tuple(map(_part, path.split("/"))), takes_back))
+            rules.append((_rule(path), takes_back))
         if len(rules) > MAX_RULES:
             raise PolicyError(f"it has more than {MAX_RULES:,} patterns", where=".dockerignore")
     return Ignored(tuple(rules))
@@ -184,6 +154,30 @@ def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> 
     return digest.digest()
 
 
+def plain(path: str) -> str:
+    """Return a path's plain parts: none that is empty, `.` or `..`."""
+    return posixpath.normpath("/" + path).strip("/")
+
+
+def names_like_patterns(context: Path, source: str) -> list[str]:
+    """Return what a pattern names in a context where buildah takes the found name as a pattern.
+
+    For a match `[xyz]/f` it would copy `x/f`.
+    """
+    found = [context]
+    for part in plain(source).split("/"):
+        pattern = re.compile(_part(part))
+        found = [
+            entry
+            for path in found
+            if path.is_dir() and not path.is_symlink()
+            for entry in path.iterdir()
+            if pattern.fullmatch(entry.name)
+        ]
+    names = [str(path.relative_to(context)) for path in found]
+    return list(filter(PATTERN.search, names))
+
+
 def _refused(what: str, where: Path | str, hint: str = "") -> PolicyError:
     return PolicyError(what, where=printable(str(where)), hint=hint)
 
@@ -217,13 +211,26 @@ def _raise(error: OSError) -> None:
     raise _refused(f"it can't be read: {error.strerror}", error.filename) from error
 
 
-def _part(part: str) -> re.Pattern[str] | None:
-    """One part of a pattern; None: any number of parts.
+def _rule(path: str) -> re.Pattern[str]:
+    """Match the beginning of `PATH/`: the path, or what is below it.
 
-    What is between two `*` is taken where it comes first, which bounds the time of a match.
+    What is between two `**` (in a part: two `*`) is taken where it comes first, which bounds the
+    time of a match.
     """
-    if part == "**":
-        return None
+    groups: list[str] = [""]
+    for part in path.split("/"):
+        if part == "**":
+            groups.append("")
+        else:
+            groups[-1] += f"{_part(part)}/"
+    first, *rest = groups
+    between = "".join(f"(?>(?:[^/]+/)*?{group})" for group in rest[:-1])
+    # At the end, `**` stands for one name at least.
+    last = f"(?:[^/]+/)*{rest[-1] or '[^/]+/'}" if rest else ""
+    return re.compile(first + between + last, re.DOTALL)
+
+
+def _part(part: str) -> str:
     chunks = [""]
     for token in re.findall(r"\*+|\?|\[[^\]]*\]|\\.|.", part, re.DOTALL):
         if token[0] == "*":
@@ -231,17 +238,17 @@ def _part(part: str) -> re.Pattern[str] | None:
         else:
             chunks[-1] += _expression(token)
     first, *rest = chunks
-    between = "".join(f"(?>.*?{chunk})" for chunk in rest[:-1])
-    return re.compile(first + between + (f".*{rest[-1]}" if rest else ""), re.DOTALL)
+    between = "".join(f"(?>[^/]*?{chunk})" for chunk in rest[:-1])
+    return first + between + (f"[^/]*{rest[-1]}" if rest else "")
 
 
 def _expression(glob: str) -> str:
     if glob == "?":
-        return "."
+        return "[^/]"
     if not glob.startswith("[") or len(glob) <= 2:
         return re.escape(glob[-1] if glob.startswith("\\") else glob)
-    # What else means something in a class of Python's
-    found = "[" + re.sub(r"\\.|[\[&|~]", lambda each: re.escape(each[0][-1]), glob[1:])
+    # Python gives these characters another meaning in a class than Go does.
+    found = "(?!/)[" + re.sub(r"\\.|[\[&|~]", lambda each: re.escape(each[0][-1]), glob[1:])
     try:
         re.compile(found)
     except re.error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.image.config import ImageConfig
-from belljar.image.copies import CHMOD, EMPTY, PATTERN, Copy, plain
+from belljar.image.context import PATTERN, plain
 from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
 from belljar.image.stages import (
     TRUE,
@@ -31,17 +31,17 @@ from belljar.image.variables import Expander
 
 __all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
 
+EMPTY: Final = "empty"
+"""An empty directory in the context of here-documents."""
 _SHELL: Final = ("/bin/sh", "-c")
 _OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
 _LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")
 _FILE_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
 _OPTION: Final = re.compile(r"[^\s,\"'\\$`]*")
-# A literal `[`, and `**`, which is `*` in Docker and any number of directories in buildah.
+# An escaped `[` is no such thing in buildah; `**` is `*` in Docker, any depth in buildah.
 _ODD_PATTERN: Final = re.compile(r"\[\[|\\|\*\*")
 _REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
-_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-_NS: Final = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 6e10, "h": 36e11}
 _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 # Of a step: its network is the build's own.
 _HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
@@ -68,19 +68,16 @@ class HeredocFile:
 
 @dataclass(slots=True, kw_only=True)
 class Buildable:
-    """A Dockerfile for buildah; the context `heredoc_context` holds `files` and `copies`.
+    """A Dockerfile for buildah; the context `heredoc_context` holds `files`.
 
-    `start_interval_ns`: of the result's health check, which buildah 1.28 doesn't know. `volumes`:
-    of the result; buildah would discard what later steps write there. `patterns`: of sources in the
-    context, with their lines.
+    `volumes`: of the result; buildah would discard what later steps write there. `patterns`: of
+    sources in the context, with their lines.
     `step_users`: the users that its RUN steps run as. `offline`: the lines of `--network=none`.
     """
 
     heredoc_context: str
     lines: list[str] = field(default_factory=list)
     files: list[HeredocFile] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    start_interval_ns: int = 0
     volumes: tuple[str, ...] = ()
     patterns: list[tuple[int, str]] = field(default_factory=list)
     step_users: set[str] = field(default_factory=set)
@@ -109,6 +106,8 @@ def make_buildable(
             state = replace(parent, env=dict(parent.env), kept=dict(parent.kept), args={}, dirs={})
             source = str(base)
         else:
+            if base in configs and configs[base].on_build:
+                raise DockerfileError(f"its base {base} has instructions of ONBUILD")
             parent, source = _State(), ids.get(base, base)
             state = _state_of(configs.get(base), is_known=base in configs or base == "scratch")
         translator = _Translator(stage, bases, state, expander, made)
@@ -121,8 +120,7 @@ def make_buildable(
         translator.make_directories(by_next=stage is bases.stages[-1])
         for name in sorted(state.args.keys() & state.kept.keys()):
             translator.emit(f"ENV {name}={_word(state.kept[name])}")
-        ended[stage.name], made.start_interval_ns = state, state.start_interval_ns
-        made.volumes = state.volumes
+        ended[stage.name], made.volumes = state, state.volumes
     return made
 
 
@@ -141,7 +139,6 @@ class _State:
     cwd: str = "/"
     user: str = "root"
     shell: tuple[str, ...] = _SHELL
-    start_interval_ns: int = 0
     is_known: bool = True
 
 
@@ -154,7 +151,6 @@ def _state_of(config: ImageConfig | None, *, is_known: bool) -> _State:
         user=found.user,
         volumes=found.volumes,
         shell=found.shell or _SHELL,
-        start_interval_ns=found.healthcheck.start_interval_ns if found.healthcheck else 0,
         is_known=is_known,
     )
 
@@ -186,8 +182,7 @@ class _Translator:
     def take(self, item: Instruction) -> None:
         """Translate an instruction. Raises `DockerfileError`."""
         word, values, state = item.word, item.values, self._state
-        # Several instructions of an ONBUILD have one line, but none has another's place
-        flags, self._number = flags_of(item), len(self._made.lines)
+        flags, self._number = flags_of(item), item.line
         if not values and word not in {"CMD", "ENTRYPOINT"}:
             raise DockerfileError(f"{word} needs an argument")
         if word in {"USER", "STOPSIGNAL", "WORKDIR", "VOLUME", "ENV", "LABEL", "EXPOSE"}:
@@ -228,8 +223,8 @@ class _Translator:
             case "SHELL" if item.is_json:
                 state.shell = values
                 self.emit(f"SHELL {json.dumps(values)}")
-            case "LABEL" | "EXPOSE" | "ONBUILD" | "MAINTAINER":
-                pass  # without effect in a cell, or in this stage
+            case "LABEL" | "EXPOSE" | "MAINTAINER":
+                pass  # without effect in a cell
             case _:
                 raise DockerfileError(f"it can't be read: {item.text[:80]}")
 
@@ -314,11 +309,9 @@ class _Translator:
 
     def _copy(self, item: Instruction, given: list[tuple[str, str]]) -> None:
         word, values = item.word, item.values
-        flags = {name: value for name, value in given if name != "from"}
-        flags = {name: self._expand(value) for name, value in flags.items()}
+        flags = {name: value if name == "from" else self._expand(value) for name, value in given}
         chmod, chown = flags.get("chmod", ""), flags.get("chown", "")
-        is_octal = re.fullmatch("[0-7]{0,4}", chmod)
-        if not (is_octal or CHMOD.fullmatch(chmod)) or not _OPTION.fullmatch(chown):
+        if not re.fullmatch("[0-7]{0,4}", chmod) or not _OPTION.fullmatch(chown):
             raise DockerfileError(f"{word} can't have these flags: {' '.join(item.flags)}")
         openers = [each for each in values if item.heredocs and _OPENER.fullmatch(each)]
         if len(values) < 2 or len(openers) != len(item.heredocs) or values[-1] in openers:
@@ -329,54 +322,35 @@ class _Translator:
             raise DockerfileError(f"the destination of files must end with /: {destination}")
         is_inside = not chown and not destination.startswith("/") and ".." not in destination
         self.make_directories(by_next=is_inside)
-        copy = Copy(
-            number=self._number,
-            line=item.line,
-            is_add=word == "ADD",
-            sources=sources,
-            excludes=tuple(self._expand(value) for name, value in given if name == "exclude"),
-            has_parents=flags.get("parents", "").lower() in TRUE,
-            chmod="" if is_octal else chmod,
-            checksum=flags.get("checksum", ""),
-        )
-        is_prepared = bool(copy.excludes or copy.has_parents or copy.chmod or copy.checksum)
-        source = str(self._stage.source(dict(given).get("from", "")))
-        is_remote = word == "ADD" and any(map(_REMOTE.match, sources))
-        if any(map(_ODD_PATTERN.search, sources)) and not is_remote:
-            is_prepared = True
-        elif not (source or is_prepared):
-            self._made.patterns += [(item.line, each) for each in filter(PATTERN.search, sources)]
-        if (is_prepared and (source or is_remote)) or (source and openers):
-            what = f"{word} of another source can't have {' '.join(item.flags)}"
-            raise DockerfileError(f"{what}, `**` or an escaped `[`")
+        source = str(self._stage.source(flags.get("from", "")))
+        if source and openers:
+            raise DockerfileError(f"{word} of another source can't have here-documents")
+        if word == "COPY" or not any(map(_REMOTE.match, sources)):
+            if any(map(_ODD_PATTERN.search, sources)):
+                raise DockerfileError(f"{word} can't have `**`, `\\\\` or `[[` in a source")
+            if not source:
+                patterns = filter(PATTERN.search, sources)
+                self._made.patterns += [(item.line, each) for each in patterns]
         options = f"--chown={chown} " if chown else ""
-        options += f"--chmod={chmod} " if chmod and is_octal else ""
-        prepared = f"{options}--from={self._bases.context} "
-        if is_prepared:
-            self._made.copies.append(copy)
-        if is_prepared and sources:
-            self.emit(f"COPY {prepared}{_words((copy.source, destination))}")
-        elif sources:
-            options += f"--from={source} " if source else ""
-            self.emit(f"{word} {options}{_words((*sources, destination))}")
+        options += f"--chmod={chmod} " if chmod else ""
+        if sources:
+            origin = f"--from={source} " if source else ""
+            self.emit(f"{word} {options}{origin}{_words((*sources, destination))}")
         for opener, (name, body) in zip(openers, item.heredocs, strict=True):
             text = _TABS.sub("", body) if opener.partition("<<")[2].startswith("-") else body
             if opener.endswith(("<<" + name, "<<-" + name)):  # an unquoted name
                 text = self._expander.expand_document(text)
             path = self._add_file(name, text, 0o644)
-            self.emit(f"COPY {prepared}{_words((path, destination))}")
+            place = _words((path, destination))
+            self.emit(f"COPY {options}--from={self._bases.context} {place}")
 
     def _health(self, item: Instruction, flags: dict[str, str]) -> None:
-        interval, (kind, *test) = flags.pop("start-interval", "0s"), item.values
-        parts = _DURATION.findall(interval)
-        if "".join(map("".join, parts)) != interval or not all(
-            map(_OPTION.fullmatch, flags.values())
-        ):
+        kind, *test = item.values
+        flags.pop("start-interval", None)  # buildah 1.28 has none; a cell asks each second anyway
+        if not all(map(_OPTION.fullmatch, flags.values())):
             raise DockerfileError(f"HEALTHCHECK has no such flags: {' '.join(item.flags)}")
         if kind.upper() not in {"NONE", "CMD"} or (kind.upper() == "CMD") != bool(test):
             raise DockerfileError("HEALTHCHECK needs NONE, or CMD and a command")
-        total = sum(float(count) * _NS[unit] for count, unit in parts)
-        self._state.start_interval_ns = int(min(total, 1 << 62))
         options = "".join(f"--{name}={value} " for name, value in flags.items())
         command = json.dumps(test) if item.is_json else " ".join(test)
         self.emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))

@@ -1,4 +1,4 @@
-"""Importing container images: skopeo fetches; the result is read with bounds, merged in memory.
+"""Importing container images: parts are found, read with bounds and merged in memory.
 
 No digest, size or name of the archive is trusted.
 `design/policy.md` says why no tool unpacks it on the host.
@@ -6,15 +6,17 @@ No digest, size or name of the archive is trusted.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of
 from belljar.image.daemon import daemon_answers, daemon_hosts
 from belljar.image.fetch import fetched, transport_of
@@ -23,10 +25,10 @@ from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import Layer, open_layer
 from belljar.image.layers.headers import EntryKind, EntryPath, read_entries
 from belljar.image.layers.tree import Member, Tree, pack
-from belljar.image.origin import MANIFEST_TYPES, parse_document, read_bounded
-from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256, is_like_digest
+from belljar.image.origin import ImageParts, parse_document, read_bounded
+from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
 from belljar.policy.reference import IMAGE_ID
-from belljar.store.home import need_space
+from belljar.store.home import HINT_SPACE, need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
@@ -36,12 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["ImportLimits", "default_name", "import_image"]
 
 Report: TypeAlias = Callable[[str], None]
-_T = TypeVar("_T")
-_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
-_LAYER_TYPES: Final = re.compile(
-    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?"
-    r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
-)
 _MIN_FREE_BYTES: Final = 256 << 20
 
 
@@ -66,74 +62,51 @@ def import_image(
         check_name(name)
     need_space(home, _MIN_FREE_BYTES, "importing an image")
     report("fetching")
-    with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
-        # an archive can't name itself as the images that Belljar makes
-        stated = [each for each in found.origin.names if each not in MADE_HERE]
-        own = tuple(each for each in stated if not is_like_digest(each))
-        names = (name,) if name else own or (default_name(ref),)
-        directory, rootfs = found.directory, scratch / "rootfs.sqfs"
-        tree, source = Tree(bounds, keep_setuid=keep_setuid), printable(ref, max_chars=300)
-        try:
-            manifest, digest = _manifest(directory / "manifest.json", found.origin.manifest, bounds)
-            described = _part(manifest, "config", dict)
-            config = _configuration(directory, described, bounds)
+    source = printable(ref, max_chars=300)
+    try:
+        with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
+            rootfs, tree = scratch / "rootfs.sqfs", Tree(bounds, keep_setuid=keep_setuid)
+            config, digest = _configuration(found, bounds)
             image_config = config_of(config)
             with ExitStack() as opened:
-                layers = _merge(
-                    tree, opened, directory, scratch, manifest, config, bounds, report=report
-                )
+                layers = _merge(tree, opened, scratch, found, config, bounds, report=report)
                 report("packing")
-                check_places(tree.kind_of)
-                for path, mode, kind in mount_points(image_config):
-                    tree.ensure(path, mode, kind=kind)
-                members = (
-                    Member(
-                        info=info,
-                        chunks=layers[node.layer_of_content - 1].chunks(
-                            node.offset, node.size_bytes
-                        )
-                        if node.layer_of_content
-                        else (),
-                    )
-                    for info, node in tree.emit()
-                )
-                pack(members, rootfs, made_s=tree.newest_s)
-        except LayerError as error:
-            raise error.refusal(source) from error
-        origins = (*found.origin.digests, digest, str(described["digest"]))
-        return Store(home).add(
-            rootfs,
-            image_config,
-            name=names[0],
-            more_names=names[1:],
-            source=source,
-            created=printable(str(config.get("created") or ""), max_chars=40),
-            origins=tuple(dict.fromkeys(origins)),
-            setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
-            high_owner=tree.high_owner,
-        )
+                pack_tree(tree, layers, image_config, rootfs)
+            # An archive can't name itself as the images that Belljar makes.
+            stated = [each for each in found.names if each not in MADE_HERE]
+            own = tuple(each for each in stated if not is_like_digest(each))
+            names = (name,) if name else own or (default_name(ref),)
+            return Store(home).add(
+                rootfs,
+                image_config,
+                name=names[0],
+                more_names=names[1:],
+                source=source,
+                created=printable(str(config.get("created") or ""), max_chars=40),
+                origins=tuple(dict.fromkeys((*found.digests, digest))),
+                setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
+                high_owner=tree.high_owner,
+            )
+    except LayerError as error:
+        raise error.refusal(source) from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            what = "no space is left to import the image"
+            raise HostError(what, where=str(home), hint=HINT_SPACE) from error
+        if isinstance(error, PermissionError):
+            raise PolicyError(f"it can't be read: {error.strerror}", where=source) from error
+        raise
 
 
-def _manifest(path: Path, wanted: str, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
-    """The manifest and its digest, which must be `wanted`, if given."""
-    manifest = parse_document(read_bounded(path, limits))
-    digest = f"sha256:{file_sha256(path)}"
-    if wanted and digest != wanted:
-        raise LayerError("its manifest is not the one of its digest")
-    if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
-        raise LayerError("its manifest is of a type that isn't taken")
-    return manifest, digest
-
-
-def _configuration(
-    directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits
-) -> Mapping[str, Any]:
-    path, digest = _blob(directory, descriptor)
-    config = parse_document(read_bounded(path, limits))
-    if file_sha256(path) != digest:
+def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
+    """Read the configuration; its digest is the image's id."""
+    name, wanted = found.config
+    raw = read_bounded(found.files(name), limits)
+    config, digest = parse_document(raw), hashlib.sha256(raw).hexdigest()
+    if wanted not in {"", digest}:
         raise LayerError("a document's bytes are not those of its digest")
     check_platform(config)
-    return config
+    return config, f"sha256:{digest}"
 
 
 def check_platform(config: Mapping[str, Any]) -> None:
@@ -148,32 +121,28 @@ def check_platform(config: Mapping[str, Any]) -> None:
 def _merge(
     tree: Tree,
     opened: ExitStack,
-    directory: Path,
     scratch: Path,
-    manifest: Mapping[str, Any],
+    found: ImageParts,
     config: Mapping[str, Any],
     limits: ImportLimits,
     *,
     report: Report,
 ) -> list[Layer]:
-    described, layers = _part(manifest, "layers", list), list[Layer]()
-    diff_ids = _part(_part(config, "rootfs", dict), "diff_ids", list)
-    if len(described) > limits.max_layers or len(described) != len(diff_ids):
+    stated, layers = config.get("rootfs"), list[Layer]()
+    diff_ids = stated.get("diff_ids") if isinstance(stated, dict) else None
+    if not isinstance(diff_ids, list):
+        raise LayerError("a document is broken: diff_ids")
+    if len(found.layers) > limits.max_layers or len(found.layers) != len(diff_ids):
         raise LayerError(
-            f"it has {len(described)} layers and {len(diff_ids)} in its configuration; at most "
+            f"it has {len(found.layers)} layers and {len(diff_ids)} in its configuration; at most "
             f"{limits.max_layers}"
         )
     left_bytes = limits.max_bytes
-    for number, (descriptor, diff_id) in enumerate(zip(described, diff_ids, strict=True), 1):
-        report(f"reading layer {number} of {len(described)}")
-        blob, digest = _blob(directory, descriptor)
-        kind = str(descriptor.get("mediaType"))
-        if _LAYER_TYPES.fullmatch(kind) is None:
-            what = f"of the type {printable(kind)!r}, which isn't taken"
-            raise LayerError(f"layer {number} is {what}")
-        layer = open_layer(blob, digest, max_bytes=left_bytes, scratch=scratch)
+    for number, ((name, digest), diff_id) in enumerate(zip(found.layers, diff_ids, strict=True), 1):
+        report(f"reading layer {number} of {len(diff_ids)}")
+        blob = found.files(name)
+        layer = open_layer(blob, digest or None, max_bytes=left_bytes, scratch=scratch)
         layers.append(opened.enter_context(closing(layer)))
-        blob.unlink()
         if diff_id != f"sha256:{layer.diff_id}":
             what = "not what the configuration says: its digest differs"
             raise LayerError(f"layer {number} is {what}")
@@ -184,7 +153,31 @@ def _merge(
     return layers
 
 
-def mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKind]]:
+def pack_tree(tree: Tree, layers: Sequence[Layer], config: ImageConfig, rootfs: Path) -> None:
+    """Pack a merged tree, with the places that each cell needs, as `rootfs`.
+
+    Raises `LayerError` for a place of the start that is not what it must be.
+    """
+    for wanted, paths in _PLACES.items():
+        for path in paths:
+            links = {EntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[EntryKind]()
+            if (kind := tree.kind_of(path)) not in {None, wanted, *links}:
+                raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
+    for parts, mode, kind in _mount_points(config):
+        tree.ensure(parts, mode, kind=kind)
+    members = (
+        Member(
+            info=info,
+            chunks=layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+            if node.layer_of_content
+            else (),
+        )
+        for info, node in tree.emit()
+    )
+    pack(members, rootfs, made_s=tree.newest_s)
+
+
+def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKind]]:
     """Yield what each image must have, with its mode: the work directory, volumes, mount points."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
@@ -209,15 +202,6 @@ _PLACES: Final = {
 _MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
 
 
-def check_places(kind_of: Callable[[bytes], EntryKind | None]) -> None:
-    """Raise `LayerError` for a place of the start that is not what it must be."""
-    for wanted, paths in _PLACES.items():
-        for path in paths:
-            links = {EntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[EntryKind]()
-            if (kind := kind_of(path)) not in {None, wanted, *links}:
-                raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
-
-
 def default_name(ref: str) -> str:
     """The file's own name without its ending."""
     file = ref.partition(":")[2].partition(":")[0]
@@ -225,25 +209,6 @@ def default_name(ref: str) -> str:
         r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower()
     )
     return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-") or "image"
-
-
-def _blob(directory: Path, descriptor: object) -> tuple[Path, str]:
-    """Only 64 hex digits of a descriptor enter the path."""
-    stated = descriptor.get("digest") if isinstance(descriptor, dict) else None
-    match = _DIGEST.fullmatch(str(stated))
-    if match is None:
-        raise LayerError("a digest is not a SHA-256")
-    path = directory / match[1]
-    if not path.is_file() or path.is_symlink():
-        raise LayerError(f"the blob {match[1][:12]} is missing")
-    return path, match[1]
-
-
-def _part(document: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
-    value = document.get(name)
-    if not isinstance(value, kind):
-        raise LayerError(f"a document is broken: {name}")
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,34 +294,22 @@ def _fetched(
         missing = error
     if wanted.image in MADE_HERE:
         raise missing
-    unasked: BelljarError | None = daemon if isinstance(daemon, HostError) else None
-    if daemon is True:
+    failed: list[BelljarError] = [daemon] if isinstance(daemon, HostError) else []
+    for each in failed:
+        report(f"not from a daemon: {each.what}")
+    sources = ["docker-daemon:"] if daemon is True else []
+    if not wanted.build and not IMAGE_ID.fullmatch(wanted.image):
+        sources.append("docker://")  # a registry can't give an image by its id
+    for source in sources:
         try:
-            made = import_image(
-                home,
-                f"docker-daemon:{wanted.image}",
-                limits=limits,
-                keep_setuid=True,
-                report=report,
-            )
-            return Obtained(wanted=wanted, image=made)
+            ref = f"{source}{wanted.image}"
+            image = import_image(home, ref, limits=limits, keep_setuid=True, report=report)
+            return Obtained(wanted=wanted, image=image)
         except BelljarError as error:
-            unasked = error
-    if unasked is not None:
-        report(f"not from a daemon: {unasked.what}")
-    if wanted.build:
+            failed.append(error)
+            report(f"not from {ref}: {error.what}")
+    if wanted.build or not failed:
         raise missing
-    if IMAGE_ID.fullmatch(wanted.image):
-        what = "a registry can't give an image by its id"
-        raise HostError(what + _also(unasked), where=wanted.image, hint=missing.hint) from unasked
-    try:
-        made = import_image(
-            home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report
-        )
-    except BelljarError as error:
-        raise HostError(error.what + _also(unasked), where=error.where, hint=error.hint) from error
-    return Obtained(wanted=wanted, image=made)
-
-
-def _also(unasked: BelljarError | None) -> str:
-    return f"; the daemon: {unasked.where}: {unasked.what}" if unasked is not None else ""
+    last = failed[-1]
+    also = "".join(f"; {each.where}: {each.what}" for each in failed[:-1])
+    raise HostError(last.what + also, where=last.where, hint=last.hint) from last

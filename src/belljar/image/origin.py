@@ -1,7 +1,8 @@
-"""An image at its source: the reference for skopeo, and the source's names and digests of it.
+"""An image at its source: its manifest or configuration, its names and its digests there.
 
-Tags change, so a registry is asked for the digest that is then fetched, a daemon for an id.
-Callers check the digests. Source: image-spec v1.1; the layout of `docker save`.
+Tags change, so a registry is asked for the digest that is then fetched, a daemon for an id. Nothing
+that stands in a file is believed: callers check digests. No name in an archive becomes a path.
+Source: image-spec v1.1; the layout of `docker save`.
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import posixpath
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.image.daemon import DIGEST, DaemonImage, ask_daemons, daemon_hosts
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import Layer, is_plain, open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.image.tools import plain_env, run_tool, tool
 from belljar.policy.reference import Reference, parse_reference
-from belljar.units import printable
+from belljar.units import format_size, printable
 
 MANIFEST_TYPES: Final = frozenset(
     {
@@ -42,6 +43,74 @@ _MAX_NAMES: Final = 32
 _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 # Podman's and buildah's registry for what was built without one.
 _BUILT_HERE: Final = "localhost/"
+_LAYER_TYPES: Final = re.compile(
+    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?"
+    r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
+)
+_BLOB: Final = re.compile(r"(?:blobs/sha256/)?[0-9a-f]{64}|index\.json|manifest\.json")
+Files: TypeAlias = Callable[[str], Path]
+"""Gives a file of an image by its name, until the next is asked for. Raises `LayerError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageParts:
+    """An image's parts by their names in `files`, and the SHA-256 that each must have.
+
+    Without a stated digest it is "". `digests`: of an index, of the manifest.
+    """
+
+    files: Files
+    config: tuple[str, str]
+    layers: tuple[tuple[str, str], ...]
+    names: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+
+
+def files_in(directory: Path) -> Files:
+    """Return the files of a layout, or of skopeo's copy. No link is followed."""
+
+    def find(name: str) -> Path:
+        path = directory / name
+        if not _BLOB.fullmatch(name) or path.is_symlink() or not path.is_file():
+            raise LayerError(f"its file {printable(name, max_chars=100)!r} is missing")
+        return path
+
+    return find
+
+
+@contextmanager
+def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterator[Files]:
+    """Give the files of a tar archive one at a time, below `work` under a name of its own.
+
+    Links between them are followed: `docker save` wrote a layer that occurs twice as one.
+    """
+    opened = (
+        Layer(archive.open("rb"), archive.stat().st_size, "")
+        if is_plain(archive)
+        else open_layer(archive, None, max_bytes=limits.max_bytes, scratch=work)
+    )
+    with closing(opened):
+        found, links = dict[str, tuple[int, int]](), dict[str, str]()
+        for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
+            name = os.fsdecode(b"/".join(entry.path))
+            if entry.kind is EntryKind.FILE:
+                found[name] = (entry.offset, entry.size_bytes)
+            elif entry.kind is EntryKind.SYMLINK:
+                target = posixpath.join(posixpath.dirname(name), os.fsdecode(entry.target))
+                links[name] = posixpath.normpath(target)
+
+        def find(name: str) -> Path:
+            offset, size_bytes = found.get(links.get(name, name), (0, -1))
+            if size_bytes < 0:
+                raise LayerError(f"its file {printable(name, max_chars=100)!r} is missing")
+            if size_bytes > limits.max_bytes:
+                what = f"it is larger than {format_size(limits.max_bytes)}"
+                raise LayerError(what, hint="--max-size allows more")
+            with (work / "file").open("wb") as file:
+                file.writelines(opened.chunks(offset, size_bytes))
+            return work / "file"
+
+        yield find
 
 
 def read_bounded(path: Path, limits: ImportLimits) -> bytes:
@@ -53,13 +122,17 @@ def read_bounded(path: Path, limits: ImportLimits) -> bytes:
 
 def parse_document(raw: bytes) -> Mapping[str, Any]:
     """A JSON object. Raises `LayerError`."""
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise LayerError("a document is not JSON that can be read") from error
+    document = _parsed(raw)
     if not isinstance(document, dict):
         raise LayerError("a document is not a JSON object")
     return document
+
+
+def _parsed(raw: bytes) -> object:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise LayerError("a document is not JSON that can be read") from error
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
@@ -83,21 +156,6 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
         offered.append("/".join(stated))
     listed = printable(", ".join(sorted(set(offered))) or "nothing", max_chars=200)
     raise LayerError(f"it is made for {listed}; guests here are linux/{arch}")
-
-
-def names_of_index(index: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """Each image's names in an OCI `index.json`."""
-    images: dict[str, list[str]] = {}
-    for entry in _entries(index):
-        annotations = entry.get("annotations")
-        stated = annotations if isinstance(annotations, dict) else {}
-        written = [
-            str(stated[key]) for key in _NAME_ANNOTATIONS if isinstance(stated.get(key), str)
-        ]
-        # A ref.name without a registry, path or tag is the tag alone.
-        whole = [name for name in written if "/" in name or ":" in name]
-        images.setdefault(str(entry.get("digest")), []).extend(whole[:1])
-    return tuple(_names(each) for each in images.values())
 
 
 def names_of_archive(document: object) -> tuple[tuple[str, ...], ...]:
@@ -127,147 +185,154 @@ def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in listed if isinstance(entry, dict)]
 
 
-_LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """An image to copy, with its names and digests at the source.
-
-    `source`: for skopeo; `at` puts a file's path in. `digests`: of an index, a manifest, a
-    configuration. `manifest`: the digest it must have. `daemon`: saves the image first.
-    """
-
-    source: str
-    options: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    digests: tuple[str, ...] = ()
-    manifest: str = ""
-    daemon: DaemonImage | None = None
-
-    def at(self, path: Path) -> Origin:
-        """Read from this file or directory."""
-        return replace(self, source=self.source.replace("{}", str(path), 1))
-
-
-def origin_of_service(transport: str, rest: str, work: Path, limits: ImportLimits) -> Origin:
-    """The image of a registry or a daemon, by its digest or id.
+def daemon_image(
+    text: str, limits: ImportLimits
+) -> tuple[DaemonImage, tuple[str, ...], tuple[str, ...]]:
+    """Ask the daemons for a name or an id: the image, its names and its digests.
 
     Raises `PolicyError` for a bad name or another digest, `HostError` when none answers.
     """
-    text = rest.removeprefix("//") if transport == "docker" else rest
-    try:
-        if transport == "docker-daemon" and _SHORT_ID.fullmatch(text):
-            return _of_daemon(text, None, limits)
-        reference = parse_reference(text)
-    except ValueError as error:
-        raise PolicyError(str(error), where=printable(f"{transport}:{rest}")) from error
-    if transport == "docker":
-        return _of_registry(reference, work, limits)
-    return _of_daemon(reference.untagged.familiar, reference, limits)
-
-
-def _of_registry(reference: Reference, work: Path, limits: ImportLimits) -> Origin:
-    """As in Docker, loopback registries may speak HTTP."""
-    is_local = _LOOPBACK.fullmatch(reference.registry) is not None
-    wanted = reference.untagged.canonical
-    argv = [tool("skopeo"), "--tmpdir", str(work), "inspect", "--raw"]
-    argv += [*(["--tls-verify=false"] if is_local else []), f"docker://{wanted}"]
-    raw = run_tool(argv, timeout_s=limits.answer_s, env=plain_env(TMPDIR=str(work)), cwd=work)
-    top = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-    if reference.digest and top != reference.digest:
-        what = f"the registry gave a manifest of another digest: {top}"
-        hint = "ask the registry's operator; nothing was kept"
-        raise PolicyError(what, where=printable(reference.familiar), hint=hint)
-    document = parse_document(raw)
-    manifest = instance_of(document, debian_arch()) if is_index(document) else top
-    return Origin(
-        source=f"docker://{reference.registry}/{reference.path}@{manifest}",
-        options=("--src-tls-verify=false",) if is_local else (),
-        names=(reference.untagged.familiar,),
-        digests=tuple(dict.fromkeys((top, manifest))),
-        manifest=manifest,
-    )
-
-
-def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> Origin:
+    reference = None if _SHORT_ID.fullmatch(text) else reference_of(text)
+    name = reference.untagged.familiar if reference else text
     found = ask_daemons(daemon_hosts(os.environ), name, timeout_s=limits.answer_s)
     digests = tuple(dict.fromkeys((found.image_id, *found.digests)))
     if reference is not None and reference.digest and reference.digest not in digests:
         raise PolicyError(
             "the daemon knows this image by another digest",
             where=printable(f"docker-daemon:{reference.familiar}"),
-            hint=f"`belljar image import docker://{reference.untagged.familiar}` fetches it from "
-            f"its registry",
+            hint=f"`belljar image import docker://{name}` fetches it from its registry",
         )
-    asked = (reference.untagged.familiar,) if reference else ()
-    return Origin(
-        source="docker-archive:{}",
-        daemon=found,
-        names=asked or names_of_archive([{"RepoTags": list(found.names)}])[0],
+    names = (name,) if reference else names_of_archive([{"RepoTags": list(found.names)}])[0]
+    return found, names, digests
+
+
+def reference_of(text: str) -> Reference:
+    """Return a name's parts. Raises `PolicyError`."""
+    try:
+        return parse_reference(text)
+    except ValueError as error:
+        raise PolicyError(str(error), where=printable(text)) from error
+
+
+def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
+    """Find the image `tag`, or the only one, of `docker save`.
+
+    Raises `PolicyError` where there is none or several, `LayerError` for a broken document.
+    """
+    listed = _parsed(read_bounded(files("manifest.json"), limits))
+    images = listed if isinstance(listed, list) else []
+    names = names_of_archive(images)
+    if tag:
+        wanted = reference_of(tag).familiar
+        chosen = [at for at, each in enumerate(names) if wanted in each]
+    else:
+        chosen = list(range(len(images)))
+    at = _single(chosen, names, tag, path, "docker-archive")
+    image = images[at] if isinstance(images[at], dict) else {}
+    layers, config = image.get("Layers"), image.get("Config")
+    if not isinstance(layers, list) or not all(isinstance(each, str) for each in (config, *layers)):
+        raise LayerError("a document is broken: manifest.json")
+    plain = tuple((posixpath.normpath(name), "") for name in (config, *layers))
+    # Asked for by a name, an image takes that one alone: its others may be other images' here
+    called = names[at] if not tag else (wanted,)
+    return ImageParts(files=files, config=plain[0], layers=plain[1:], names=called)
+
+
+def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
+    """Find the image `tag`, or the only one, of an OCI layout. Raises as `image_in_archive`."""
+    index = parse_document(read_bounded(files("index.json"), limits))
+    called: dict[str, list[str]] = {}
+    indexes = set[str]()
+    for entry in _entries(index):
+        stated, digest = entry.get("annotations"), str(entry.get("digest"))
+        written = [stated.get(key) for key in _NAME_ANNOTATIONS] if isinstance(stated, dict) else []
+        called.setdefault(digest, []).extend(name for name in written if isinstance(name, str))
+        if is_index(entry):
+            indexes.add(digest)
+    # A ref.name without a registry, path or tag is the tag alone.
+    names = [
+        _names([each for each in of if "/" in each or ":" in each][:1]) for of in called.values()
+    ]
+    chosen = [
+        at
+        for at, of in enumerate(called.values())
+        if not tag or tag in {name for each in of for name in (each, each.rpartition(":")[2])}
+    ]
+    at = _single(chosen, names, tag, path, "oci")
+    digest = list(called)[at]
+    digests: tuple[str, ...] = ()
+    if digest in indexes:  # a nested index: a registry has the image under its digest
+        nested = read_bounded(files(f"blobs/sha256/{_hex(digest)}"), limits)
+        if hashlib.sha256(nested).hexdigest() != _hex(digest):
+            raise LayerError("a document's bytes are not those of its digest")
+        digests = (digest,)
+        digest = instance_of(parse_document(nested), debian_arch())
+    return image_of_manifest(
+        files,
+        f"blobs/sha256/{_hex(digest)}",
+        limits,
+        wanted=digest,
+        names=names[at],
         digests=digests,
+        place="blobs/sha256/",
     )
 
 
-def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits) -> Origin:
-    """The image `tag`, or the only one. Raises `PolicyError`."""
-    if not path.is_file():
-        hint = "name what `docker save` wrote"
-        raise PolicyError("it is no file", where=printable(str(path)), hint=hint)
-    try:
-        images = names_of_archive(json.loads(_member(path, b"manifest.json", scratch, limits)))
-    except (ValueError, RecursionError):  # or a LayerError: skopeo says what is wrong
-        images = ()
-    if tag:
-        names = list[str]()
-        with suppress(ValueError):
-            names.append(parse_reference(tag).familiar)
-        return Origin(source=f"docker-archive:{{}}:{tag}", names=tuple(names))
-    return Origin(source="docker-archive:{}", names=_single(images, path, "docker-archive"))
+def image_of_manifest(
+    files: Files,
+    name: str,
+    limits: ImportLimits,
+    *,
+    wanted: str,
+    names: tuple[str, ...],
+    digests: tuple[str, ...],
+    place: str = "",
+) -> ImageParts:
+    """Read the manifest `name`, whose digest must be `wanted`. Raises `LayerError`."""
+    raw = read_bounded(files(name), limits)
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
+        raise LayerError("its manifest is not the one of its digest")
+    manifest = parse_document(raw)
+    if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
+        raise LayerError("its manifest is of a type that isn't taken")
+    layers = manifest.get("layers")
+    described = [manifest.get("config"), *(layers if isinstance(layers, list) else [None])]
+    if not all(isinstance(each, dict) for each in described):
+        raise LayerError("a document is broken: its manifest")
+    for number, layer in enumerate(described[1:], 1):
+        if _LAYER_TYPES.fullmatch(kind := str(layer.get("mediaType"))) is None:
+            raise LayerError(
+                f"layer {number} is of the type {printable(kind)!r}, which isn't taken"
+            )
+    parts = [_hex(str(each.get("digest"))) for each in described]
+    named = tuple((f"{place}{part}", part) for part in parts)
+    return ImageParts(
+        files=files,
+        config=named[0],
+        layers=named[1:],
+        names=names,
+        digests=tuple(dict.fromkeys((*digests, wanted))),
+    )
 
 
-def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
-    """The image `tag`, or the only one. Raises `PolicyError`, `LayerError`."""
-    index = parse_document(read_bounded(path / "index.json", limits))
-    images = names_of_index(index)
-    if tag:
-        named = (name for names in images for name in names)
-        called = tuple(name for name in named if tag in (name, name.rpartition(":")[2]))
-        return Origin(source=f"oci:{{}}:{tag}", names=called)
-    names = _single(images, path, "oci")
-    first = next(iter(_entries(index)), {})
-    digest = str(first.get("digest"))
-    blob = path / "blobs/sha256" / digest.removeprefix("sha256:")
-    if DIGEST.fullmatch(digest) is None or not is_index(first) or not blob.is_file():
-        return Origin(source="oci:{}", names=names)
-    if f"sha256:{hashlib.sha256(read_bounded(blob, limits)).hexdigest()}" != digest:
-        raise LayerError("a document's bytes are not those of its digest")
-    # A nested index: a registry has the image under its digest.
-    return Origin(source="oci:{}", names=names, digests=(digest,))
+def _hex(digest: str) -> str:
+    """Return a digest's hex digits: nothing else of a document enters a path."""
+    if DIGEST.fullmatch(digest) is None:
+        raise LayerError("a digest is not a SHA-256")
+    return digest.partition(":")[2]
 
 
-def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> bytes:
-    with closing(
-        Layer(archive.open("rb"), archive.stat().st_size, "")
-        if is_plain(archive)
-        else open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)
-    ) as opened:
-        for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
-            if entry.path == (name,) and entry.kind is EntryKind.FILE:
-                if entry.size_bytes > limits.max_document_bytes:
-                    raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
-                return b"".join(opened.chunks(entry.offset, entry.size_bytes))
-    return b""
-
-
-def _single(images: Sequence[tuple[str, ...]], path: Path, transport: str) -> tuple[str, ...]:
-    if len(images) > 1:
-        names = [name for image in images for name in image[:1]] or ["images without a name"]
-        raise PolicyError(
-            f"it holds {len(images)} images: {printable(', '.join(names), max_chars=400)}",
-            where=printable(str(path)),
-            hint=f"name one: `belljar image import "
-            f"{transport}:{printable(str(path))}:{printable(names[0])}`",
-        )
-    return images[0] if images else ()
+def _single(
+    chosen: list[int], names: Sequence[tuple[str, ...]], tag: str, path: Path, transport: str
+) -> int:
+    if len(chosen) == 1:
+        return chosen[0]
+    listed = [name for image in names for name in image[:1]] or ["images without a name"]
+    what = f"it holds {len(names)} images: {printable(', '.join(listed), max_chars=400)}"
+    if tag and not chosen:
+        what = f"it holds no image {printable(tag)}; {what}"
+    hint = f"name one: `belljar image import {transport}:{path}:{listed[0]}`"
+    raise PolicyError(what, where=printable(str(path)), hint=printable(hint))

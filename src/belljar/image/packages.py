@@ -5,17 +5,13 @@ apt and pip run inside the build, with this host's mirrors, proxies and indexes.
 
 from __future__ import annotations
 
-import html
-import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urljoin, urlsplit
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import debian_sources, host_acquire_options, host_sources
@@ -34,13 +30,6 @@ _PIP_OPTIONS: Final = frozenset(
     ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
 )
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
-_LINK: Final = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
-_PACKAGES: Final = (".whl", ".tar.gz", ".zip")
-_MAX_PAGES: Final = 20_000
-_MAX_PAGE_CHARS: Final = 8 << 20
-# An index and its files share at least two directories, such as /srv/pypi: never / or /srv alone.
-_MIN_SHARED_PARTS: Final = 2
-_HOMES: Final = (Path("/root"), Path("/home"))
 _HAS_PIP: Final = "python3 -m pip --version >/dev/null 2>&1"
 
 
@@ -62,7 +51,7 @@ def build_packages(
                     hint="write NAME or NAME==VERSION (apt: NAME=VERSION)",
                 )
     user = Store(home).find(base).user
-    options = pip_options() if pip else {}
+    options = pip_options(report) if pip else {}
     with scratch_dir(home) as context:
         sources = debian_sources(host_sources(), "bookworm")
         # Without the paths of this host's keyrings: the base has Debian's own.
@@ -73,57 +62,9 @@ def build_packages(
         if cert := options.pop("cert", None):
             shutil.copyfile(cert[0], context / "cert.pem")
             options["cert"] = ["/run/belljar/cert.pem"]
-        volumes = show_directories(options, report)
         (context / "Dockerfile").write_text(dockerfile_for(base, user, apt, pip, options))
-        request = BuildRequest(context=context, name=name, has_network=True, volumes=volumes)
+        request = BuildRequest(context=context, name=name, has_network=True)
         return build_dockerfile(home, request, report=report)[0]
-
-
-def show_directories(
-    options: dict[str, list[str]], report: Callable[[str], None]
-) -> tuple[Path, ...]:
-    """The directories that pip's options read, for the build to see them, read-only.
-
-    A local index that leads too far into this host is taken out of `options` and reported.
-    """
-    shown = dict[Path, None]()
-    for option, values in options.items():
-        for value in tuple(values):
-            path = Path(unquote(value.removeprefix("file://")))
-            if not path.is_absolute() or not path.is_dir():
-                continue
-            found = {path, *(_linked(path) if option != "find-links" else ())}
-            if all(_may_show(path, each) for each in found):
-                shown |= dict.fromkeys(sorted(found))
-            else:
-                values.remove(value)
-                report(f"pip's {option} {value} is left out: it shows too much of this host")
-    return tuple(shown)
-
-
-def _linked(index: Path) -> set[Path]:
-    """The directories of the files that an index's pages name."""
-    found = set()
-    for page in islice(sorted(index.glob("*/index.html")), _MAX_PAGES):
-        with page.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_MAX_PAGE_CHARS)
-        for link in _LINK.findall(text):
-            url = urlsplit(urljoin(page.as_uri(), html.unescape(link)))
-            path = Path(unquote(url.path))
-            if url.scheme == "file" and path.name.endswith(_PACKAGES) and path.parent.is_dir():
-                found.add(path.parent)
-    return {path for path in found if not path.is_relative_to(index)}
-
-
-def _may_show(index: Path, directory: Path) -> bool:
-    """Return whether it is near the index, and neither is nor contains a home."""
-    places = [(index, directory), (index.resolve(), directory.resolve())]
-    return all(
-        (one == other or len(Path(os.path.commonpath([one, other])).parts) > _MIN_SHARED_PARTS)
-        and not any(home.is_relative_to(other) for home in (Path.home(), *_HOMES))
-        and other.parent != Path("/home")
-        for one, other in places
-    )
 
 
 def dockerfile_for(
@@ -154,8 +95,8 @@ def dockerfile_for(
     return "\n".join([*lines, f"USER {user}", ""])
 
 
-def pip_options() -> dict[str, list[str]]:
-    """The indexes and proxies of this host's pip."""
+def pip_options(report: Callable[[str], None]) -> dict[str, list[str]]:
+    """Return the indexes and proxies of this host's pip, without directories of this host."""
     try:
         listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode(
             "utf-8", "replace"
@@ -168,6 +109,9 @@ def pip_options() -> dict[str, list[str]]:
         option = key.rpartition(".")[2]
         if option in _PIP_OPTIONS:
             words = value.strip().strip("'\"").replace("\\n", " ").split()
-            plain = filter(_PLAIN.fullmatch, words)
-            found[option] = list(dict.fromkeys([*found.get(option, []), *plain]))
+            for word in filter(_PLAIN.fullmatch, words):
+                if option != "cert" and word.startswith(("file:", "/")):
+                    report(f"pip's {option} {word} is left out: a build sees no files of this host")
+                elif word not in found.setdefault(option, []):
+                    found[option].append(word)
     return found

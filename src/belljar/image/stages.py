@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Final
 
 from belljar.image.kernel import debian_arch
@@ -17,17 +15,15 @@ from belljar.image.variables import Expander
 
 TRUE: Final = frozenset({"true", "1", "t"})
 """Words that Go reads as true, in lower case."""
-# Of one file: stages, and the instructions of ONBUILD that each of them may run.
-_MAX_STAGES: Final = 200
-_MAX_TRIGGERS: Final = 100
+_MAX_STAGES: Final = 200  # of one file: each looks at all before it
 _NAME: Final = re.compile(r"[^\s\"'\\$=]+")
 _STAGE: Final = re.compile(r"[a-z][a-z0-9_.-]*")
 _IMAGE: Final = re.compile(r"[\w./:@-]+", re.ASCII)
 _FLAGS: Final = {
     "FROM": {"platform"},
     "RUN": {"mount", "network", "security"},
-    "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
-    "ADD": {"chown", "chmod", "link", "exclude", "checksum"},
+    "COPY": {"from", "chown", "chmod", "link"},
+    "ADD": {"chown", "chmod", "link"},
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
 }
 _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly"}
@@ -44,11 +40,6 @@ class BuildStage:
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def on_build(self) -> tuple[str, ...]:
-        """The instructions of ONBUILD, for what starts from this stage."""
-        return tuple(item.text.partition(" ")[2] for item in self.items if item.word == "ONBUILD")
 
     def sources(self) -> Iterator[str | BuildStage]:
         """The images and stages copied or mounted from."""
@@ -84,17 +75,8 @@ class Bases:
     context: str
 
 
-def base_images(
-    text: str,
-    args: Mapping[str, str],
-    *,
-    target: str = "",
-    on_build: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> Bases:
-    """Return the images used for stage `target`, else the last. Raises `DockerfileError`.
-
-    `on_build`: the instructions of ONBUILD of images that are known.
-    """
+def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
+    """Return the images used for stage `target`, else the last. Raises `DockerfileError`."""
     arch = debian_arch()
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
@@ -119,8 +101,6 @@ def base_images(
         with at_line(item.line):
             image, name = _from(item, expander.expand)
             base = by_name.get(image.lower(), image)
-            texts = base.on_build if isinstance(base, BuildStage) else on_build.get(base, ())
-            items[:0] = [replace(each, line=item.line) for each in _triggers(texts)]
         unique = f"{name or 'stage'}-{number}"
         stages.append(BuildStage(name=unique, base=base, items=tuple(items), earlier=dict(by_name)))
         by_name |= {name or str(number): stages[-1], str(number): stages[-1]}
@@ -141,15 +121,6 @@ def base_images(
         escape=expander.escape,
         context=f"heredocs-{hashlib.sha256(text.encode()).hexdigest()[:40]}",
     )
-
-
-def _triggers(texts: Sequence[str]) -> tuple[Instruction, ...]:
-    if len(texts) > _MAX_TRIGGERS or any("<<" in text or text[-1:] == "\\" for text in texts):
-        raise DockerfileError("the ONBUILD of its base are too many, or have here-documents")
-    found = parse("\n".join(texts)) if texts else ()
-    if wrong := {each.word for each in found} & {"ONBUILD", "FROM", "MAINTAINER"}:
-        raise DockerfileError(f"ONBUILD of its base can't have {min(wrong)}")
-    return found
 
 
 @contextmanager
@@ -212,11 +183,7 @@ def flags_of(item: Instruction) -> list[tuple[str, str]]:
 def mount_options(text: str) -> dict[str, str]:
     """The options of a `--mount` by their longest names. Raises `DockerfileError`."""
     found = dict[str, str]()
-    try:
-        fields = next(csv.reader([text], strict=True), [])
-    except csv.Error:
-        fields = [""]
-    for each in fields:
+    for each in text.split(","):
         key, has_value, value = each.partition("=")
         key, value = key.lower(), value if has_value else "true"
         if key in {"rw", "readwrite"}:

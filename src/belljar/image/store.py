@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass, field, fields, json_of, replace
 from belljar.errors import HostError, PolicyError
-from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
+from belljar.image.config import ImageConfig, later_fields_of
 from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference
 from belljar.store.home import make_store_dir, sync_file
 from belljar.store.locks import locked
@@ -44,7 +44,7 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class Image(ImageConfig):
     """An immutable root file system (squashfs), by the SHA-256 of its bytes in hex.
 
     `origins`: digests (`sha256:…`) of the documents that it was imported from. `high_owner`: a
@@ -55,20 +55,10 @@ class Image:
     names: tuple[str, ...]
     rootfs: Path
     size_bytes: int
-    env: Mapping[str, str]
-    user: str
-    workdir: str
-    entrypoint: tuple[str, ...]
-    cmd: tuple[str, ...]
     created: str
     source: str
     origins: tuple[str, ...] = ()
     built: Mapping[str, Any] = field(default_factory=dict)
-    healthcheck: HealthCheck | None = None
-    shell: tuple[str, ...] = ()
-    volumes: tuple[str, ...] = ()
-    stop_signal: str = ""
-    on_build: tuple[str, ...] = ()
     setuid_programs: SetuidPrograms = ""
     high_owner: str = ""
 

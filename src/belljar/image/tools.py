@@ -49,11 +49,6 @@ def tool(name: str) -> str:
     return found
 
 
-def limited(argv: Sequence[str], *, max_file_bytes: int, cpu_s: int) -> list[str]:
-    """Limits file size and CPU seconds; no core dumps."""
-    return [tool("prlimit"), f"--fsize={max_file_bytes}", f"--cpu={cpu_s}", "--core=0", "--", *argv]
-
-
 def plain_env(**extra: str) -> dict[str, str]:
     """In the C locale, for messages that programs read."""
     return {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **extra}
@@ -201,12 +196,11 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
 
 
 class ToolError(HostError):
-    """A tool failed; `killed_by`: a signal, or 0; `output`: its last words, escaped."""
+    """A tool failed; `output`: its last words, escaped."""
 
-    def __init__(self, what: str, *, where: str, output: str, killed_by: int) -> None:
+    def __init__(self, what: str, *, where: str, output: str) -> None:
         super().__init__(what, where=where)
         self.output = output
-        self.killed_by = killed_by
 
 
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> ToolError:
@@ -217,7 +211,7 @@ def failed(argv: Sequence[str], status: int, complaint: bytes) -> ToolError:
         how = f"was killed by {signal.Signals(-status).name}"
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
     what = f"{name} {how}: {words}" if words else f"{name} {how}"
-    return ToolError(what, where=name, output=words, killed_by=max(0, -status))
+    return ToolError(what, where=name, output=words)
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -1,23 +1,34 @@
 """Variables in a Dockerfile's words, as BuildKit fills them in. Pure.
 
-Source: Dockerfile reference, "Environment replacement". Patterns know `*`, `?` and `\\`.
+Source: Dockerfile reference, "Environment replacement", without its operators on patterns and
+without braces in braces.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from belljar.image.parser import DockerfileError
 
 _MAX_VALUE_CHARS: Final = 32_768
-_MAX_DEPTH: Final = 30
 # Of a whole file: values that name each other grow with each line.
 _MAX_WORK_CHARS: Final = 8 << 20
-# A pattern is tried at each place of a value.
-_MAX_MATCHED_CHARS: Final = 4096
-_NAME: Final = re.compile(r"[0-9]+|[@*#?$!-]|[^\W\d]\w*")
+_NAME: Final = r"(?:[0-9]+|[@*#?$!-]|[^\W\d]\w*)"
+_QUOTES: Final = r"""|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"{0}]|{0}.)*)"|(?P<open>['"])"""
+
+
+@lru_cache(maxsize=8)
+def _tokens(escape: str, *, escaped: str, has_quotes: bool) -> re.Pattern[str]:
+    """Match what is no plain text; `escaped`: the characters that an escape may precede."""
+    mark = re.escape(escape)
+    quotes = _QUOTES.format(mark) if has_quotes else ""
+    braced = rf"(?P<name>{_NAME})(?:(?P<operator>:?[-+?])(?P<word>[^{{}}{mark}]*))?\}}"
+    references = rf"|\$(?P<plain>{_NAME})|\$\{{{braced}|(?P<odd>\$\{{)"
+    return re.compile(f"{mark}(?P<escaped>{escaped}){quotes}{references}", re.DOTALL)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,32 +38,21 @@ class Expander:
     `is_lenient`: not all of the environment is known, so nothing is missing.
     """
 
-    env: dict[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     escape: str = "\\"
     is_lenient: bool = False
     _left: int = _MAX_WORK_CHARS
-    _text: str = ""
-    _at: int = 0
-    _depth: int = 0
-    _escape: str = ""
-    _quotes: str = ""
 
     def expand(self, text: str) -> str:
         """The word with its variables filled in. Raises `DockerfileError`."""
-        value = self._expanded(text, self.escape, "'\"")
+        value = self._filled(text, _tokens(self.escape, escaped=".?", has_quotes=True))
         if len(value) > _MAX_VALUE_CHARS:
             raise DockerfileError(f"a value has more than {_MAX_VALUE_CHARS:,} characters")
         return value
 
     def expand_document(self, text: str) -> str:
         """A here-document, where quotes stay and a backslash escapes. Raises `DockerfileError`."""
-        return self._expanded(text, "\\", "")
-
-    def _expanded(self, text: str, escape: str, quotes: str) -> str:
-        self._text, self._at, self._depth = text, 0, 0
-        self._escape, self._quotes = escape, quotes
-        self.charge(len(text))
-        return self._until("")
+        return self._filled(text, _tokens("\\", escaped=".?", has_quotes=False))
 
     def charge(self, chars: int) -> None:
         """Count work for the file. Raises `DockerfileError` beyond its bound."""
@@ -60,126 +60,40 @@ class Expander:
         if self._left < 0:
             raise DockerfileError("its variables grow without an end")
 
-    def _broken(self, what: str) -> DockerfileError:
-        return DockerfileError(f"{what}: {self._text[:80]}")
+    def _filled(self, text: str, tokens: re.Pattern[str]) -> str:
+        self.charge(len(text))
 
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
+        def fill(found: re.Match[str]) -> str:
+            given = found.groupdict()
+            if given.get("open"):
+                raise DockerfileError(f"a quote has no end: {text[:80]}")
+            if given["odd"]:
+                why = "write $NAME, ${NAME} or ${NAME:-word}, with - + or ? as the operator"
+                raise DockerfileError(f"a variable is not read here: {text[:80]}; {why}")
+            if (quoted := given.get("quoted")) is not None:
+                # Between double quotes, an escape counts before these characters alone.
+                special = f'["${re.escape(self.escape)}]'
+                inner = _tokens(self.escape, escaped=special, has_quotes=False)
+                return self._filled(quoted, inner)
+            if name := given["plain"] or given["name"]:
+                word = given["word"]
+                return self._value(
+                    name, given["operator"], self._filled(word, tokens) if word else ""
+                )
+            return given.get("raw") or given["escaped"] or ""
 
-    def _take(self) -> str:
-        self._at += 1
-        return self._text[self._at - 1 : self._at]
+        return tokens.sub(fill, text)
 
-    def _until(self, stop: str, *, keeps_escapes: bool = False) -> str:
-        """Return the text before `stop`, and skip both."""
-        found: list[str] = []
-        while char := self._peek():
-            if char == "$":
-                found.append(self._variable())
-            elif char in self._quotes and char != stop:
-                found.append(self._quoted(keeps_escapes=keeps_escapes))
-            elif self._take() == stop:
-                return "".join(found)
-            elif char == self._escape:
-                found.append(char * keeps_escapes + self._take())
-            else:
-                found.append(char)
-        if stop:
-            raise self._broken(f"a variable has no closing {stop}")
-        return "".join(found)
-
-    def _quoted(self, *, keeps_escapes: bool) -> str:
-        quote, found = self._take(), list[str]()
-        while char := self._peek():
-            if char == "$" and quote == '"':
-                found.append(self._variable())
-            elif self._take() == quote:
-                return "".join(found)
-            elif char == self._escape and quote == '"' and self._peek() in {'"', "$", char}:
-                found.append(char * keeps_escapes + self._take())
-            else:
-                found.append(char)
-        raise self._broken("a quote has no end")
-
-    def _variable(self) -> str:
-        self._take()
-        is_braced = self._peek() == "{"
-        self._at += is_braced
-        match = _NAME.match(self._text, self._at)
-        if match is None and not is_braced:
-            return "$"
-        if match is None:
-            raise self._broken("a variable has no name")
-        self._at = match.end()
-        value = self.env.get(match[0])
+    def _value(self, name: str, operator: str | None, word: str) -> str:
+        value = self.env.get(name)
         self.charge(len(value or ""))
-        if not is_braced:
-            return value or ""
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise self._broken("variables are nested too deep")
-        filled = self._modified(match[0], value)
-        self._depth -= 1
-        return filled
-
-    def _modified(self, name: str, value: str | None) -> str:
-        operator = self._take()
-        is_strict = operator == ":"
-        operator = self._take() if is_strict else operator
-        if operator == "}":
-            return value or ""
-        if operator == "/" and not is_strict:
-            return self._replaced(value or "")
-        if not operator or operator not in "-+?#%":
-            raise self._broken("a variable has an unknown operator")
-        word = self._until("}", keeps_escapes=operator in "#%")
-        is_set = value is not None and not (is_strict and not value)
-        if operator == "?" and not is_set and not self.is_lenient:
-            what = "empty" if value is not None else "unset"
-            raise DockerfileError(f"{name}: {word or f'it is {what}'}")
-        if operator == "+":
-            return word if is_set else ""
-        if operator == "-":
-            return value or "" if is_set else word
-        if operator == "?" or not value:
-            return value or ""
-        is_longest = word.startswith(operator)
-        # The end of a value is the beginning of the value read backwards.
-        step = -1 if operator == "%" else 1
-        pattern = self._pattern(word[is_longest:], value, step, is_longest=is_longest)
-        found = pattern.match(value[::step])
-        return value[::step][found.end() :][::step] if found else value
-
-    def _replaced(self, value: str) -> str:
-        is_all = self._peek() == "/"
-        self._at += is_all
-        pattern = self._until("/", keeps_escapes=True)
-        put, end = self._until("}", keeps_escapes=True), -1
-
-        def replace(match: re.Match[str]) -> str:
-            nonlocal end
-            is_after_another = match.start() == match.end() == end  # no match in Go
-            end = match.end()
-            self.charge(len(put))
-            return "" if is_after_another else put
-
-        compiled = self._pattern(pattern, value, 1, is_longest=True)
-        return compiled.sub(replace, value, count=0 if is_all else 1)
-
-    def _pattern(self, text: str, value: str, step: int, *, is_longest: bool) -> re.Pattern[str]:
-        """Takes the text between two `*` at its first place, which bounds the time."""
-        if max(len(value), len(text)) > _MAX_MATCHED_CHARS:
-            raise self._broken("a pattern or its value is too long")
-        self.charge(len(value) * (len(value) + len(text)) // 64)
-        chunks: list[list[str]] = [[]]
-        for piece in re.findall(r"\\.|.", text, re.DOTALL):
-            if piece == "*":
-                chunks.append([])
-            elif piece == "\\" or (piece[0] == "\\" and piece[1] not in "}/*?\\"):
-                raise self._broken("a pattern has an escape that is not known")
-            else:
-                chunks[-1].append("." if piece == "?" else re.escape(piece[-1]))
-        first, *rest = ("".join(chunk[::step]) for chunk in chunks[::step])
-        between = "".join(f"(?>.*?{chunk})" for chunk in rest[:-1])
-        star = ".*" if is_longest else ".*?"
-        return re.compile(first + between + (f"{star}{rest[-1]}" if rest else ""))
+        is_set = value is not None and not (operator and operator[0] == ":" and not value)
+        match (operator or "")[-1:]:
+            case "+":
+                return word if is_set else ""
+            case "-" if not is_set:
+                return word
+            case "?" if not is_set and not self.is_lenient:
+                what = "empty" if value is not None else "unset"
+                raise DockerfileError(f"{name}: {word or f'it is {what}'}")
+        return value or ""

@@ -296,10 +296,12 @@ def try_group(parent: Path, limit_file: str) -> bool:
         trial.mkdir()
     except OSError:
         return False
+    is_writable = os.access(trial / limit_file, os.W_OK)
     try:
-        return os.access(trial / limit_file, os.W_OK)
-    finally:
         trial.rmdir()
+    except FileNotFoundError:  # swept from another PID namespace, which doesn't see this process
+        return try_group(parent, limit_file)
+    return is_writable
 
 
 def sweep_trials(parent: Path) -> None:

@@ -81,6 +81,16 @@ class KillOrder:
         return f"killed by {whose}: {self.reason}"
 
 
+class KilledError(CellError):
+    """A cell was killed, or must not be made, by this order."""
+
+    def __init__(self, order: KillOrder, *, where: str) -> None:
+        what = f"the {where.partition(' ')[0]} was {order}"
+        hint = "its record is complete up to here: `belljar ledger show last`"
+        super().__init__(what, where=where, hint=hint)
+        self.order = order
+
+
 def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
     """An order of this process, now."""
     return KillOrder(
@@ -215,8 +225,8 @@ def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
 
 def run_goes_on(home: Path, run_id: str) -> bool:
     """Whether a living process writes the run's record."""
+    from belljar.ledger.files import is_being_written
     from belljar.ledger.rundir import RUNS
-    from belljar.ledger.writer import is_being_written
 
     try:
         return is_being_written(home / RUNS / run_id)
@@ -246,16 +256,9 @@ def refuse_to_give(home: Path, run_id: str) -> None:
     refuse_if_stopped(home, run_id)
 
 
-def killed_error(order: KillOrder | None, *, where: str) -> CellError | None:
+def killed_error(order: KillOrder | None, *, where: str) -> KilledError | None:
     """A kill order's error, or None; `where`: kind and id."""
-    if order is None:
-        return None
-    what = where.partition(" ")[0]
-    return CellError(
-        f"the {what} was {order}",
-        where=where,
-        hint="its record is complete up to here: `belljar ledger show last`",
-    )
+    return None if order is None else KilledError(order, where=where)
 
 
 def raise_if_killed(order: KillOrder | None, *, where: str) -> None:

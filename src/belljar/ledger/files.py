@@ -1,6 +1,8 @@
 """The files of a run directory: safe reading and writing, bodies, and the manifest.
 
-An attacker may have made what is read: no symlink is followed, nothing is unbounded.
+An attacker may have made what is read: no symlink is followed, nothing is unbounded. On a system
+that opens nothing beneath a directory (Windows) names are checked first, and whoever can change the
+run directory meanwhile can lead the reader elsewhere.
 """
 
 from __future__ import annotations
@@ -8,24 +10,29 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
-from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
-from belljar.events import Body
 from belljar.ledger.chain import parse_canonical, sha256_hex
-from belljar.ledger.schema import Checkpoint, Manifest
-from belljar.store.home import sync_file
+from belljar.ledger.schema import MAX_LINE_BYTES, Checkpoint, Manifest
 from belljar.units import printable
 
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINTS: Final = "checkpoints.jsonl"
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+# Flags that a system lacks are 0 there, as for `belljar-verify` on Windows.
+_READ: Final = (
+    os.O_RDONLY
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    # O_NONBLOCK: a pipe in a file's place must not make us wait.
+    | getattr(os, "O_NONBLOCK", 0)
+)
+_DIRECTORY: Final = _READ | getattr(os, "O_DIRECTORY", 0)
+_JUNCTION: Final = 0xA0000003  # IO_REPARSE_TAG_MOUNT_POINT, Windows' other link
 _MAX_DEPTH: Final = 16
 
 
@@ -46,35 +53,40 @@ def write_file(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
+Directory: TypeAlias = int | Path
+"""An open directory's descriptor; its path where the system has none to open."""
+
+
 @contextmanager
-def open_directory(path: Path) -> Iterator[int]:
-    """A directory's descriptor during the block. Raises `OSError`."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def open_directory(path: Path) -> Iterator[Directory]:
+    """A directory during the block; the path itself may be a link. Raises `OSError`."""
+    if os.open not in os.supports_dir_fd:
+        os.scandir(path).close()
+        yield path
+        return
+    fd = os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def open_beneath(dir_fd: int, path: str) -> BinaryIO:
+def open_beneath(directory: Directory, path: str) -> BinaryIO:
     """Open a regular file by a relative path without symlinks.
 
     Raises `FileNotFoundError`, or `LedgerError` for a link or special file.
     """
+    if isinstance(directory, Path):
+        return _open_by_path(directory, path)
     *folders, name = path.split("/")
     opened: list[int] = []
     try:
         for folder in folders:
-            opened.append(
-                os.open(folder, _READ | os.O_DIRECTORY, dir_fd=opened[-1] if opened else dir_fd)
-            )
-        # O_NONBLOCK: a pipe in a file's place must not make us wait.
-        fd = os.open(name, _READ | os.O_NONBLOCK, dir_fd=opened[-1] if opened else dir_fd)
+            opened.append(os.open(folder, _DIRECTORY, dir_fd=opened[-1] if opened else directory))
+        fd = os.open(name, _READ, dir_fd=opened[-1] if opened else directory)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
-            raise LedgerError(
-                "a link or special file where a plain file belongs", where=path
-            ) from error
+            raise LedgerError(_NOT_PLAIN, where=path) from error
         raise
     finally:
         for folder_fd in opened:
@@ -85,19 +97,37 @@ def open_beneath(dir_fd: int, path: str) -> BinaryIO:
     return os.fdopen(fd, "rb", buffering=1 << 18)
 
 
-def read_beneath(dir_fd: int, path: str, *, max_bytes: int) -> bytes:
-    """All of a file below `dir_fd`. Raises `ValueError` over `max_bytes`."""
-    with open_beneath(dir_fd, path) as file:
+_NOT_PLAIN: Final = "a link or special file where a plain file belongs"
+
+
+def _open_by_path(root: Path, path: str) -> BinaryIO:
+    place = root
+    for name in path.split("/"):
+        place /= name
+        status = place.lstat()
+        if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
+            raise LedgerError(_NOT_PLAIN, where=path)
+    if not stat.S_ISREG(status.st_mode):
+        raise LedgerError(_NOT_PLAIN, where=path)
+    return place.open("rb", buffering=1 << 18)
+
+
+def read_beneath(directory: Directory, path: str, *, max_bytes: int) -> bytes:
+    """All of a file below `directory`. Raises `ValueError` over `max_bytes`."""
+    with open_beneath(directory, path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"longer than {max_bytes} bytes")
     return content
 
 
-def exists(dir_fd: int, path: str) -> bool:
+def exists(directory: Directory, name: str) -> bool:
     """Whether there is an entry of that name."""
     try:
-        os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+        if isinstance(directory, Path):
+            (directory / name).lstat()
+        else:
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return True
@@ -128,21 +158,46 @@ def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[in
         yield number, raw.removesuffix(b"\n"), raw.endswith(b"\n")
 
 
-def walk_files(dir_fd: int, prefix: str = "") -> Iterator[str]:
+def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """The ledger's lines as `raw_lines`. Raises `OSError`, `LedgerError`."""
+    with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
+        yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
+
+
+def is_being_written(run_dir: Path) -> bool:
+    """Whether a writer is alive on this run. Raises `OSError` without a ledger."""
+    if not hasattr(os, "O_NOFOLLOW"):
+        return False  # Windows: nothing is recorded there.
+    import fcntl
+
+    fd = os.open(run_dir / LEDGER, _READ)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def walk_files(directory: Directory, prefix: str = "") -> Iterator[str]:
     """The relative path of every file below, sorted by folder.
 
     Raises `LedgerError` for a link, special file, unprintable name, or nesting over 16.
     """
     if prefix.count("/") > _MAX_DEPTH:
         raise LedgerError(f"folders nested more than {_MAX_DEPTH} deep", where=prefix)
-    with os.scandir(dir_fd) as listing:
+    with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:
         path = prefix + entry.name
         if not path.isprintable():
             raise LedgerError("a file's name that can't be shown as text", where=printable(path))
         if entry.is_dir(follow_symlinks=False):
-            child = os.open(entry.name, _READ | os.O_DIRECTORY, dir_fd=dir_fd)
+            if isinstance(directory, Path):
+                yield from walk_files(directory / entry.name, f"{path}/")
+                continue
+            child = os.open(entry.name, _DIRECTORY, dir_fd=directory)
             try:
                 yield from walk_files(child, f"{path}/")
             finally:
@@ -154,95 +209,11 @@ def walk_files(dir_fd: int, prefix: str = "") -> Iterator[str]:
 
 
 BODIES: Final = "bodies"
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 
 def body_path(digest: str) -> str:
     """A body's path in the run directory."""
     return f"{BODIES}/{digest[:2]}/{digest}"
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedBody:
-    """A body, its digest, and its reference in the line."""
-
-    digest: str
-    content: bytes
-    ref: dict[str, Any]
-
-
-def prepare_body(body: Body) -> PreparedBody:
-    """Digest a body. Raises `ValueError` for a bad name, size or digest. Pure."""
-    kept, digest = len(body.content), sha256_hex(body.content)
-    if not _NAME.fullmatch(body.name):
-        raise ValueError(f"{body.name!r} is not a body's name")
-    if kept > body.total_bytes:
-        raise ValueError(f"body {body.name}: {kept} bytes kept of {body.total_bytes}")
-    if kept == body.total_bytes and body.sha256 not in {digest, ""}:
-        raise ValueError(f"body {body.name}: its digest is of other bytes")
-    whole = body.sha256 or (digest if kept == body.total_bytes else None)
-    ref: dict[str, Any] = {
-        "name": body.name,
-        "sha256": whole,
-        "kept_bytes": kept,
-        "total_bytes": body.total_bytes,
-    }
-    if kept and digest != whole:
-        ref["stored_sha256"] = digest
-    return PreparedBody(digest, body.content, ref)
-
-
-class BodyStore:
-    """The `bodies` directory of a run being written. Not thread-safe."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._root = run_dir / BODIES
-        self._known: set[bytes] = set()
-        self._folders: set[str] = set()
-        self._unsynced: list[str] = []
-        self.bytes = 0
-        self._root.mkdir(mode=0o700)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def keep(self, body: PreparedBody) -> None:
-        """Store it whole, unless it is stored or empty. Raises `OSError`."""
-        name = bytes.fromhex(body.digest)
-        if not body.content or name in self._known:
-            return
-        folder, part = self._root / body.digest[:2], self._root / ".part"
-        if body.digest[:2] not in self._folders:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self._folders.add(body.digest[:2])
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(part, flags, 0o600)
-        try:
-            write_all(fd, body.content)
-        finally:
-            os.close(fd)
-        part.rename(folder / body.digest)
-        self._known.add(name)
-        self._unsynced.append(body.digest)
-        self.bytes += len(body.content)
-
-    def take_unsynced(self) -> list[str]:
-        """The digests stored since the last call; the caller syncs them."""
-        taken, self._unsynced = self._unsynced, []
-        return taken
-
-    def sync(self, digests: list[str]) -> None:
-        """Force these bodies and their directories to the disk."""
-        for digest in digests:
-            fd = os.open(self._root / digest[:2] / digest, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        for folder in {digest[:2] for digest in digests}:
-            sync_file(self._root / folder)
-        if digests:
-            sync_file(self._root)
 
 
 MANIFEST: Final = "manifest.json"
@@ -268,10 +239,14 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
     return digests
 
 
-def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, int]) -> list[str]:
-    """Check manifest and files against the final checkpoint; returns warnings.
+def check_finished_files(
+    root: Directory, final: Checkpoint, bodies: Mapping[bytes, int], beside: Collection[str] = ()
+) -> tuple[list[str], set[str]]:
+    """Check manifest and files against the final checkpoint; return warnings and missing files.
 
-    Raises `LedgerError` at the first file, by name, that is changed, added or missing.
+    `beside`: names of files that the caller checks. The caller judges what may be missing.
+
+    Raises `LedgerError` at the first file, by name, that is changed or added.
     """
     name, warnings = MANIFEST, list[str]()
     # After a crash between final checkpoint and rename, the complete manifest has its first name.
@@ -288,19 +263,17 @@ def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, in
                 named = False
             if not named:
                 raise LedgerError("added: no event names it", where=path)
-        elif path not in {name, CHECKPOINTS}:
+        elif path not in {name, CHECKPOINTS, *beside}:
             expected = due.pop(path, None)
             if expected is None:
                 raise LedgerError("added: the manifest doesn't list it", where=path)
             with open_beneath(root, path) as file:
                 if not has_digest(file, expected.sha256, expected.bytes):
                     raise LedgerError("changed: its digest is not the manifest's", where=path)
-    if due:
-        raise LedgerError("missing: the manifest lists it", where=min(due))
-    return warnings
+    return warnings, set(due)
 
 
-def _load(root: int, name: str, final: Checkpoint) -> Manifest:
+def _load(root: Directory, name: str, final: Checkpoint) -> Manifest:
     try:
         content = read_beneath(root, name, max_bytes=_MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:

@@ -45,40 +45,27 @@ def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # no
         raise ValueError("it has fields that are not known")
 
 
-def text(value: object) -> None:
-    """Text."""
-    if not isinstance(value, str):
-        raise ValueError("text is needed")
+def _of_type(what: str, *types: type) -> Check:
+    """A value of these types; true is no number."""
+
+    def check(value: object) -> None:
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise ValueError(f"{what} is needed")
+
+    return check
 
 
-def flag(value: object) -> None:
-    """true or false."""
-    if not isinstance(value, bool):
-        raise ValueError("true or false is needed")
-
-
-def whole(value: object) -> None:
-    """A whole number."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("a whole number is needed")
+text: Final = _of_type("text", str)
+flag: Final = _of_type("true or false", bool)
+whole: Final = _of_type("a whole number", int)
+number: Final = _of_type("a number", int, float)
+json_object: Final = _of_type("an object", dict)
 
 
 def count(value: object) -> None:
     """From 0 to what JSON carries exactly."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise ValueError("a whole number from 0 to 2^53 - 1 is needed")
-
-
-def number(value: object) -> None:
-    """A number, whole or not."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError("a number is needed")
-
-
-def json_object(value: object) -> None:
-    """An object of any shape."""
-    if not isinstance(value, dict):
-        raise ValueError("an object is needed")
 
 
 def one_of(*words: str) -> Check:
@@ -96,7 +83,7 @@ def exactly(number: int) -> Check:
     """This whole number; true is not 1."""
 
     def check(value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value != number:
+        if type(value) is not int or value != number:
             raise ValueError(f"{number} is needed")
 
     return check
@@ -127,7 +114,7 @@ def maybe(check: Check) -> Check:
     return check_unless_null
 
 
-def items(check: Check, *, max_items: int | None = None) -> Check:
+def items(check: Check, *, min_items: int = 0, max_items: int | None = None) -> Check:
     """A list (in an event also a tuple) of such items."""
 
     def check_items(value: object) -> None:
@@ -135,6 +122,8 @@ def items(check: Check, *, max_items: int | None = None) -> Check:
             raise ValueError("a list is needed")
         if max_items is not None and len(value) > max_items:
             raise ValueError(f"at most {max_items} items are allowed")
+        if len(value) < min_items:
+            raise ValueError(f"at least {min_items} items are needed")
         for index, item in enumerate(value):
             try:
                 check(item)
@@ -165,6 +154,11 @@ _DESTROYED: Final[Shape] = {
     "not_checked": Optional(texts),
 }
 _TEMPLATE: Final[Shape] = {"key": text}
+# Of a stream: milliseconds since the start, and how many bytes there were by then.
+_TIMES: Final[Shape] = {
+    f"{name}_times": Optional(items(items(count, min_items=2, max_items=2)))
+    for name in ("stdin", "stdout", "stderr")
+}
 _OP_BYTES: Final[Shape] = {**_OP, "bytes": count}
 _OP_FAILED: Final[Shape] = {**_OP, **_REASON}
 _FILES: Final[Shape] = {**_OP, "action": one_of("upload", "download", "list", "stat", "remove")}
@@ -257,6 +251,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.EXEC_SIGNAL: {**_OP, "signal": text, "scope": one_of("main", "tree")},
     Kind.EXEC_COMPLETED: {
         **_OP,
+        **_TIMES,
         **_TIMED,
         "status": one_of("exited", "signalled"),
         "code": whole,
@@ -266,7 +261,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "stderr_dropped_bytes": count,
     },
     Kind.EXEC_FAILED: _OP_FAILED,
-    Kind.EXEC_TIMED_OUT: {**_OP, "timeout_s": maybe(number)},
+    Kind.EXEC_TIMED_OUT: {**_OP, **_TIMES, "timeout_s": maybe(number)},
     Kind.CONNECT_STARTED: {**_OP, "target": one_of("tcp", "unix"), "name": text, "user": text},
     Kind.CONNECT_COMPLETED: {
         **_OP,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,16 +16,17 @@ from belljar.ledger.files import (
     LEDGER,
     MANIFEST,
     MANIFEST_PART,
+    Directory,
     body_path,
+    is_being_written,
     open_beneath,
     open_directory,
-    raw_lines,
+    read_raw,
     walk_files,
 )
 from belljar.ledger.rundir import RUNS
 from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line
 from belljar.ledger.verification import parse_line, spilled_data
-from belljar.ledger.writer import is_being_written
 
 _TAIL_BYTES: Final = 256 << 10
 
@@ -132,12 +133,6 @@ def summarise(run_dir: Path) -> RunSummary:
     )
 
 
-def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number, its bytes, complete?). Raises `OSError`, `LedgerError`."""
-    with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
-        yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
-
-
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
     """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
     with open_directory(run_dir) as root:
@@ -163,6 +158,32 @@ def read_events(run_dir: Path) -> Iterator[Line]:
                 yield event
 
 
+class Tail:
+    """The events of a ledger that may still be written, as they come; unverified.
+
+    Raises `OSError`, `LedgerError` without a ledger.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        with ExitStack() as opened:
+            self._root = opened.enter_context(open_directory(run_dir))
+            self._file = opened.enter_context(open_beneath(self._root, LEDGER))
+            self.close = opened.pop_all().close
+        self._rest = b""
+
+    def lines(self, limit: int) -> list[Line]:
+        """Return what was added; a half line waits for its end, what is no event is skipped."""
+        found: list[Line] = []
+        while len(found) < limit and (raw := self._file.readline(MAX_LINE_BYTES + 1)):
+            self._rest += raw
+            if not raw.endswith(b"\n") and len(self._rest) <= MAX_LINE_BYTES:
+                break
+            line = _event_or_why(self._root, self._rest.removesuffix(b"\n"), complete=True)
+            found += [] if isinstance(line, ValueError) else [line]
+            self._rest = b""
+        return found
+
+
 def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
     """At most `max_bytes` of a body. Raises `OSError`, `LedgerError` if missing or changed."""
     if body.stored is None:
@@ -178,7 +199,7 @@ def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
     return content
 
 
-def _event_or_why(root: int, raw: bytes, *, complete: bool) -> Line | ValueError:
+def _event_or_why(root: Directory, raw: bytes, *, complete: bool) -> Line | ValueError:
     if not complete:
         return ValueError("incomplete: the event being written when the run ended")
     try:

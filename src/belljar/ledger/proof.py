@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import LedgerError
-from belljar.ledger.chain import leaf_hash, node_hash, parse_checkpoint
-from belljar.ledger.files import CHECKPOINTS, open_beneath, open_directory, raw_lines
+from belljar.ledger.chain import MAX_CHECKPOINT_BYTES, leaf_hash, node_hash, parse_checkpoint
+from belljar.ledger.files import CHECKPOINTS, open_beneath, open_directory, raw_lines, read_raw
 from belljar.ledger.kinds import HEX64, check_shape, count, objects, one_of, text
-from belljar.ledger.listing import read_raw
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import parse_line
 
@@ -30,12 +29,9 @@ def prove(run_dir: Path, seq: int) -> dict[str, Any]:
     The newest checkpoint is used. Raises `LedgerError` if it doesn't cover the event or isn't of
     these events; `OSError`.
     """
-    last = None
-    with open_directory(run_dir) as root, open_beneath(root, CHECKPOINTS) as file:
-        for _, raw, complete in raw_lines(file, max_bytes=4096, name=CHECKPOINTS):
-            last = raw if complete else last
-    size = 0 if last is None else parse_checkpoint(last).size
-    if last is None or seq >= size:
+    last = last_checkpoint(run_dir)
+    size = parse_checkpoint(last).size if last else 0
+    if seq >= size:
         raise LedgerError(f"event {seq} is not covered by a signature", where=str(run_dir))
     event, leaves = b"", list[bytes]()
     for _, raw, _ in read_raw(run_dir):
@@ -52,6 +48,15 @@ def prove(run_dir: Path, seq: int) -> dict[str, Any]:
     }
     check_proof(found)
     return found
+
+
+def last_checkpoint(run_dir: Path) -> bytes:
+    """Return the last complete line of the checkpoints, empty if there is none, unchecked."""
+    last = b""
+    with open_directory(run_dir) as root, open_beneath(root, CHECKPOINTS) as file:
+        for _, raw, complete in raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS):
+            last = raw if complete else last
+    return last
 
 
 def check_proof(proof: object) -> tuple[Line, str, str]:

@@ -35,8 +35,8 @@ SPILLED_BODY: Final = "data"
 SPILLED: Final = {"$body": SPILLED_BODY}
 """Replaces data too large for a line; the body of that name is its canonical JSON."""
 
-_HEX128: Final = matching("[0-9a-f]{128}")
-_WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z")
+HEX128: Final = matching("[0-9a-f]{128}")
+WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z")
 _VERSION: Final = exactly(SCHEMA_VERSION)
 
 
@@ -102,7 +102,7 @@ _LINE: Final[Shape] = {
     "v": _VERSION,
     "seq": count,
     "prev": HEX64,
-    "time": _WALL_TIME,
+    "time": WALL_TIME,
     "mono_ns": matching("[0-9]{1,20}"),
     "kind": one_of(*Kind),
     "cell": maybe(matching("(?s:.){0,128}")),
@@ -144,12 +144,12 @@ _CHECKPOINT: Final[Shape] = {
     "prev": HEX64,
     "size": count,
     "root": HEX64,
-    "time": _WALL_TIME,
+    "time": WALL_TIME,
     "key": HEX64,
     "public_key": HEX64,
     "final": flag,
     "manifest_sha256": maybe(HEX64),
-    "signature": _HEX128,
+    "signature": HEX128,
 }
 
 

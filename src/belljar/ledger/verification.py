@@ -1,7 +1,8 @@
 """Whether a run directory is what its writer left: offline, streaming, trusting nothing in it.
 
 Found, if the signing key is secret and known to the verifier: any change, removal, addition or
-reordering of events, bodies, checkpoints and files, and truncation of a finished run. Not found:
+reordering of events, bodies, checkpoints and files, and truncation of a finished run. A body or
+file may be missing if a statement that the same key signed names it (`omission`). Not found:
 forgery with the key; changes to the unsigned last events of an *unfinished* run; truncation to an
 earlier checkpoint without manifest, which looks like a crash: no unfinished run is evidence.
 """
@@ -28,16 +29,19 @@ from belljar.ledger.files import (
     CHECKPOINTS,
     LEDGER,
     MANIFEST,
+    Directory,
     body_path,
     check_finished_files,
     exists,
     has_digest,
+    is_being_written,
     open_beneath,
     open_directory,
     raw_lines,
     read_beneath,
     walk_files,
 )
+from belljar.ledger.omission import OMISSIONS, Omission, read_omissions
 from belljar.ledger.schema import (
     MAX_LINE_BYTES,
     MAX_SPILLED_BYTES,
@@ -48,7 +52,6 @@ from belljar.ledger.schema import (
     Line,
     check_data,
 )
-from belljar.ledger.writer import is_being_written
 
 
 def parse_line(raw: bytes) -> Line:
@@ -59,7 +62,7 @@ def parse_line(raw: bytes) -> Line:
     return line
 
 
-def spilled_data(root: int, line: Line) -> dict[str, Any]:
+def spilled_data(root: Directory, line: Line) -> dict[str, Any]:
     """Data in the line's body. Raises `ValueError`, `OSError`, `LedgerError`."""
     body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
     if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
@@ -71,7 +74,7 @@ def spilled_data(root: int, line: Line) -> dict[str, Any]:
 class Checker:
     """One pass over the run directory open as `root`."""
 
-    root: int
+    root: Directory
     run_dir: Path
     expected_key: str | None
     expected_run: str | None
@@ -85,6 +88,9 @@ class Checker:
     signed: int = 0
     bodies: dict[bytes, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    omissions: list[Omission] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    missing_files: frozenset[str] = frozenset()
 
     def check(self) -> None:
         """Raises `LedgerError` at the first problem; sets `final`, `warnings`."""
@@ -93,6 +99,7 @@ class Checker:
             alive = is_being_written(self.run_dir)
         except OSError:
             alive = False  # Missing or a symlink: opening it for reading says which.
+        self.omissions = read_omissions(self.root)
         with self._open(LEDGER) as ledger, self._open(CHECKPOINTS) as checkpoints:
             statements = self._checkpoints(checkpoints)
             due = self._reached(statements, next(statements, None))
@@ -208,7 +215,10 @@ class Checker:
             with open_beneath(self.root, path) as file:
                 is_good = has_digest(file, digest, body.kept_bytes)
         except FileNotFoundError as error:
-            raise LedgerError(f"{what} ({path}): missing", where=where) from error
+            if not any(digest in each.bodies for each in self.omissions):
+                raise LedgerError(f"{what} ({path}): missing", where=where) from error
+            self.missing.add(digest)
+            is_good = True
         except LedgerError as error:
             raise LedgerError(f"{what} ({path}): {error.what}", where=where) from error
         if not is_good:
@@ -267,8 +277,10 @@ class Checker:
 
     def _files(self, *, alive: bool) -> None:
         if self.final:
-            self.warnings += check_finished_files(self.root, self.final, self.bodies)
+            self._check_omissions(self.final)
             return
+        if self.omissions:
+            raise LedgerError("only of a finished run can a part be left out", where=OMISSIONS)
         if not alive and exists(self.root, MANIFEST):
             raise LedgerError(
                 f"cut off: {MANIFEST} was written, but the final checkpoint is not there",
@@ -287,11 +299,33 @@ class Checker:
             f"files but the ledger and its bodies are not covered"
         )
 
+    @property
+    def status(self) -> Status:
+        """What it was, if no problem was found."""
+        if self.final is None:
+            return Status.UNFINISHED
+        return Status.PARTIAL if self.omissions else Status.VERIFIED
+
+    def _check_omissions(self, final: Checkpoint) -> None:
+        for number, each in enumerate(self.omissions, 1):
+            each.check_of(final, f"{OMISSIONS}:{number}")
+        beside = [OMISSIONS] if self.omissions else []
+        warnings, files = check_finished_files(self.root, final, self.bodies, beside)
+        if unsaid := files - frozenset().union(*(each.files for each in self.omissions)):
+            raise LedgerError("missing: the manifest lists it", where=min(unsaid))
+        self.missing_files = frozenset(files)
+        self.warnings += warnings
+        self.warnings += [
+            each.sentence(len(each.bodies & self.missing), len(each.files & files))
+            for each in self.omissions
+        ]
+
 
 class Status(StrEnum):
-    """What verification found."""
+    """What verification found. `PARTIAL`: verified, but for what was left out on purpose."""
 
     VERIFIED = "verified"
+    PARTIAL = "partial"
     UNFINISHED = "unfinished"
     BAD = "bad"
 
@@ -327,10 +361,16 @@ class Verification:
     checkpoints: int
     bodies: int
     root: str
+    files_left_out: frozenset[str] = frozenset()
+    """Files of the manifest that a statement of the signer names, and that are not there."""
 
     def ok(self, *, strict: bool = False) -> bool:
-        """Nothing is wrong; `strict`: and the run was finished."""
-        return self.status is Status.VERIFIED or (self.status is Status.UNFINISHED and not strict)
+        """Nothing is wrong; `strict`: and the run was finished and is whole."""
+        return self.status is Status.VERIFIED or (self.status is not Status.BAD and not strict)
+
+    def passes(self, *, strict: bool) -> bool:
+        """`ok`; `strict`: and a known key was compared."""
+        return self.ok(strict=strict) and (self.key_checked or not strict)
 
 
 def verify(
@@ -355,7 +395,7 @@ def verify(
             problem = Problem(where=where, what=f"can't be read: {error.strerror}")
     last = checker.checkpoint
     return Verification(
-        status=Status.BAD if problem else Status.VERIFIED if checker.final else Status.UNFINISHED,
+        status=Status.BAD if problem else checker.status,
         problem=problem,
         warnings=tuple(checker.warnings),
         run_id=last.run_id if last else None,
@@ -365,6 +405,7 @@ def verify(
         events=checker.tree.size,
         signed_events=checker.signed,
         checkpoints=checker.checkpoints,
-        bodies=len(checker.bodies),
+        bodies=len(checker.bodies) - len(checker.missing),
         root=checker.tree.root().hex(),
+        files_left_out=checker.missing_files,
     )

@@ -22,8 +22,9 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind
+from belljar.ledger.bodies import BodyStore, PreparedBody, prepare_body
 from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, make_checkpoint, sha256_hex
-from belljar.ledger.files import CHECKPOINTS, LEDGER, BodyStore, PreparedBody, prepare_body
+from belljar.ledger.files import CHECKPOINTS, LEDGER, is_being_written
 from belljar.ledger.keys import SigningKey
 from belljar.ledger.schema import (
     MAX_BODIES,
@@ -289,18 +290,6 @@ class LedgerWriter:
                 hint="free disk space or check the disk, then run again",
             )
             raise self._poison from error
-
-
-def is_being_written(run_dir: Path) -> bool:
-    """Whether a writer is alive on this run. Raises `OSError` without a ledger."""
-    fd = os.open(run_dir / LEDGER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:

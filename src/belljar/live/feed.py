@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.isolation import list_cells
 from belljar.isolation.hold import read_hold
 from belljar.ledger import Line
-from belljar.ledger.files import LEDGER, open_beneath
-from belljar.ledger.listing import run_ids
+from belljar.ledger.files import is_being_written
+from belljar.ledger.listing import Tail, run_ids
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED
-from belljar.ledger.verification import parse_line, spilled_data
-from belljar.ledger.writer import is_being_written
-from belljar.report.timeline import shown
+from belljar.report.timeline import EXCHANGES, Edges, count_edge, shown
 
 # At most some 20 MiB of text: twenty seconds of a thousand events a second.
 RING_LINES: Final = 20_000
@@ -35,7 +31,10 @@ _MAX_ENDED: Final = 20
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
 _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
 # Said in other columns, or of no use to whoever watches.
-_LEFT_OUT: Final = {"op", "env_names", "env_sha256", "findings", "headers", "containment", "range"}
+_LEFT_OUT: Final = {
+    *("op", "env_names", "env_sha256", "findings", "headers", "containment", "range"),
+    *("stdin_times", "stdout_times", "stderr_times"),
+}
 
 
 @dataclass(slots=True)
@@ -65,6 +64,7 @@ class RunView:
     finished: int = 0
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
+    edges: Edges = field(default_factory=Counter)
     _members: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
@@ -81,6 +81,8 @@ class RunView:
             self._members[str(data.get("range")), str(data.get("name"))] = line.cell
         self.samples += line.kind is Kind.SAMPLE_STARTED
         self.finished += line.kind is Kind.SAMPLE_FINISHED
+        if line.kind in EXCHANGES and not self._is_probing(str(data.get("range"))):
+            count_edge(self.edges, line)
         member = self._members.get((str(data.get("range")), str(data.get("cell"))), "")
         if (view := self.cells.get(line.cell or member)) is not None:
             _count(view, line)
@@ -88,11 +90,16 @@ class RunView:
             self.cells.pop(line.cell or "", None)
             self._members = {at: cell for at, cell in self._members.items() if cell != line.cell}
 
+    def _is_probing(self, range_id: str) -> bool:
+        mine = (cell for (at, _), cell in self._members.items() if at == range_id)
+        return any(self.cells[cell].phase == "probing" for cell in mine if cell in self.cells)
+
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
         names = ("run", "what", "started", "events", "samples", "finished", "phase")
         cells = [asdict(cell) for cell in self.cells.values()]
-        return {**{name: getattr(self, name) for name in names}, "cells": cells}
+        edges = [[*edge, count] for edge, count in self.edges.items()]
+        return {**{name: getattr(self, name) for name in names}, "cells": cells, "edges": edges}
 
 
 def _count(view: CellView, line: Line) -> None:
@@ -123,36 +130,6 @@ def _count(view: CellView, line: Line) -> None:
     view.phase = phases.get(line.kind, view.phase)
 
 
-@dataclass(slots=True)
-class _Tail:
-    """An open ledger, and how far it was read."""
-
-    root: int
-    file: BinaryIO
-    view: RunView
-    rest: bytes = b""
-
-    def lines(self) -> list[Line]:
-        """Return what was added; a half line waits for its end, what is no event is skipped."""
-        found: list[Line] = []
-        while len(found) < LINES_PER_LOOK and (raw := self.file.readline(MAX_LINE_BYTES + 1)):
-            self.rest += raw
-            if not raw.endswith(b"\n") and len(self.rest) <= MAX_LINE_BYTES:
-                break
-            with suppress(ValueError, OSError, LedgerError):
-                line = parse_line(self.rest[:-1])
-                # A long command's data is a body beside the ledger
-                spilled = line.data == SPILLED
-                found.append(replace(line, data=spilled_data(self.root, line)) if spilled else line)
-            self.rest = b""
-        return found
-
-    def close(self) -> None:
-        """Close the files."""
-        self.file.close()
-        os.close(self.root)
-
-
 class Feed:
     """All runs of a store that are being written, and the latest lines of all of them.
 
@@ -166,7 +143,7 @@ class Feed:
         self.home = home
         self.first = self.last = 0
         self._ring: deque[str] = deque(maxlen=RING_LINES)
-        self._tails: dict[str, _Tail] = {}
+        self._tails: dict[str, tuple[Tail, RunView]] = {}
         self._ended: deque[RunView] = deque(maxlen=_MAX_ENDED)
         self._lock = Lock()
 
@@ -176,45 +153,39 @@ class Feed:
     def __exit__(self, *_error: object) -> None:
         """Close the ledgers."""
         while self._tails:
-            self._tails.popitem()[1].close()
+            self._tails.popitem()[1][0].close()
 
     def look(self) -> None:
         """Read what was added everywhere. Blocks for a moment; a broken run is marked so."""
         for run_id in run_ids(self.home)[-_MAX_RUNS:]:
             if run_id not in self._tails:
                 self._begin(run_id)
-        for run_id, tail in list(self._tails.items()):
+        for run_id, (tail, view) in list(self._tails.items()):
             # Before its lines are read: what is written between the two is read the next time
             ends, phase = not self._is_written(run_id), "ended"
             try:
-                lines = tail.lines()
+                lines = tail.lines(LINES_PER_LOOK)
                 with self._lock:
                     for line in lines:
-                        tail.view.take(line)
+                        view.take(line)
                         self._add(run_id, line)
             except Exception as error:  # noqa: BLE001 - one broken record hides no other run
                 lines, ends, phase = [], True, f"can't be read: {type(error).__name__}"
             if ends and len(lines) < LINES_PER_LOOK:
                 with self._lock:
-                    self._tails.pop(run_id).close()
-                    tail.view.phase = phase
-                    tail.view.cells.clear()
-                    self._ended.append(tail.view)
+                    tail.close()
+                    self._tails.pop(run_id, None)  # the server may have ended meanwhile
+                    view.phase = phase
+                    view.cells.clear()
+                    self._ended.append(view)
 
     def _begin(self, run_id: str) -> None:
         if any(view.run == run_id for view in self._ended) or not self._is_written(run_id):
             return
-        try:
-            root = os.open(self.home / RUNS / run_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            tail = _Tail(root, open_beneath(root, LEDGER), RunView(run_id))
-        except (OSError, LedgerError):
-            os.close(root)  # not yet made, or no run of ours
-            return
-        with self._lock:
-            self._tails[run_id] = tail
+        with suppress(OSError, LedgerError):  # not yet made, or no run of ours
+            tail = Tail(self.home / RUNS / run_id)
+            with self._lock:
+                self._tails[run_id] = tail, RunView(run_id)
 
     def _is_written(self, run_id: str) -> bool:
         try:
@@ -260,7 +231,7 @@ class Feed:
         used = {cell.cell_id: cell for cell in list_cells(self.home)}
         held = read_hold(self.home)
         with self._lock:
-            views = (*(tail.view for tail in self._tails.values()), *reversed(self._ended))
+            views = (*(view for _, view in self._tails.values()), *reversed(self._ended))
             runs = [view.document() for view in views]
         for cell in (cell for run in runs for cell in run["cells"]):
             known = used.get(cell["cell"])

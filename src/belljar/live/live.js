@@ -164,8 +164,34 @@ function shownRun(run, isOpen, key) {
   const foot = made("p");
   foot.append(report);
   if (operator && run.phase !== "ended") foot.append(" ", stopButton(run.run, "Stop this run"));
-  part.append(head, wide, foot);
+  part.append(head, wide, ...(run.edges.length ? [graphOf(run.edges)] : []), foot);
   return part;
+}
+
+const svg = (name, attributes, text = "") => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.textContent = text;
+  return element;
+};
+
+// Who asked whom: cells on the left, places on the right
+function graphOf(edges) {
+  const [left, right] = [0, 1].map((side) => [...new Set(edges.map((edge) => edge[side]))]);
+  const at = (names, name) => 20 + 24 * names.indexOf(name);
+  const height = 16 + 24 * Math.max(left.length, right.length);
+  const words = edges.map(([cell, place, allowed, count]) => `${cell || "?"} → ${place}: ${count} ${allowed ? "allowed" : "refused"}`);
+  const graph = svg("svg", { viewBox: `0 0 640 ${height}`, class: "graph", role: "img", "aria-label": words.join("; ") });
+  for (const [cell, place, allowed, count] of edges) {
+    const [y1, y2] = [at(left, cell) - 4, at(right, place) - 4];
+    const line = svg("line", { x1: 205, x2: 375, y1, y2, class: allowed ? "allowed" : "refused" });
+    graph.append(line, svg("text", { x: 350, y: y1 + 0.85 * (y2 - y1) - 3, "text-anchor": "middle", class: "quiet" }, String(count)));
+  }
+  for (const name of left) graph.append(svg("text", { x: 200, y: at(left, name), "text-anchor": "end" }, (name || "?").slice(0, 28)));
+  for (const name of right) graph.append(svg("text", { x: 380, y: at(right, name) }, name.slice(0, 36)));
+  const figure = made("figure");
+  figure.append(graph, made("figcaption", "Network: solid lines are allowed, dashed ones refused", "quiet"));
+  return figure;
 }
 
 function shownCell(cell) {
@@ -202,9 +228,8 @@ function draw(name, value, text) {
   points.push(value);
   if (points.length > POINTS) points.shift();
   const top = Math.max(...points, 1);
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  line.setAttribute("points", points.map((each, at) => `${(at * 300) / POINTS},${78 - (76 * each) / top}`).join(" "));
-  $(name).replaceChildren(line);
+  const places = points.map((each, at) => `${(at * 300) / POINTS},${78 - (76 * each) / top}`).join(" ");
+  $(name).replaceChildren(svg("polyline", { points: places }));
   $(`${name}-now`).textContent = `${name}: ${text} in ${seen.size} cells`;
 }
 

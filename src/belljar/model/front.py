@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES: Final = 64 << 20
 MAX_CLIENTS: Final = 64
 _CLIENT_TIMEOUT_S: Final = 60.0
+_LAST_ANSWERS_S: Final = 5.0
 
 
 class RefusedError(Exception):
@@ -30,7 +31,7 @@ class RefusedError(Exception):
 
 
 async def answer_client(client: ByteStream, served: ModelCell, token: str) -> None:
-    """One request of one client, to its end. Raises `CellError` once the cell answers no more."""
+    """One request of one client, to its end."""
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
 
     async def send(*events: h11.Event) -> None:
@@ -55,17 +56,13 @@ async def answer_client(client: ByteStream, served: ModelCell, token: str) -> No
                         part = await answer.next_part()
                 await send(h11.EndOfMessage())  # its end is on record
             except (RefusedError, CellError, ServerError, OSError) as error:
-                try:
-                    if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                        status, why = 502, getattr(error, "what", type(error).__name__)
-                        if isinstance(error, RefusedError):
-                            status, why = error.args
-                        body = json.dumps({"error": {"message": why, "type": "belljar"}}).encode()
-                        answered = head(status, b"application/json")
-                        await send(answered, h11.Data(data=body), h11.EndOfMessage())
-                finally:
-                    if isinstance(error, CellError):
-                        raise error
+                if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                    status, why = 502, getattr(error, "what", type(error).__name__)
+                    if isinstance(error, RefusedError):
+                        status, why = error.args
+                    body = json.dumps({"error": {"message": why, "type": "belljar"}}).encode()
+                    answered = head(status, b"application/json")
+                    await send(answered, h11.Data(data=body), h11.EndOfMessage())
 
 
 async def _read_question(client: ByteStream, http: h11.Connection, token: str) -> Question:
@@ -91,24 +88,24 @@ async def _read_question(client: ByteStream, http: h11.Connection, token: str) -
 
 
 async def serve_clients(listener: Any, served: ModelCell, token: str) -> None:  # noqa: ANN401
-    """Serve until cancelled. Raises `CellError` once the cell answers no more.
+    """Serve until cancelled. Raises `CellError` when the server or its cell has ended.
 
     `listener`: of anyio. More than `MAX_CLIENTS` at a time are not answered.
     """
     clients = anyio.CapacityLimiter(MAX_CLIENTS)
-    failed: list[CellError] = []
-    async with anyio.create_task_group() as tasks:
 
-        async def answer(client: ByteStream) -> None:
-            if clients.available_tokens < 1:
-                await client.aclose()
-                return
-            async with clients:
-                try:
-                    await answer_client(client, served, token)
-                except CellError as error:
-                    failed.append(error)
-                    tasks.cancel_scope.cancel()
+    async def answer(client: ByteStream) -> None:
+        if clients.available_tokens < 1:
+            await client.aclose()
+            return
+        async with clients:
+            await answer_client(client, served, token)
 
-        tasks.start_soon(listener.serve, answer)
-    raise failed[0]
+    async with anyio.create_task_group() as answering:
+        async with anyio.create_task_group() as listening:
+            listening.start_soon(listener.serve, answer, answering)
+            problem = await served.wait_ended()
+            listening.cancel_scope.cancel()
+        # Who has asked is told why
+        answering.cancel_scope.deadline = anyio.current_time() + _LAST_ANSWERS_S
+    raise problem

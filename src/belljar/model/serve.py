@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,8 @@ import anyio.to_thread
 
 from belljar.capture import Capture, body_of
 from belljar.cell import open_cell
+from belljar.cell.base import spawn_task
+from belljar.cell.health_watch import HealthWatch
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.host.settings import PolicyLike, resolve_here
@@ -132,6 +134,7 @@ class ModelCell:
 
     Attributes:
         command: the server.
+        health: checked when a request fails, and at the end.
         problem: why it answers no more, once it ended or a violation ended it.
     """
 
@@ -141,9 +144,21 @@ class ModelCell:
         self.cell, self.policy, self.command = cell, policy, command
         self.model = model_of(policy)
         self.client = Client(partial(cell.connect, self.model.port))
+        self.health = HealthWatch(cell, recorder.record)
         self.problem: CellError | None = None
         self._recorder, self._requests = recorder, 0
         self._slots = anyio.Semaphore(self.model.parallel)
+
+    async def wait_ended(self) -> CellError:
+        """Until the server or its cell has ended; why it answers no more."""
+        where = f"cell {self.cell.id}"
+        try:
+            status = (await self.command.wait()).returncode
+            problem = CellError(f"the model server ended with status {status}", where=where)
+        except BelljarError as error:
+            problem = CellError(error.what, where=where, hint=error.hint)
+        self.problem = self.problem or problem  # a violation's, which ended it
+        return self.problem
 
     @asynccontextmanager
     async def ask(self, question: Question) -> AsyncIterator[Answer]:
@@ -174,11 +189,9 @@ class ModelCell:
                 if isinstance(error, ServerViolationError):
                     raise await self.end(error) from error
                 if isinstance(error, OSError | BrokenOffError):
-                    with suppress(TimeoutError):
-                        output = await self.command.wait(timeout_s=_END_SHOWS_S)
-                        what = f"the model server ended with status {output.returncode}"
-                        self.problem = CellError(what, where=f"cell {self.cell.id}")
-                        raise self.problem from error
+                    with anyio.move_on_after(_END_SHOWS_S):
+                        raise await self.wait_ended() from error
+                    await self.health.look("call")
                 raise
             finally:
                 kept = Capture("answer") if answer is None else answer.kept
@@ -230,10 +243,12 @@ async def open_model(
     run: RunDirectory,
     home: Path | None = None,
     actor: Actor = Actor.HARNESS,
+    on_end: Callable[[CellError], object] = lambda _error: None,
 ) -> AsyncIterator[ModelCell]:
     """A model cell whose server answers; destroyed with proof when the block is left.
 
-    `policy`: of `load_model`. No task group or cancel scope is open across the yield.
+    `policy`: of `load_model`. `on_end`: called at once when the server or the cell ends before.
+    No task group or cancel scope is open across the yield.
 
     Raises:
         HostError, PolicyError: the weights are not what was added, or as `open_cell`.
@@ -248,14 +263,24 @@ async def open_model(
         cpus, name = policy.policy.resources.cpus, policy.policy.name
         argv = server_argv(model, served=stored.served, threads=cpus, name=name)
         served = ModelCell(cell, policy, await cell.start(argv), run.recorder)
+        watching = anyio.CancelScope()
+
+        async def watch() -> None:
+            with watching:
+                on_end(await served.wait_ended())
+
         try:
             await _wait_healthy(served, stored)
+            await served.health.take_baseline()
+            spawn_task(watch)
             yield served
         finally:
+            watching.cancel()
             with anyio.CancelScope(shield=True):  # also when `model serve` is interrupted
                 with suppress(CellError):
                     await served.client.aclose()
                     if cell.destruction is None:  # the verdict knows that a dead one has no probe
+                        await served.health.look("end")
                         await _probe(cell, run, "end")
                 in_vm = cell.tier == Tier.MICROVM.value
                 look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
 from belljar.units import (
     did_you_mean,
@@ -59,20 +59,18 @@ WRITTEN: Final = {"written": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """A plain validator and the JSON Schema that an editor sees."""
+class FieldKind:
+    """A kind of value, as a pydantic annotation.
 
-    def read(self, value: object) -> Any:  # noqa: ANN401 - each kind has its own type
-        """The value as the program uses it. Raises `ValueError`."""
-        raise NotImplementedError
+    Attributes:
+        read: returns the value as the program uses it, or raises `ValueError`.
+        schema: JSON Schema of what a person may write; editors check patterns, so sizes have one.
+        write: returns the value as a person writes it.
+    """
 
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema of what a person may write."""
-        raise NotImplementedError
-
-    def write(self, value: Any) -> Any:  # noqa: ANN401 - each kind has its own type
-        """The value as a person writes it."""
-        return value
+    read: Callable[[object], Any]
+    schema: dict[str, Any] = field(hash=False)
+    write: Callable[[Any], Any] = lambda value: value
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -86,147 +84,94 @@ class _Kind:
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return self.schema()
+        return dict(self.schema)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Version(_Kind):
-    """The version of the policy format."""
+def text_kind(
+    read: Callable[[object], Any], pattern: str = "", *, types: str | list[str] = "string"
+) -> FieldKind:
+    """Text with its reader and an editor's pattern."""
+    return FieldKind(read=read, schema={"type": types, "pattern": pattern})
 
-    version: int
 
-    def read(self, value: object) -> int:
-        """Exactly the version."""
-        if value == str(self.version):
-            raise ValueError(f"write {self.version} without quotes")
-        if type(value) is not int or value != self.version:
-            raise ValueError(f"{quoted(value)} is not a known version; write {self.version}")
+def version(number: int) -> FieldKind:
+    """Exactly this version of the policy format."""
+
+    def read(value: object) -> int:
+        if value == str(number):
+            raise ValueError(f"write {number} without quotes")
+        if type(value) is not int or value != number:
+            raise ValueError(f"{quoted(value)} is not a known version; write {number}")
         return value
 
-    def schema(self) -> dict[str, Any]:
-        """A constant."""
-        return {"const": self.version}
+    return FieldKind(read=read, schema={"const": number})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice(_Kind):
-    """One word of an enumeration."""
+def choice(words: type[Enum]) -> FieldKind:
+    """One word of an enumeration; a member is read as itself."""
+    allowed = [str(word.value) for word in words]
 
-    words: type[Enum]
-
-    def read(self, value: object) -> Enum:
-        """The member; a member is returned as it is."""
-        if isinstance(value, self.words):
+    def read(value: object) -> Enum:
+        if isinstance(value, words):
             return value
-        allowed = [str(word.value) for word in self.words]
         if isinstance(value, str) and value in allowed:
-            return self.words(value)
+            return words(value)
         hint = did_you_mean(value, allowed)
         raise ValueError(f"{quoted(value)} is not one of {listed(allowed)}{hint}")
 
-    def schema(self) -> dict[str, Any]:
-        """The words."""
-        return {"type": "string", "enum": [word.value for word in self.words]}
+    return FieldKind(read=read, schema={"type": "string", "enum": allowed})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole(_Kind):
+def whole(least: int, most: int) -> FieldKind:
     """A whole number between two bounds, both allowed."""
 
-    min: int
-    max: int
-
-    def read(self, value: object) -> int:
-        """The number."""
+    def read(value: object) -> int:
         if type(value) is not int:
-            what = f"a whole number from {self.min} to {self.max}"
-            raise expected(what, value, shows_text=True)
-        if not self.min <= value <= self.max:
-            raise ValueError(f"{quoted(value)} is out of range: from {self.min} to {self.max}")
+            raise expected(f"a whole number from {least} to {most}", value, shows_text=True)
+        if not least <= value <= most:
+            raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
         return value
 
-    def schema(self) -> dict[str, Any]:
-        """An integer and its range."""
-        return {"type": "integer", "minimum": self.min, "maximum": self.max}
+    return FieldKind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size(_Kind):
-    """A size as people write it (`512MiB`), in bytes."""
-
-    min: str
-    max: str
-
-    def read(self, value: object) -> int:
-        """Bytes."""
-        return int(_measure(value, self, "a size such as `512MiB`", parse_size))
-
-    def write(self, value: int) -> str:
-        """Bytes."""
-        return f"{value}B"
-
-    def schema(self) -> dict[str, Any]:
-        """A string with a pattern, because editors check patterns."""
-        return {
+def size(least: str, most: str) -> FieldKind:
+    """A size as people write it (`512MiB`), read into bytes."""
+    return FieldKind(
+        read=lambda value: int(_measure(value, least, most, "a size such as `512MiB`", parse_size)),
+        write=lambda size_bytes: f"{size_bytes}B",
+        schema={
             "type": "string",
             "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]\s*$",
             "examples": ["512MiB", "2GiB"],
-            "description": f"From {self.min} to {self.max}.",
-        }
+            "description": f"From {least} to {most}.",
+        },
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duration(_Kind):
-    """A duration as people write it (`1h30m`), in seconds."""
-
-    min: str
-    max: str
-
-    def read(self, value: object) -> float:
-        """Seconds."""
-        return _measure(value, self, "a duration such as `30m`", parse_duration)
-
-    def write(self, value: float) -> str:
-        """Seconds."""
-        return f"{value:.6f}s"
-
-    def schema(self) -> dict[str, Any]:
-        """A string with a pattern, because editors check patterns."""
-        return {
+def duration(least: str, most: str) -> FieldKind:
+    """A duration as people write it (`1h30m`), read into seconds."""
+    return FieldKind(
+        read=lambda value: _measure(value, least, most, "a duration such as `30m`", parse_duration),
+        write=lambda seconds: f"{seconds:.6f}s",
+        schema={
             "type": "string",
             "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+$",
             "examples": ["30s", "10m", "1h30m"],
-            "description": f"From {self.min} to {self.max}.",
-        }
+            "description": f"From {least} to {most}.",
+        },
+    )
 
 
 def _measure(
-    value: object, bounds: Size | Duration, what: str, parse: Callable[[str], float]
+    value: object, least: str, most: str, what: str, parse: Callable[[str], float]
 ) -> float:
     if not isinstance(value, str):
         raise expected(what, value)
     amount = parse(value)
-    if not parse(bounds.min) <= amount <= parse(bounds.max):
-        raise ValueError(f"{quoted(value)} is out of range: from {bounds.min} to {bounds.max}")
+    if not parse(least) <= amount <= parse(most):
+        raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
     return amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text(_Kind):
-    """Text with a reader and an editor's pattern."""
-
-    reader: Callable[[object], Any]
-    pattern: str
-    types: tuple[str, ...] = ("string",)
-
-    def read(self, value: object) -> Any:  # noqa: ANN401 - the reader's type
-        """What the reader makes of it."""
-        return self.reader(value)
-
-    def schema(self) -> dict[str, Any]:
-        """A string with a pattern."""
-        types = self.types[0] if len(self.types) == 1 else list(self.types)
-        return {"type": types, "pattern": self.pattern}
 
 
 def _text(value: object, what: str) -> str:
@@ -244,7 +189,7 @@ def checked(
     pattern: str,
     *,
     convert: Callable[[str], Any] = str,
-) -> Text:
+) -> FieldKind:
     """Text that `accepts` finds true; `error` follows one that it doesn't."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
@@ -253,12 +198,12 @@ def checked(
             raise ValueError(f"{quoted(text)} {error}")
         return convert(text)
 
-    return Text(reader=read, pattern=pattern)
+    return text_kind(read, pattern)
 
 
 def matching(
     what: str, pattern: re.Pattern[str], error: str, *, convert: Callable[[str], Any] = str
-) -> Text:
+) -> FieldKind:
     """Text that a pattern matches; `error` follows another."""
     return checked(what, error, pattern.fullmatch, f"^{pattern.pattern}$", convert=convert)
 
@@ -282,14 +227,14 @@ def _read_user(value: object) -> str:
     return user
 
 
-def _bounded(what: str, most: str, is_too_long: Callable[[str], bool]) -> Text:
+def _bounded(what: str, most: str, is_too_long: Callable[[str], bool]) -> FieldKind:
     def read(value: object) -> str:
         text = _text(value, what)
         if is_too_long(text):
             raise ValueError(f"{what} can have at most {most}")
         return text
 
-    return Text(reader=read, pattern="")
+    return text_kind(read)
 
 
 # ---- paths
@@ -310,7 +255,7 @@ def _normal(path: PurePosixPath) -> str:
 
 def _paths(
     what: str, error: str, is_wrong: Callable[[str, PurePosixPath], bool], pattern: str
-) -> Text:
+) -> FieldKind:
     """Paths, normalised; `error` follows one that is wrong."""
 
     def read(value: object) -> str:
@@ -319,7 +264,7 @@ def _paths(
             raise ValueError(f"{quoted(text)} {error}")
         return _normal(path)
 
-    return Text(reader=read, pattern=pattern)
+    return text_kind(read, pattern)
 
 
 def _read_target(value: object) -> str:
@@ -340,15 +285,15 @@ NAME: Final = matching(
     "is not a valid name: use at most 64 letters, digits, `.`, `_` and `-`, and begin with a "
     "letter or digit",
 )
-IMAGE: Final = Text(reader=_read_image, pattern=f"^({IMAGE_ID.pattern}|{PATTERN})$")
-USER: Final = Text(reader=_read_user, pattern=f"^({_USER.pattern})$", types=("string", "integer"))
+IMAGE: Final = text_kind(_read_image, f"^({IMAGE_ID.pattern}|{PATTERN})$")
+USER: Final = text_kind(_read_user, f"^({_USER.pattern})$", types=["string", "integer"])
 WORKDIR: Final = _paths(
     "a working directory",
     "is not absolute; write the whole path, as in `/home/user`",
     lambda _, path: not path.is_absolute(),
     "^/",
 )
-TARGET: Final = Text(reader=_read_target, pattern="[^/]$")
+TARGET: Final = text_kind(_read_target, "[^/]$")
 SOURCE: Final = _paths(
     "a source",
     "is not a valid source: write the path of a file below the policy's directory, relative to it",

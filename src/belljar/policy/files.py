@@ -100,26 +100,7 @@ def _opened(at: int, name: str) -> int:
             break
     if number == errno.EXDEV:
         raise OutsideError
-    if number in (errno.ENOSYS, errno.EPERM):  # an old kernel, or a filter around this process
-        return _without_links(at, name)
     raise OSError(number, os.strerror(number), name)
-
-
-def _without_links(at: int, name: str) -> int:
-    """Without openat2: part by part, and no link is followed."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if name.startswith("/") or ".." in parts or not parts:
-        raise OutsideError
-    held = os.dup(at)
-    try:
-        for part in parts[:-1]:
-            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            deeper = os.open(part, flags, dir_fd=held)
-            os.close(held)
-            held = deeper
-        return os.open(parts[-1], _READ | os.O_NOFOLLOW, dir_fd=held)
-    finally:
-        os.close(held)
 
 
 # ---- trees

@@ -175,10 +175,10 @@ def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     return ports
 
 
-HOST: Final = kinds.Text(reader=read_host, pattern=r"^[^*/:@\s]+$")
-PATTERN: Final = kinds.Text(reader=read_pattern, pattern=r"^(\*\.)?[^*/:@\s]+$")
-PORT_NUMBER: Final = kinds.Text(reader=read_number, pattern="", types=("integer",))
-METHOD: Final = kinds.Text(reader=read_method, pattern="^(" + "|".join(METHODS) + ")$")
+HOST: Final = kinds.text_kind(read_host, r"^[^*/:@\s]+$")
+PATTERN: Final = kinds.text_kind(read_pattern, r"^(\*\.)?[^*/:@\s]+$")
+PORT_NUMBER: Final = kinds.text_kind(read_number, "", types="integer")
+METHOD: Final = kinds.text_kind(read_method, "^(" + "|".join(METHODS) + ")$")
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
     list_of("ports", MAX_PORTS),

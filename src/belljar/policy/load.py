@@ -1,6 +1,6 @@
 """Reads a policy file, or Python's values, into a `Policy`.
 
-All that is wrong is reported at once, with file, line, column and field. Of the host only the
+All fields that are wrong are reported at once, with file, line and column. Of the host only the
 files that the policy names are looked at.
 """
 
@@ -45,7 +45,6 @@ _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "
     "the model may see"
 )
-_MAX_ROUNDS: Final = 8  # one wrong value may hide others from the validator
 _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     (): Policy,
     ("resources",): ResourcesText,
@@ -209,7 +208,7 @@ def parse_policy(
 
     `default_name` names it when it doesn't name itself. Raises `PolicyError` only.
     """
-    policy, problems, _ = examine(text, base=base, default_name=default_name)
+    policy, problems = examine(text, base=base, default_name=default_name)
     if policy is None or problems:
         raise refusal(problems, source)
     return LoadedPolicy(policy=policy, text=text, source=source, base=base)
@@ -230,61 +229,50 @@ def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAM
 
 
 class Examined(NamedTuple):
-    """What examining a policy's text found.
+    """The policy of a text, None where a field is wrong, and its problems in the text's order.
 
-    Attributes:
-        policy: None when a field is wrong or the text can't be read; there is a problem then.
-        problems: all that is wrong, in the order of the text.
-        sound: the policy without its wrong fields, for checks of what the others name; None when
-            not even that can be read. Never to be carried out.
+    There may be a policy and problems: of the files that it names.
     """
 
     policy: Policy | None
     problems: tuple[Problem, ...]
-    sound: Policy | None
 
 
 def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> Examined:
-    """The policy these bytes hold, and all that is wrong with them."""
+    """The policy these bytes hold, and what is wrong with them.
+
+    Files are looked for once no field is wrong.
+    """
     tree = yaml_tree.read_tree(text)
     if ("belljar",) not in tree.keys and (isinstance(tree.value, dict) or tree.problems):
-        return Examined(None, (_no_policy(tree),), None)
-    if tree.problems and not (tree.is_whole and isinstance(tree.value, dict)):
-        return Examined(None, _in_order(tree.problems), None)
+        return Examined(None, (_no_policy(tree),))
+    if tree.problems:
+        return Examined(None, _in_order(tree.problems))
     if not isinstance(tree.value, dict):
         # It may be anyone's secret: nothing of it is shown.
-        kind = kind_of(tree.value)
-        why = f"expected a mapping of fields, as in `risk: high`, got {kind}"
-        return Examined(None, (_problem(tree, (), why),), None)
-    wrong, value, rounds = list(tree.problems), dict(tree.value), 0
+        why = f"expected a mapping of fields, as in `risk: high`, got {kind_of(tree.value)}"
+        return Examined(None, (_problem(tree, (), why),))
+    value = dict(tree.value)
     with suppress(ValueError):  # a file's name that can't be a policy's
         value.setdefault("name", kinds.NAME.read(default_name))
-    sound, errors = _validated(value)
-    while errors and rounds < _MAX_ROUNDS:
-        known = {problem.field for problem in wrong}
-        # A stand-in may wait for one that was left out because it is wrong.
-        for error in errors:
-            path, model = _located(error)
-            field = yaml_tree.field_name(path)
-            if field not in known and not (rounds and ".awaits[" in field):
-                is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
-                mark = yaml_tree.closest_mark(tree, path, key=is_key)
-                message = _message(error, path, model)
-                wrong.append(Problem(mark=mark, field=field, message=message))
-        value = _without(value, [_located(error)[0] for error in errors])
-        sound, errors = _validated(value)
-        rounds += 1
-    if sound is not None:
-        wrong += [*_file_problems(sound, tree, base), *_own_problems(sound.network, tree, base)]
-    is_sound = not tree.problems and not rounds
-    return Examined(sound if is_sound else None, _in_order(wrong), sound)
-
-
-def _validated(value: object) -> tuple[Policy | None, list[Any]]:
     try:
-        return Policy.model_validate(value), []
+        policy = Policy.model_validate(value)
     except ValidationError as error:
-        return None, list(error.errors(include_url=False))
+        wrong: dict[str, Problem] = {}
+        for each in error.errors(include_url=False):
+            problem = _field_problem(tree, each)
+            wrong.setdefault(problem.field, problem)
+        return Examined(None, _in_order(wrong.values()))
+    found = [*_file_problems(policy, tree, base), *_own_problems(policy.network, tree, base)]
+    return Examined(policy, _in_order(found))
+
+
+def _field_problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
+    path, model = _located(error)
+    is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
+    mark = yaml_tree.closest_mark(tree, path, key=is_key)
+    message = _message(error, path, model)
+    return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
 def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -294,21 +282,6 @@ def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 def _problem(tree: Tree, path: yaml_tree.Path, message: str) -> Problem:
     mark = yaml_tree.closest_mark(tree, path)
     return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
-
-
-def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[str, Any]:
-    """The fields that aren't wrong: to be examined, never carried out."""
-    kept = dict(value)
-    for path in wrong:
-        network = kept.get("network")
-        stand_ins = network.get("stand_ins") if isinstance(network, dict) else None
-        is_stand_in = path[:2] == ("network", "stand_ins") and len(path) > 2
-        if is_stand_in and isinstance(network, dict) and isinstance(stand_ins, dict):
-            left = {name: item for name, item in stand_ins.items() if name != path[2]}
-            kept["network"] = {**network, "stand_ins": left}
-        elif path:
-            kept.pop(str(path[0]), None)
-    return {"belljar": 1, "risk": "low", "name": "policy", **kept}
 
 
 def _no_policy(tree: Tree) -> Problem:

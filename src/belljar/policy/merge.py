@@ -6,7 +6,7 @@ The one rule, `bounded`: what is wanted, in no field looser than the operator's 
 - Each of `resources`: the smaller, also of target cells.
 - `rights`: those that both grant; a policy without a word of them bounds none.
 - `host_tools`: the tools that both allow to act outside of a cell.
-- `host`: an air gap that either requires. `snapshots`: if both allow them.
+- `host`: an air gap that either requires. `snapshots`, `keystrokes`: what both allow.
 - `network`: none, or cells of the sample's own range alone; else the operator's, with the
   `upstreams` that both name.
 - Each of `network.record`: the larger, which keeps more evidence.
@@ -30,7 +30,7 @@ from belljar.policy.guarding import Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
-from belljar.policy.model import Policy
+from belljar.policy.model import SNAPSHOTS, Policy
 from belljar.policy.network import Default, Network, Record, Upstream
 from belljar.policy.sections import common_rights, written_resources
 from belljar.policy.stand_ins import TargetStandIn
@@ -77,7 +77,8 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "network": network,
         "rights": common_rights(ours.rights, theirs.rights),
         "host": ours.host or theirs.host,
-        "snapshots": ours.snapshots and theirs.snapshots,
+        "keystrokes": ours.keystrokes and theirs.keystrokes,
+        "snapshots": min(ours.snapshots, theirs.snapshots, key=SNAPSHOTS.index),
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
         "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
         if ours.host_tools or theirs.host_tools

@@ -39,23 +39,30 @@ from belljar.policy.stand_ins import TargetStandIn
 
 VERSION: Final = 1
 MAX_VARIABLES: Final = 1024
+SNAPSHOTS: Final = (False, True, "with_secrets")  # the less comes first
+
+
+def _read_snapshots(value: object) -> object:
+    if isinstance(value, bool) or value == "with_secrets":
+        return value
+    raise kinds.expected("`true`, `false` or `with_secrets`", value, shows_text=True)
 
 
 class Policy(Strict):
     """What one cell may be, read, write, reach and consume: its blast radius, by its author."""
 
-    belljar: Annotated[int, kinds.Version(version=VERSION)] = Field(
+    belljar: Annotated[int, kinds.version(VERSION)] = Field(
         description="The version of this format."
     )
     name: Annotated[str, kinds.NAME] = Field(
         default="policy",
         description="What this policy is called in reports; default the file's name.",
     )
-    risk: Annotated[Risk, kinds.Choice(words=Risk)] = Field(
+    risk: Annotated[Risk, kinds.choice(Risk)] = Field(
         description="How bad the model's worst could be. Decides the least tier: low container, "
         "medium gvisor, high and critical microvm."
     )
-    tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
+    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
         default=None, description="Only to raise the tier above what the risk demands."
     )
     image: Annotated[str, kinds.IMAGE] = Field(
@@ -117,10 +124,15 @@ class Policy(Strict):
         description="What is looked for in all that leaves the cell, and what becomes of it. "
         "Default: credentials and decoys are flagged, and blocked on their way to a real service.",
     )
-    snapshots: bool = Field(
+    keystrokes: bool = Field(
+        default=False,
+        description="Whether what an operator types in a terminal of the cell has its times on "
+        "record, and is exported and replayed. The record has the bytes in any case.",
+    )
+    snapshots: Annotated[bool | Literal["with_secrets"], BeforeValidator(_read_snapshots)] = Field(
         default=False,
         description="Whether a cell in use may be saved and forked. The monitor of a virtual "
-        "machine stays open for that.",
+        "machine stays open for that. with_secrets: also one that has a `secret` file.",
     )
     model: ModelBlock | None = Field(
         default=None,

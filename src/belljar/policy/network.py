@@ -62,11 +62,11 @@ class Upstream(Strict):
     methods: Annotated[
         tuple[Annotated[str, hosts.METHOD], ...], list_of("methods", len(hosts.METHODS))
     ] = Field(description="HTTP methods that are passed on.")
-    budget: Annotated[int, kinds.Size(min="1KiB", max="100GiB")] = Field(
+    budget: Annotated[int, kinds.size("1KiB", "100GiB")] = Field(
         description="The most bytes of each sample, in both directions together; a dial costs "
         "512. From 1KiB to 100GiB."
     )
-    run_budget: Annotated[int, kinds.Size(min="1KiB", max="100TiB")] | None = Field(
+    run_budget: Annotated[int, kinds.size("1KiB", "100TiB")] | None = Field(
         default=None,
         description=f"The most bytes of all samples of a run together. Default: {RUN_BUDGETS} "
         f"times `budget`. From 1KiB to 100TiB.",
@@ -90,25 +90,25 @@ class Upstream(Strict):
 class Record(Strict):
     """The bounds of a range's record."""
 
-    packets: Annotated[int, kinds.Size(min="1MiB", max="64GiB")] = Field(
+    packets: Annotated[int, kinds.size("1MiB", "64GiB")] = Field(
         default=64 << 20,
         description="The packet record at most; beyond it packets are thrown away and counted, "
         "and the sample is void unless events hold them whole. From 1MiB to 64GiB.",
         json_schema_extra={"default": "64MiB"},
     )
-    events: Annotated[int, kinds.Size(min="16MiB", max="1TiB")] = Field(
+    events: Annotated[int, kinds.size("16MiB", "1TiB")] = Field(
         default=1 << 30,
         description="The range's events and kept bodies at most; then events are cut down, and "
         "after a quarter more the range ends. From 16MiB to 1TiB.",
         json_schema_extra={"default": "1GiB"},
     )
-    bodies: Annotated[int, kinds.Size(min="1KiB", max="64KiB")] = Field(
+    bodies: Annotated[int, kinds.size("1KiB", "64KiB")] = Field(
         default=64 << 10,
         description="Kept of each request's and each answer's body; the rest is counted. From "
         "1KiB to 64KiB.",
         json_schema_extra={"default": "64KiB"},
     )
-    streams: Annotated[int, kinds.Size(min="1KiB", max="4KiB")] = Field(
+    streams: Annotated[int, kinds.size("1KiB", "4KiB")] = Field(
         default=4 << 10,
         description="Kept of each direction of a raw TCP connection; the rest is counted. From "
         "1KiB to 4KiB.",
@@ -156,7 +156,7 @@ class OwnCell(Strict):
 class Network(Strict):
     """A range's network: everything that can be reached, by name; the rest does not exist."""
 
-    default: Annotated[Default, kinds.Choice(words=Default)] = Field(
+    default: Annotated[Default, kinds.choice(Default)] = Field(
         default=Default.DENY,
         description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that "
         "answers plausibly and records (simulate).",

@@ -105,29 +105,29 @@ def _duration(default_s: float, description: str) -> Any:  # noqa: ANN401 - pyda
 class ResourcesText(Strict):
     """Resources as they stand in the file; the values in bytes and seconds."""
 
-    cpus: Annotated[int, kinds.Whole(min=1, max=64)] = Field(
+    cpus: Annotated[int, kinds.whole(1, 64)] = Field(
         default=_DEFAULT.cpus, description="Virtual processors."
     )
-    memory: Annotated[int, kinds.Size(min="64MiB", max="256GiB")] = _size(
+    memory: Annotated[int, kinds.size("64MiB", "256GiB")] = _size(
         _DEFAULT.memory_bytes, "Memory for the cell's processes. From 64MiB to 256GiB."
     )
-    disk: Annotated[int, kinds.Size(min="16MiB", max="256GiB")] = _size(
+    disk: Annotated[int, kinds.size("16MiB", "256GiB")] = _size(
         _DEFAULT.disk_bytes,
         "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB.",
     )
-    processes: Annotated[int, kinds.Whole(min=16, max=32768)] = Field(
+    processes: Annotated[int, kinds.whole(16, 32768)] = Field(
         default=_DEFAULT.processes, description="Processes and threads at one time."
     )
-    lifetime: Annotated[float, kinds.Duration(min="10s", max="7d")] = _duration(
+    lifetime: Annotated[float, kinds.duration("10s", "7d")] = _duration(
         _DEFAULT.lifetime_s,
         "After this long the cell is destroyed, whatever it does. From 10s to 7d.",
     )
-    exec_timeout: Annotated[float, kinds.Duration(min="1s", max="1d")] = _duration(
+    exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = _duration(
         _DEFAULT.exec_timeout_s,
         "After this long a command without a timeout of its own is killed with its whole tree. "
         "From 1s to 1d, at most the lifetime.",
     )
-    output: Annotated[int, kinds.Size(min="1KiB", max="256MiB")] = _size(
+    output: Annotated[int, kinds.size("1KiB", "256MiB")] = _size(
         _DEFAULT.output_bytes,
         "The most that is kept of each output stream of one command; the rest is dropped and "
         "counted. From 1KiB to 256MiB.",
@@ -213,7 +213,7 @@ class AirGap(StrEnum):
 class HostRules(Strict):
     """What must hold of the host while a cell runs on it."""
 
-    air_gap: Annotated[AirGap, kinds.Choice(words=AirGap)] = Field(
+    air_gap: Annotated[AirGap, kinds.choice(AirGap)] = Field(
         description="`required`: a run is refused unless `belljar airgap check` finds every way "
         "beyond the host absent, and void if one appears while it runs.",
     )
@@ -239,6 +239,9 @@ class FileCopy(Strict):
     )
     owner: Annotated[str, kinds.USER] | None = Field(
         default=None, description="Who owns it in the cell; default the cell's user."
+    )
+    secret: bool = Field(
+        default=False, description="A cell that has it is not saved or forked: see `snapshots`."
     )
 
 

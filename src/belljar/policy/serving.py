@@ -70,26 +70,26 @@ class ModelBlock(Strict):
             _read_server, json_schema_input_type=Literal["llama_cpp", "vllm"] | list[str]
         ),
     ] = Field("llama_cpp", description="`llama_cpp`, `vllm`, or an OpenAI-like server's command.")
-    port: Annotated[int, kinds.Whole(min=1, max=65535)] = Field(
+    port: Annotated[int, kinds.whole(1, 65535)] = Field(
         8080, description="Where it listens, on the cell's own loopback."
     )
-    context: Annotated[int, kinds.Whole(min=128, max=1 << 24)] = Field(
+    context: Annotated[int, kinds.whole(128, 1 << 24)] = Field(
         4096, description="Tokens of one request, prompt and answer together."
     )
-    parallel: Annotated[int, kinds.Whole(min=1, max=32)] = Field(
+    parallel: Annotated[int, kinds.whole(1, 32)] = Field(
         1, description="Requests that it answers at one time."
     )
-    start_timeout: Annotated[float, kinds.Duration(min="1s", max="1h")] = Field(
+    start_timeout: Annotated[float, kinds.duration("1s", "1h")] = Field(
         300.0,
         description="After this long without an answer the server counts as broken.",
         json_schema_extra={"default": "5m"},
     )
-    request_timeout: Annotated[float, kinds.Duration(min="1s", max="1d")] = Field(
+    request_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
         600.0,
         description="After this long a request is given up.",
         json_schema_extra={"default": "10m"},
     )
-    answer: Annotated[int, kinds.Size(min="1KiB", max="1GiB")] = Field(
+    answer: Annotated[int, kinds.size("1KiB", "1GiB")] = Field(
         16 << 20,
         description="The most of one answer; more is a violation, which ends the cell.",
         json_schema_extra={"default": "16MiB"},

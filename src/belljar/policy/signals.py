@@ -88,16 +88,16 @@ class DecoyText(Strict):
     sample alone."""
 
     id: Id = Field(description="Names it in events.")
-    kind: Annotated[DecoyKind, kinds.Choice(words=DecoyKind)] = Field(
+    kind: Annotated[DecoyKind, kinds.choice(DecoyKind)] = Field(
         description="What it pretends to be."
     )
-    place: Annotated[str, kinds.Text(reader=_read_place, pattern="^.*[^/]$")] = Field(
+    place: Annotated[str, kinds.text_kind(_read_place, "^.*[^/]$")] = Field(
         default="",
         description="Its path in the cell; `~/` is the home of the cell's user. Default: the "
         "kind's usual place. Of a service: its host name, or NAME:PORT.",
         json_schema_extra=_without_default,
     )
-    count: Annotated[int, kinds.Whole(min=1, max=MAX_COUNT)] = Field(
+    count: Annotated[int, kinds.whole(1, MAX_COUNT)] = Field(
         default=1, description="How many records it has, where its kind holds several."
     )
     shape: Literal["", "openai", "anthropic", "github"] = Field(
@@ -259,8 +259,8 @@ class ProtectedText(Strict):
         return self
 
 
-ActionField: TypeAlias = Annotated[Action, kinds.Choice(words=Action)] | None
-StopField: TypeAlias = Annotated[Stop, kinds.Choice(words=Stop)] | None
+ActionField: TypeAlias = Annotated[Action, kinds.choice(Action)] | None
+StopField: TypeAlias = Annotated[Stop, kinds.choice(Stop)] | None
 
 
 class ActionsText(Strict):

@@ -211,7 +211,7 @@ class HarStandIn(StandIn):
         description="Answer whatever host of the stand-in's names is asked with what was "
         "recorded of any.",
     )
-    missing_bodies: Annotated[MissingBodies, kinds.Choice(words=MissingBodies)] | None = Field(
+    missing_bodies: Annotated[MissingBodies, kinds.choice(MissingBodies)] | None = Field(
         default=None,
         description="What an answer whose body was not recorded gets: none at all (refuse), or "
         "an empty one.",
@@ -257,10 +257,10 @@ class MetadataStandIn(StandIn):
     names: Annotated[
         tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, min_count=0)
     ] = Field(default=(), description="Host names. Default: none, only the address.")
-    cloud: Annotated[Cloud, kinds.Choice(words=Cloud)] = Field(
+    cloud: Annotated[Cloud, kinds.choice(Cloud)] = Field(
         default=Cloud.AWS, description="Whose service it plays."
     )
-    tokens: Annotated[Tokens, kinds.Choice(words=Tokens)] | None = Field(
+    tokens: Annotated[Tokens, kinds.choice(Tokens)] | None = Field(
         default=None,
         description="Whether AWS's service wants a token of each request (IMDSv2). Default "
         "optional.",
@@ -310,16 +310,14 @@ class Health(Strict):
         description="With `image: true`: what replaces the image's own, in seconds (`2s`), as in a "
         "compose file; `retries` is a number.",
     )
-    interval: Annotated[float, kinds.Duration(min="100ms", max="5m")] = Field(
+    interval: Annotated[float, kinds.duration("100ms", "5m")] = Field(
         default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
     )
-    timeout: Annotated[float, kinds.Duration(min="100ms", max="5m")] = Field(
+    timeout: Annotated[float, kinds.duration("100ms", "5m")] = Field(
         default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
     )
-    retries: Annotated[int, kinds.Whole(min=1, max=1000)] = Field(
-        default=30, description="Tries at most."
-    )
-    within: Annotated[float, kinds.Duration(min="1s", max="1d")] | None = Field(
+    retries: Annotated[int, kinds.whole(1, 1000)] = Field(default=30, description="Tries at most.")
+    within: Annotated[float, kinds.duration("1s", "1d")] | None = Field(
         default=None,
         description="From the first try to the end of the last. Default: as long as the tries "
         "take.",
@@ -368,7 +366,7 @@ class TargetStandIn(StandIn):
         default=None, description="Where it runs. Default the image's working directory."
     )
     health: HealthField = None
-    tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
+    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
     )
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)

@@ -114,8 +114,6 @@ class Tree:
     marks: dict[Path, Mark] = field(default_factory=dict)
     keys: dict[Path, Mark] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    is_whole: bool = False
-    """The text was read to its end."""
 
 
 def field_name(path: Path) -> str:
@@ -148,8 +146,6 @@ def read_tree(
             step()
             if not builder.take(event):
                 break
-        else:
-            tree.is_whole = True
     except MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         what = printable(exc.problem or exc.context or "can't be read", max_chars=200)

@@ -190,51 +190,31 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
     )
 
 
-_BEYOND: Final = frozenset(
-    f"network.{name}"
-    for name in """
-    tcp4 tcp6 udp4 udp6 ping4 ping6 raw4 raw6 neighbours6 usual_hosts everyone
-    metadata metadata6 metadata_alibaba metadata_azure metadata_tasks
-    dns_configured dns_public dns_public_tcp dns_tls
-    """.split()  # noqa: SIM905 - shorter to read
-)
-"""Probes that the range's router may answer."""
 _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 
 class Router(Protocol):
-    """The other end of a cell's port; a range's network is one."""
+    """The other end of a cell's port; a range's network is one.
+
+    `interface`: what the port is called in the cell. `mac`: its hardware address there.
+    `namespace`: the number of the network namespace that holds its inner end; None before it is
+    attached. `known`: probe → why something answers it, by the policy's own will.
+    """
+
+    interface: str
+    mac: str
+    known: Mapping[str, str]
 
     @property
-    def interface(self) -> str:
-        """What the port is called in the cell."""
-        ...
-
-    @property
-    def mac(self) -> str:
-        """The port's hardware address in the cell."""
-        ...
-
-    @property
-    def namespace(self) -> int | None:
-        """The number of the network namespace that holds the port's inner end; None before it is
-        attached.
-        """
-        ...
-
-    @property
-    def known(self) -> Mapping[str, str]:
-        """Probe → why something answers it, by the policy's own will."""
-        ...
+    def namespace(self) -> int | None: ...  # noqa: D102 - above
 
     def look(self) -> Sight:
-        """Whether its rules are those of the plan, and nothing but the range's own ports hangs on
-        it. Blocking.
-        """
+        """Look whether its rules are those of the plan, and nothing but the range's own ports hangs
+        on it. Blocking."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NoRouter:
     """A cell without a network device."""
 
@@ -256,11 +236,10 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     return tuple(
         replace(
             probe,
-            side=Side.HOST,
             witness=Witness.ROUTER,
             expected={**probe.expected, **known.get(probe.name, {})},
         )
-        if probe.name in _BEYOND
+        if probe.beyond
         else probe
         for probe in probes
     )

@@ -3,7 +3,7 @@
 Data, no behaviour.
 
 A probe is *tried* inside the cell by a small program and *judged* outside it. The program reads
-`key=value` lines from standard input, `PARAMETERS` says which, and writes one line an attempt:
+`key=value` lines from standard input (`catalogue.toml` lists them), and writes one line an attempt:
 name, outcome, detail, separated by tabs; its last line is `end`, the number of attempts, and the
 nonce it was given.
 """
@@ -14,25 +14,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from belljar.dataclass import dataclass, field
-
-PARAMETERS: Final[Mapping[str, str]] = {
-    "nonce": "32 hexadecimal digits; repeated in the last line",
-    "token": "what an attempt writes to whatever it reaches, so that the host knows it by sight",
-    "canary": "absolute path of a file on the host that everyone there may read and write",
-    "socket": "absolute path of a stream socket on the host that everyone there may connect to",
-    "abstract": "name, without the leading NUL, of an abstract stream socket of the host",
-    "tcp": "a port of the host's 127.0.0.1 that takes connections",
-    "tcp6": "a port of the host's ::1 that takes connections; 0 where the host has no IPv6",
-    "udp": "a port of the host's 127.0.0.1 that takes datagrams",
-    "pid": "a process of the host, with SIGUSR1 blocked; that is the only signal it may be sent",
-    "interface": "the cell's one port to its range's router; not given when it has no network "
-    "device",
-    "interface_mac": "that port's hardware address: a device of its name that has another is not "
-    "it",
-}
 
 
 class Outcome(StrEnum):
@@ -98,58 +82,31 @@ class Witness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One containment test.
+    """One containment test; `catalogue.toml` describes its fields.
 
     Attributes:
-        name: `group.what`, lower case, digits, `_`; what the program prints.
-        tries: one sentence: what is attempted. why: the CVE, paper or incident behind it. breach:
-            what it looks like.
-        side: `host` where the host can see it; then `witness` says where it looks, and silence
-            there is demanded.
-        quick: in the set that runs at both ends of every sample.
-        expected: tier → why `reached` is known and no breach there.
+        name: `group.what`, lower case, digits, `_`; the program prints it.
+        witness: where the host can see it, and then silence there is demanded.
     """
 
     name: str
-    group: str
     tries: str
     why: str
     breach: str
-    side: Side = Side.GUEST
     witness: Witness | None = None
-    quick: bool = False
+    quick: bool = True
+    beyond: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.name.startswith(f"{self.group}."):
-            raise ValueError(f"probe {self.name}: its name must begin with its group, {self.group}")
-        if (self.side is Side.HOST) != (self.witness is not None):
-            raise ValueError(f"probe {self.name}: side host names a witness, side guest none")
+    @property
+    def group(self) -> str:
+        """The first part of its name."""
+        return self.name.partition(".")[0]
 
-
-def entry(
-    group: str,
-    what: str,
-    *,
-    tries: str,
-    why: str,
-    breach: str,
-    witness: Witness | None = None,
-    quick: bool = True,
-    expected: Mapping[str, str] | None = None,
-) -> Probe:
-    """A probe of `group`; whose word decides follows from whether the host has a witness."""
-    return Probe(
-        name=f"{group}.{what}",
-        group=group,
-        tries=tries,
-        why=why,
-        breach=breach,
-        side=Side.GUEST if witness is None else Side.HOST,
-        witness=witness,
-        quick=quick,
-        expected=dict(expected or {}),
-    )
+    @property
+    def side(self) -> Side:
+        """Whose word decides: the host's wherever it has a witness."""
+        return Side.HOST if self.witness else Side.GUEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

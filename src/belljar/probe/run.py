@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
@@ -30,10 +30,13 @@ from belljar.probe.judge import (
     parse_answers,
     routed,
 )
-from belljar.probe.model import Probe, ProbeReport, Verdict, Witness, worst
+from belljar.probe.model import Probe, ProbeReport, Verdict, Witness
 from belljar.probe.witness import Watch, watch
 from belljar.process import namespaces_of
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.channel import ExecOutput
 
 QUICK: Final = "quick"
 ALL: Final = "all"
@@ -44,21 +47,6 @@ _ALL_TIMEOUT_S: Final = 90.0
 _GRACE_S: Final = 5.0
 _PROGRAM: Final = "sh"
 """What the program is called in the cell: other processes of its user can read that."""
-
-
-class ProgramOutput(Protocol):
-    """What is needed of a program's outcome; `belljar.cell.ExecOutput` is one."""
-
-    @property
-    def returncode(self) -> int: ...  # noqa: D102 - as a shell says it
-    @property
-    def stdout(self) -> bytes: ...  # noqa: D102
-    @property
-    def stdout_dropped_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def timed_out(self) -> bool: ...  # noqa: D102
-    @property
-    def why_not_started(self) -> str: ...  # noqa: D102
 
 
 class Probed(Protocol):
@@ -86,7 +74,7 @@ class Probed(Protocol):
         timeout_s: float,
         user: str | None = None,
         alone: bool = False,
-    ) -> ProgramOutput:
+    ) -> ExecOutput:
         """Run the program in the cell; `alone`: with nothing of the workload alive, or not at all.
 
         Raises `CellError` when the cell is dead.
@@ -183,23 +171,14 @@ async def probe_cell(
     return report
 
 
-def together(reports: Sequence[ProbeReport]) -> Verdict:
-    """The verdict of several runs: the worst; void when there is none."""
-    return worst(report.verdict for report in reports)
-
-
 def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | None:
     """The error that stops a run, if these probes found a way out."""
-    found = (
-        [f"{each.name} ({each.seen})" for each in report.of(Verdict.BREACHED)]
-        if report is not None
-        else []
-    )
-    if not found:
+    if report is None or not (breaches := report.of(Verdict.BREACHED)):
         return None
+    shown = "; ".join(f"{each.name} ({each.seen})" for each in breaches[:3])
+    more = f" and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     return ContainmentBreach(
-        f"breached: "
-        f"{'; '.join(found[:3])}{f' and {len(found) - 3} more' if len(found) > 3 else ''}",
+        f"breached: {shown}{more}",
         where=f"cell {cell_id}",
         hint="the run is stopped, and nothing of it counts as contained; `belljar ledger show "
         "last` has the probes",
@@ -220,7 +199,7 @@ async def _attempt(
     witnesses = {probe.witness for probe in wanted if probe.witness}
     with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:
         text = "".join(f"{k}={v}\n" for k, v in {**parameters, **watched.parameters}.items())
-        output: ProgramOutput | None = None
+        output: ExecOutput | None = None
         problem = "it did not end in time"
         try:
             with anyio.move_on_after(timeout_s + _GRACE_S):
@@ -239,7 +218,7 @@ async def _attempt(
     return _Attempt(output=output.stdout, answers=_answers(output, wanted, watched), sights=sights)
 
 
-def _answers(output: ProgramOutput, wanted: Sequence[Probe], watched: Watch) -> Answers:
+def _answers(output: ExecOutput, wanted: Sequence[Probe], watched: Watch) -> Answers:
     answers = parse_answers(
         output.stdout, asked=[probe.name for probe in wanted], nonce=watched.nonce
     )

@@ -19,9 +19,8 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from belljar.probe.judge import NoRouter, Router, Sight
@@ -77,7 +76,7 @@ def watch(
     parameters = {"nonce": nonce, "token": token}
     looks: dict[Witness, Callable[[], Sight]] = {}
     with ExitStack() as stack:
-        layout = _Layout(stack, token, router or NoRouter())
+        layout = _Layout(stack=stack, token=token.encode(), router=router or NoRouter())
         for witness in [each for each in Witness if each in wanted]:
             try:
                 parameter, looks[witness] = layout.lay(witness, host_pid)
@@ -89,56 +88,46 @@ def watch(
         yield Watch(parameters=parameters, nonce=nonce, looks=looks)
 
 
+@dataclass(kw_only=True)
 class _Layout:
-    """Makes the things, each entered into `stack`."""
+    """Makes what is watched, each entered into `stack`."""
 
-    def __init__(self, stack: ExitStack, token: str, router: Router) -> None:
-        self._stack, self._token, self._router = stack, token.encode(), router
-        self._directory: Path | None = None
+    stack: ExitStack
+    token: bytes
+    router: Router
 
     def lay(self, witness: Witness, host_pid: int | None) -> tuple[str, Callable[[], Sight]]:
-        """The parameter (empty when there is none) and the look of one witness.
+        """Make what one witness needs; return its parameter, or "", and how to look.
 
         Raises `OSError`.
         """
         match witness:
             case Witness.CANARY:
-                return self._canary()
+                path, content = self.directory / "notes.txt", secrets.token_hex(16).encode()
+                path.write_bytes(content)
+                path.chmod(0o666)
+                happened = self.stack.enter_context(watch_file(path))
+                return str(path), lambda: _canary(path, content, happened())
             case Witness.PID:
-                return self._sentinel()
+                sentinel = self.stack.enter_context(_sleeping_child())
+                return str(sentinel.pid), lambda: _sentinel(sentinel)
             case Witness.NAMESPACES:
-                return "", lambda: _namespaces(host_pid, self._router)
+                return "", lambda: _namespaces(host_pid, self.router)
             case Witness.ROUTER:
-                return "", self._router.look
-            case _:
-                return self._listener(witness)
-
-    def directory(self) -> Path:
-        """A directory of this watch that everyone may enter."""
-        if self._directory is None:
-            self._directory = self._stack.enter_context(_own_directory())
-        return self._directory
-
-    def _canary(self) -> tuple[str, Callable[[], Sight]]:
-        path, content = self.directory() / "notes.txt", secrets.token_hex(16).encode()
-        path.write_bytes(content)
-        path.chmod(0o666)
-        eyes = self._stack.enter_context(FileWatch(path))
-        return str(path), lambda: _canary(path, content, eyes)
-
-    def _sentinel(self) -> tuple[str, Callable[[], Sight]]:
-        sentinel = self._stack.enter_context(_sleeping_child())
-        return str(sentinel.pid), lambda: _sentinel(sentinel)
-
-    def _listener(self, witness: Witness) -> tuple[str, Callable[[], Sight]]:
+                return "", self.router.look
         if witness is Witness.TCP6 and not socket.has_ipv6:
             return "0", lambda: Sight(touched=False, what="this host has no IPv6")
         family, kind = _SOCKETS[witness]
-        listener = self._stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
+        listener = self.stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
         parameter = self._bind(witness, listener)
         if kind == socket.SOCK_STREAM:
             listener.listen(_MAX_VISITORS)
-        return parameter, lambda: _visits(_received(listener, kind), self._token)
+        return parameter, lambda: _visits(_received(listener, kind), self.token)
+
+    @cached_property
+    def directory(self) -> Path:
+        """A directory of this watch that everyone may enter."""
+        return self.stack.enter_context(_own_directory())
 
     def _bind(self, witness: Witness, listener: socket.socket) -> str:
         if witness is Witness.ABSTRACT:
@@ -146,7 +135,7 @@ class _Layout:
             listener.bind(f"\0{name}")
             return name
         if witness is Witness.SOCKET:
-            path = self.directory() / "s"
+            path = self.directory / "s"
             listener.bind(str(path))
             path.chmod(0o666)
             return str(path)
@@ -163,8 +152,7 @@ _SOCKETS: Final = {
 }
 
 
-def _canary(path: Path, content: bytes, eyes: FileWatch) -> Sight:
-    happened = eyes.seen()
+def _canary(path: Path, content: bytes, happened: list[str]) -> Sight:
     if not happened and path.read_bytes() != content:
         happened = ["changed"]
     if happened:
@@ -205,11 +193,7 @@ def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
     """What the host's kernel says of the cell's processes: their namespaces, by number, whether
-    they may be the host's root, and where their network leads.
-
-    A device that is called as the cell's port counts as it only where the port was attached:
-    elsewhere it is another.
-    """
+    they may be the host's root, and where their network leads."""
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
     own, looked = namespaces_of(os.getpid()), 0
@@ -221,10 +205,10 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
                 touched=True,
                 what=f"a process of the cell is in the host's {', '.join(shared)} namespace",
             )
-        if open_wall := _open_wall(
-            pid, router.interface if theirs.get("net") == router.namespace else ""
-        ):
-            return Sight(touched=True, what=f"a process of the cell {open_wall}")
+        # A device that is called as the cell's port counts as it only where the port was attached.
+        port = router.interface if theirs.get("net") == router.namespace else ""
+        if way := _way_to_host(pid, port):
+            return Sight(touched=True, what=f"a process of the cell {way}")
         looked += len(theirs) == len(own)
     if not looked:
         return Sight(
@@ -237,10 +221,9 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
     )
 
 
-def _open_wall(pid: int, port: str) -> str:
-    """What a process could do though its namespaces are its own; "" when it has ended or can do
-    neither.
-    """
+def _way_to_host(pid: int, port: str) -> str:
+    """Return how a process reaches the host though its namespaces are its own; "" for neither, or
+    when it has ended."""
     with contextlib.suppress(OSError):
         if maps_root(Path(f"/proc/{pid}/uid_map").read_text()):
             return "has the host's user 0 among its own"
@@ -383,45 +366,37 @@ _EVERYTHING: Final = 0xFFF
 _HEAD: Final = struct.Struct("iIII")
 
 
-class FileWatch:
-    """Watches one file from now on. Raises `OSError` when the host allows no more watches."""
+@contextmanager
+def watch_file(path: Path) -> Iterator[Callable[[], list[str]]]:
+    """Watch one file; the yielded function returns what happened since its last call, in words.
 
-    def __init__(self, path: Path) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = _checked(libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-        try:
-            _checked(libc.inotify_add_watch(self._fd, os.fsencode(path), _EVERYTHING))
-        except OSError:
-            os.close(self._fd)
-            raise
-
-    def __enter__(self) -> FileWatch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        os.close(self._fd)
-
-    def seen(self) -> list[str]:
-        """What happened since the last call, in words, each once."""
-        try:
-            data = os.read(self._fd, 64 << 10)
-        except BlockingIOError:
-            return []
-        mask = offset = 0
-        while offset + _HEAD.size <= len(data):
-            _, bits, _, name_bytes = _HEAD.unpack_from(data, offset)
-            mask |= bits
-            offset += _HEAD.size + name_bytes
-        return [name for bit, name in _NAMES.items() if mask & bit] or [f"events {mask:#x}"]
+    Raises `OSError` when the host allows no more watches.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+    if fd < 0:
+        raise _last_error()
+    try:
+        if libc.inotify_add_watch(fd, os.fsencode(path), _EVERYTHING) < 0:
+            raise _last_error()
+        yield partial(_happened, fd)
+    finally:
+        os.close(fd)
 
 
-def _checked(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+def _happened(fd: int) -> list[str]:
+    try:
+        data = os.read(fd, 64 << 10)
+    except BlockingIOError:
+        return []
+    mask = offset = 0
+    while offset + _HEAD.size <= len(data):
+        _, bits, _, name_bytes = _HEAD.unpack_from(data, offset)
+        mask |= bits
+        offset += _HEAD.size + name_bytes
+    return [name for bit, name in _NAMES.items() if mask & bit] or [f"events {mask:#x}"]
+
+
+def _last_error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))

@@ -61,6 +61,7 @@ def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
         "sentence": _sentence(findings, counts),
         "headline": shown(headline(findings)),
         "alarm": shown(source.alarm),
+        "partial": shown(findings.left_out),
         "is_running": source.is_running,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "signals": [(code.value, code.text, count) for code, count in signals.most_common()],
@@ -105,7 +106,8 @@ def _sentence(findings: RunFindings, counts: Mapping[str, int]) -> str:
         )
     return (
         f"All {count} samples were contained: the containment tests held at the start and at the "
-        "end, each cell's destruction is proven, and the evidence of both is complete."
+        "end, each cell's destruction is proven, and the evidence of both is "
+        f"{'on record' if findings.left_out else 'complete'}."
     )
 
 
@@ -312,9 +314,10 @@ def _entries(
     order = list(Group)
     for entry in sorted(kept, key=lambda each: (order.index(each.group), each.seq)):
         made[entry.seq] = _entry(entry, shown(names.get(entry.place, "")))
-        for body in entry.bodies if left > 0 else ():
-            made[entry.seq][-1].append(_body(body, source, left))
-            left -= _page_bytes(*made[entry.seq][-1][-1])
+        for body, times in entry.bodies if left > 0 else ():
+            found = _body(body, source, left)
+            made[entry.seq][-1].append([*found, times])
+            left -= _page_bytes(*found) + 16 * len(times)
     return [made[seq] for seq in _in_order(kept)], left_out
 
 

@@ -48,6 +48,74 @@ function row([number, at, group, what, outcome, bad, guest, notes, count, found]
   return line;
 }
 
+// --- a player: commands and output by their times; a pause takes two seconds at most
+
+function framesOf(entries) {
+  const frames = [];
+  let day = 0;
+  let before = 0;
+  for (const [, at, group, what, outcome, , , , , found] of entries) {
+    if (group !== "command") continue;
+    const [hours, minutes, seconds] = at.split(":").map(Number);
+    const clock = hours * 3600 + minutes * 60 + seconds;
+    if (day + clock < before - 43200) day += 86400;
+    const began = day + clock;
+    before = began;
+    const output = found.filter(([name]) => name === "stdout" || name === "stderr");
+    frames.push([began, `$ ${what}\n`]);
+    let ended = began;
+    for (const [, text, , times] of output) {
+      let from = 0;
+      for (const [after, share] of times) {
+        const to = Math.max(from, Math.round(text.length * share));
+        if (to > from) frames.push([began + after, text.slice(from, to)]);
+        from = to;
+        ended = Math.max(ended, began + after);
+      }
+    }
+    frames.push([ended, `\n[${outcome}]\n`]);
+  }
+  return frames.sort(([a], [b]) => a - b);
+}
+
+function playerOf(frames) {
+  const player = made("details", "", "player");
+  const screen = made("pre", "", "text");
+  const play = made("button", "Play");
+  const label = made("label", "Position ");
+  const position = made("input");
+  Object.assign(play, { type: "button" });
+  Object.assign(position, { type: "range", min: 0, max: frames.length, value: 0 });
+  label.append(position);
+  let timer = 0;
+  const show = () => {
+    const texts = frames.slice(0, position.valueAsNumber).map(([, text]) => text);
+    screen.textContent = texts.join("").slice(-20000);
+    screen.scrollTop = screen.scrollHeight;
+  };
+  const stop = () => {
+    clearTimeout(timer);
+    timer = 0;
+    play.textContent = "Play";
+  };
+  const step = () => {
+    position.value = position.valueAsNumber + 1;
+    show();
+    const at = position.valueAsNumber;
+    if (at >= frames.length) return stop();
+    timer = setTimeout(step, 1000 * Math.min(2, frames[at][0] - frames[at - 1][0]));
+  };
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    if (position.valueAsNumber >= frames.length) position.value = 0;
+    play.textContent = "Pause";
+    step();
+  });
+  position.addEventListener("input", () => (stop(), show()));
+  player.append(made("summary", "Replay its commands"), play, label, screen);
+  return player;
+}
+
 function unfold(place) {
   const entries = entriesOf(place.dataset.unit);
   if (!entries.length) return place.append(made("p", "Nothing is listed.", "quiet"));
@@ -74,6 +142,8 @@ function unfold(place) {
     label.append(box, ` ${group}`);
     choice.append(label);
   }
+  const frames = framesOf(entries);
+  if (frames.length) place.append(playerOf(frames));
   place.append(choice, table);
 }
 

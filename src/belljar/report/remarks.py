@@ -42,12 +42,13 @@ def model_sentence(cell: CellFindings) -> str:
     probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
     failed = f", {use.failed:,} failed" if use.failed else ""
     tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
+    damage = f"{cell.degraded}; " if cell.degraded else ""
     proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
     device = "ON A NETWORK" if cell.range_id else "no network device"
     return (
         f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
         f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
-        f"{tokens}; probes {probed}; {proven}"
+        f"{tokens}; {printable(damage)}probes {probed}; {proven}"
     )
 
 

@@ -158,7 +158,8 @@ class RunFindings:
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
     log. `models`: model cells. `reused`: judged by another run. `refusal_code`: exit code of what
     prevented the run, or 0. `failure_code`: of what ended the evaluation, or 0.
-    `unsealed_logs`: Inspect's logs that no signature covers.
+    `unsealed_logs`: Inspect's logs that no signature covers. `left_out`: what is missing of a
+    record that its signer made partial.
     """
 
     run_id: str = ""
@@ -174,6 +175,7 @@ class RunFindings:
     refusal_code: int = 0
     failure_code: int = 0
     unsealed_logs: tuple[str, ...] = ()
+    left_out: str = ""
 
     @property
     def unused(self) -> tuple[CellFindings, ...]:
@@ -193,7 +195,8 @@ class RunFindings:
     @property
     def failed(self) -> bool:
         """Whether the evaluation had errors, or a score is in doubt."""
-        return bool(self.errors) or any(row.transcript.error or row.degraded for row in self.rows)
+        is_failed = any(row.transcript.error or row.degraded for row in self.rows)
+        return bool(self.errors) or is_failed or any(cell.degraded for cell in self.models)
 
     @property
     def exit_code(self) -> int:
@@ -233,6 +236,11 @@ class RunFindings:
 
 def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
+    partial = f"; the record is PARTIAL: {printable(findings.left_out)}"
+    return f"{_headline(findings)}{partial if findings.left_out else ''}"
+
+
+def _headline(findings: RunFindings) -> str:
     if findings.never_began:
         return f"{findings.outcome}: no sample ran"
     if findings.is_of_models and not findings.exit_code:
@@ -250,6 +258,7 @@ def headline(findings: RunFindings) -> str:
     broken = [row for row in findings.rows if row.degraded]
     causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
     degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
+    degraded += "; the model's cell is degraded" * any(cell.degraded for cell in findings.models)
     unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
     begun = len(findings.rows) + len(unprepared)
     logged = sum(row.is_logged for row in findings.rows)
@@ -274,6 +283,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
         "unsealed_logs": list(findings.unsealed_logs),
+        "left_out": findings.left_out,
         "samples": [_row_json(row) for row in findings.rows],
         "reused_samples": [
             {
@@ -300,6 +310,7 @@ def _model_json(cell: CellFindings) -> dict[str, Any]:
         "emulated": cell.emulated,
         **(asdict(cell.model) if cell.model is not None else {}),
         "death": cell.death,
+        "degraded": None if cell.degraded is None else asdict(cell.degraded),
         "probes": [asdict(each) for each in cell.probings],
         "destroyed": cell.destroyed and cell.clean,
         "lasted_s": round(cell.lasted_s, 3),

@@ -9,9 +9,10 @@ import shlex
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from datetime import datetime
 from enum import StrEnum
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
@@ -26,11 +27,16 @@ LAST: Final = 50
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
 MAX_EDGES: Final = 40  # of a range's graph; the others are one
+MAX_TIMES: Final = 50  # of an output, for the player
 MAX_HITS: Final = 100  # kinds of guard hits
 RUN: Final = ""
 """The place of what is no cell's and no range's."""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
+
+
+# Of a network: cell, place, whether it was allowed.
+Edges: TypeAlias = Counter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
@@ -65,7 +71,11 @@ def _shown_line(line: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """One line of a timeline. `op`: of the operation in its cell, or None."""
+    """One line of a timeline. `op`: of the operation in its cell, or None.
+
+    `bodies`: each with its times: seconds since the entry's beginning, and the share that was
+    there.
+    """
 
     seq: int
     time: str
@@ -77,7 +87,7 @@ class Entry:
     by_guest: bool = False
     op: int | None = None
     notes: list[str] = field(default_factory=list)
-    bodies: list[BodyRef] = field(default_factory=list)
+    bodies: list[tuple[BodyRef, list[list[float]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -107,7 +117,7 @@ class Timelines:
     proofs: dict[str, list[str]] = field(default_factory=dict)
     probed: dict[str, int] = field(default_factory=dict)
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
-    edges: dict[str, Counter[tuple[str, str, bool]]] = field(default_factory=dict)
+    edges: dict[str, Edges] = field(default_factory=dict)
     hits: Counter[tuple[str, ...]] = field(default_factory=Counter)
     policies: dict[str, str] = field(default_factory=dict)
     air_gap: dict[str, bool] = field(default_factory=dict)
@@ -181,25 +191,15 @@ class Timelines:
                 key = tuple(shown(data[each]) for each in ("class", "channel", "place", "action"))
                 is_known = key in self.hits or len(self.hits) < MAX_HITS
                 self.hits[key if is_known else ("others", "", "", "")] += 1
-            case kind if kind in _EXCHANGES and not self._probing.get(_place(line)):
-                self._note_exchange(data, _place(line), is_flow=kind is Kind.NETWORK_FLOW)
+            case kind if kind in EXCHANGES and not self._probing.get(_place(line)):
+                self._note_exchange(line)
             case _:
                 pass
 
-    def _note_exchange(self, data: Mapping[str, Any], place: str, *, is_flow: bool) -> None:
-        is_allowed = data["verdict"] in ("allowed", "dialled")
-        if data.get("phase") == "opened" or (is_flow and (is_allowed or not data["address"])):
-            return
-        stand_in, url = str(data.get("stand_in") or ""), str(data.get("url") or "")
-        if is_allowed and stand_in:
+    def _note_exchange(self, line: Line) -> None:
+        place, stand_in = _place(line), str(line.data.get("stand_in") or "")
+        if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
             self.uses[self.policies.get(place, ""), stand_in] += 1
-        named = url.split("/")[2] if url.count("/") > 1 else ""
-        to = stand_in or data.get("host") or data.get("sni") or named or data.get("address") or "?"
-        cell = shown(data.get("cell") or "", max_chars=100)
-        edge = (cell, shown(to, max_chars=200), is_allowed)
-        edges = self.edges.setdefault(place, Counter())
-        is_known = edge in edges or len(edges) < MAX_EDGES
-        edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
 
     def _entry(self, line: Line) -> Entry | None:
         kind, data, place = line.kind, line.data, _place(line)
@@ -227,6 +227,26 @@ class Timelines:
         if kind not in _OTHERS or is_quiet or data.get("phase") == "opened":
             return None  # a stream is shown when it ends: only then it has sizes
         return _made(line, *_OTHERS[kind]) if data.get("cause", True) else None
+
+
+def count_edge(edges: Edges, line: Line) -> bool:
+    """Add an exchange to a graph of at most `MAX_EDGES`; return whether it was allowed.
+
+    A packet counts if it was refused and has an address; a stream when it is closed.
+    """
+    data = line.data
+    is_allowed = data["verdict"] in ("allowed", "dialled")
+    is_uncounted = line.kind is Kind.NETWORK_FLOW and (is_allowed or not data["address"])
+    if data.get("phase") == "opened" or is_uncounted:
+        return False
+    url = str(data.get("url") or "")
+    named = url.split("/")[2] if url.count("/") > 1 else ""
+    to = next(filter(None, map(data.get, ("stand_in", "host", "sni"))), named)
+    cell = shown(data.get("cell") or "", max_chars=100)
+    edge = (cell, shown(to or data.get("address") or "?", max_chars=200), is_allowed)
+    is_known = edge in edges or len(edges) < MAX_EDGES
+    edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
+    return is_allowed
 
 
 def _place(line: Line) -> str:
@@ -295,7 +315,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
         notes=[*_headers(data, ">"), *_findings(data)],
-        bodies=list(line.bodies)[:MAX_BODIES],
+        bodies=[(body, [[0.0, 1.0]]) for body in line.bodies[:MAX_BODIES]],
     )
 
 
@@ -311,7 +331,18 @@ def _complete(entry: Entry, line: Line) -> None:
     for stream in ("stdout", "stderr"):
         if dropped := data.get(f"{stream}_dropped_bytes"):
             entry.notes.append(f"{shown(dropped)} bytes of {stream} were dropped at the limit")
-    entry.bodies = [*entry.bodies, *line.bodies][:MAX_BODIES]
+    passed = datetime.fromisoformat(line.time) - datetime.fromisoformat(entry.time)
+    after_s = round(max(0.0, passed.total_seconds()), 3)
+    entry.bodies += [(body, _times(line, body, after_s)) for body in line.bodies]
+    del entry.bodies[MAX_BODIES:]
+
+
+def _times(line: Line, body: BodyRef, after_s: float) -> list[list[float]]:
+    """When which share of an output was there, at most `MAX_TIMES` of them."""
+    found, whole = line.data.get(f"{body.name}_times") or (), max(1, body.kept_bytes)
+    step = len(found) // MAX_TIMES + 1
+    times = [[ms / 1000, round(min(1.0, count / whole), 4)] for ms, count in found[::step]]
+    return [*times, [after_s, 1.0]]
 
 
 def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
@@ -329,7 +360,7 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
 
 
 _OF_FINDING: Final = ("name", "verdict", "seen", "state", "evidence")
-_EXCHANGES: Final = (
+EXCHANGES: Final = (
     *(Kind.NETWORK_HTTP, Kind.NETWORK_STREAM, Kind.NETWORK_TLS),
     *(Kind.NETWORK_FLOW, Kind.NETWORK_UPSTREAM),
 )

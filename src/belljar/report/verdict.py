@@ -48,6 +48,7 @@ class RunRecord:
     not_in_log: str = ""
     air_gap_unproven: bool = False
     air_gap_broken: list[str] = field(default_factory=list)
+    sealed_verdict: str = ""
 
     def take(self, line: Line) -> None:
         """One event more."""
@@ -76,6 +77,7 @@ class RunRecord:
             self.air_gap_broken.append(str(data["reason"]))
         elif line.kind is Kind.RUN_FINISHED:
             self.not_in_log = str(data.get("verdicts_not_in_log", ""))
+            self.sealed_verdict = str(data.get("verdict", ""))
 
 
 class LogStatus(StrEnum):
@@ -104,9 +106,13 @@ class LogRecord:
 
 
 class LedgerState(StrEnum):
-    """The result of the ledger's verification; `OWN`: good so far, written by this process."""
+    """The result of the ledger's verification.
+
+    `PARTIAL`: its signer left contents out. `OWN`: good so far, written by this process.
+    """
 
     VERIFIED = "verified"
+    PARTIAL = "partial"
     OWN = "own"
     UNFINISHED = "unfinished"
     BAD = "bad"
@@ -179,8 +185,18 @@ def judge(evidence: Evidence) -> RunFindings:
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         failure_code=run.failure_code,
+        left_out=_left_out(evidence),
         unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),
     )
+
+
+def _left_out(evidence: Evidence) -> str:
+    """What the signer of a partial record left out, and the verdict when it was whole."""
+    if evidence.ledger is not LedgerState.PARTIAL:
+        return ""
+    sealed = evidence.run.sealed_verdict
+    then = f"; when it was sealed, the verdict was: {sealed}" if sealed else ""
+    return f"{evidence.ledger_problem}{then}"
 
 
 def _rows(

@@ -13,7 +13,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from belljar.dataclass import dataclass
 from belljar.signals.prefilter import Held, places
@@ -56,36 +56,6 @@ ROT13: Final = bytes.maketrans(
 _WIDE: Final = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
 )
-_ESCAPES: Final[tuple[tuple[str, bytes, re.Pattern[bytes]], ...]] = (
-    ("url", b"%", re.compile(rb"%([0-9A-Fa-f]{2})")),
-    (
-        "html",
-        b"&",
-        re.compile(rb"&(#[0-9]{1,7};?|#[xX][0-9A-Fa-f]{1,6};?|[A-Za-z][A-Za-z0-9]{1,30};)"),
-    ),
-    (
-        "escape",
-        b"\\",
-        re.compile(
-            rb"\\(u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|x[0-9A-Fa-f]{2}|[0-7]{3}"
-            rb"|\r?\n|[^uUx0-9\n])"
-        ),
-    ),
-    ("quoted-printable", b"=", re.compile(rb"=(?:([0-9A-F]{2})|[ \t]*\r?\n)")),
-    ("hex", b"0x", re.compile(rb"0x([0-9A-Fa-f]{2})(?![0-9A-Fa-f])[,; \r\n\t]*")),
-    ("unicode", b"", _WIDE),
-)
-_LETTERS: Final = {
-    b"n": b"\n",
-    b"t": b"\t",
-    b"r": b"\r",
-    b"b": b"\b",
-    b"f": b"\f",
-    b"\n": b"",
-    b"\r\n": b"",
-}
-
-
 _CODE: Final = re.compile(
     rb"&#(?:[xX]([0-9A-Fa-f]{1,6})|([0-9]{1,7}));?|\\u\{?([0-9A-Fa-f]{1,6})\}?"
 )
@@ -99,16 +69,12 @@ def _code(found: re.Match[bytes]) -> int:
     return int(parts[2]) if parts[2] else int(parts[1] or parts[3], 16)
 
 
-def _plain(name: str, found: re.Match[bytes], *, octets: bool = False) -> bytes:
-    if octets and 0 <= (code := _code(found)) < 256:
-        return bytes([code])
-    if name == "unicode":
-        return _ascii(found[0])
+def _of_hex(found: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(found[1].decode()) if found[1] else b""
+
+
+def _of_backslash(found: re.Match[bytes]) -> bytes:
     body = found[1]
-    if name in {"url", "quoted-printable", "hex"}:
-        return bytes.fromhex(body.decode()) if body else b""
-    if name == "html":
-        return html.unescape(found[0].decode()).encode(errors="replace")
     if body[:1] in b"uU":
         code = int(body[1:].strip(b"{}"), 16)
         return chr(code).encode(errors="surrogatepass") if code < 0x110000 else b"?"
@@ -119,6 +85,43 @@ def _plain(name: str, found: re.Match[bytes], *, octets: bool = False) -> bytes:
     return _LETTERS.get(body, body)
 
 
+_LETTERS: Final = {
+    **dict(zip((b"n", b"t", b"r", b"b", b"f"), (b"\n", b"\t", b"\r", b"\b", b"\f"), strict=True)),
+    **dict.fromkeys((b"\n", b"\r\n"), b""),
+}
+
+
+class Escape(NamedTuple):
+    """A way to write bytes within text; `mark` is in each of them."""
+
+    name: str
+    mark: bytes
+    pattern: re.Pattern[bytes]
+    undo: Callable[[re.Match[bytes]], bytes]
+
+
+ESCAPES: Final = (
+    Escape("url", b"%", re.compile(rb"%([0-9A-Fa-f]{2})"), _of_hex),
+    Escape(
+        "html",
+        b"&",
+        re.compile(rb"&(#[0-9]{1,7};?|#[xX][0-9A-Fa-f]{1,6};?|[A-Za-z][A-Za-z0-9]{1,30};)"),
+        lambda found: html.unescape(found[0].decode()).encode(errors="replace"),
+    ),
+    Escape(
+        "escape",
+        b"\\",
+        re.compile(
+            rb"\\(u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|x[0-9A-Fa-f]{2}|[0-7]{3}"
+            rb"|\r?\n|[^uUx0-9\n])"
+        ),
+        _of_backslash,
+    ),
+    Escape("quoted-printable", b"=", re.compile(rb"=(?:([0-9A-F]{2})|[ \t]*\r?\n)"), _of_hex),
+    Escape("hex", b"0x", re.compile(rb"0x([0-9A-Fa-f]{2})(?![0-9A-Fa-f])[,; \r\n\t]*"), _of_hex),
+)
+
+
 _IS_TEXT: Final = bytes(int(byte in b"\t\r\n" or 32 <= byte < 127) for byte in range(256))
 _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for byte in range(256))
 
@@ -127,11 +130,10 @@ def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
     """Undo escapes in text, by kind. `held`: from `marks`."""
     wide = _is_text(data)
     text = b""
-    for name, mark, pattern in _ESCAPES:
-        if name == "unicode":
-            if not wide:
-                continue
-        elif name not in held if held is not None else mark not in data:
+    unicode = Escape("unicode", b"", _WIDE, lambda found: _ascii(found[0]))
+    for escape in (*ESCAPES, unicode):
+        is_there = escape.mark in data if held is None else escape.name in held
+        if not (wide if escape is unicode else is_there):
             continue
         text = text or data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
         at = text.find(_TEXT_RUN)
@@ -139,13 +141,13 @@ def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
             end = text.find(b"\0", at)
             end = len(text) if end < 0 else end
             window: list[re.Match[bytes]] = []
-            for found in pattern.finditer(data, at, end):
+            for found in escape.pattern.finditer(data, at, end):
                 if window and found.start() - window[-1].end() >= WINDOW:
-                    yield _unescaped(name, data, window, at, end)
+                    yield _unescaped(escape, data, window, at, end)
                     window = []
                 window.append(found)
             if window:
-                yield _unescaped(name, data, window, at, end)
+                yield _unescaped(escape, data, window, at, end)
             at = text.find(_TEXT_RUN, end)
 
 
@@ -153,7 +155,7 @@ _TEXT_RUN: Final = b"\1" * MIN_RUN
 
 
 def _unescaped(
-    name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int
+    escape: Escape, data: bytes, window: list[re.Match[bytes]], start: int, end: int
 ) -> Decoded:
     """Undo escapes, with the text around them."""
     start = max(start, window[0].start() - WINDOW)
@@ -162,9 +164,11 @@ def _unescaped(
     inner: list[int] = []  # where each decoded text begins inside
     marks: list[tuple[int, int, int]] = []  # its size; its escape's beginning and end outside
     at, inside = start, 0
-    octets = name in {"html", "escape"} and any(_code(found) in _CONTROLS for found in window)
+    # Control characters are in no text: then each code stands for a byte of binary data.
+    octets = any(_code(found) in _CONTROLS for found in window)
     for found in window:
-        text = _plain(name, found, octets=octets)
+        is_byte = octets and 0 <= _code(found) < 256
+        text = bytes([_code(found)]) if is_byte else escape.undo(found)
         inside += found.start() - at
         inner.append(inside)
         marks.append((len(text), found.start(), found.end()))
@@ -185,9 +189,9 @@ def _unescaped(
         return outside(left)[0], outside(max(left, right - 1))[1]
 
     joined = b"".join(out)
-    if name == "escape":  # UTF-16 halves of JSON, written one by one
+    if escape.name == "escape":  # UTF-16 halves of JSON, written one by one
         joined = _SURROGATES.sub(_pair, joined)
-    return Decoded((name,), joined, start, end, locate)
+    return Decoded((escape.name,), joined, start, end, locate)
 
 
 _SURROGATES: Final = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
@@ -277,10 +281,7 @@ def labelled(data: bytes) -> Iterator[Decoded]:
 
 MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
     ("gzip", b"\x1f\x8b\x08"),
-    ("zlib", b"\x78\x9c"),
-    ("zlib", b"\x78\x01"),
-    ("zlib", b"\x78\xda"),
-    ("zlib", b"\x78\x5e"),
+    *(("zlib", b"\x78" + level) for level in (b"\x9c", b"\x01", b"\xda", b"\x5e")),
     ("zstd", b"\x28\xb5\x2f\xfd"),
     ("zip", b"PK\x03\x04"),
 )
@@ -394,15 +395,14 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
 def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
     """Small data backwards or by rot13, if promising."""
     size = len(data)
-    if size <= SMALL:
-        if REVERSED_MARK.search(data) if held is None else "reversed" in held:
-            yield Decoded(
-                ("reversed",), data[::-1], 0, size, lambda start, end: (size - end, size - start)
-            )
-        if ROT13_MARK.search(data) if held is None else "rot13" in held:
-            yield Decoded(
-                ("rot13",), data.translate(ROT13), 0, size, lambda start, end: (start, end)
-            )
+    if size > SMALL:
+        return
+    if REVERSED_MARK.search(data) if held is None else "reversed" in held:
+        yield Decoded(
+            ("reversed",), data[::-1], 0, size, lambda left, right: (size - right, size - left)
+        )
+    if ROT13_MARK.search(data) if held is None else "rot13" in held:
+        yield Decoded(("rot13",), data.translate(ROT13), 0, size, lambda left, right: (left, right))
 
 
 REVERSED_MARK: Final = re.compile(

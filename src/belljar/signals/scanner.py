@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.signals.decoders import (
+    ESCAPES,
     MAGIC,
     REVERSED_MARK,
     ROT13_MARK,
@@ -33,40 +34,25 @@ from belljar.signals.decoders import (
 from belljar.signals.known import KnownValues
 from belljar.signals.patterns import WEAK, Patterns
 from belljar.signals.prefilter import Held, Prefilter, literal
-from belljar.signals.runs import GROUPS, GROUPS_OF_LARGE, decode_run, group_name, runs
+from belljar.signals.runs import GROUP_HINTS, GROUPS_OF_LARGE, decode_run, runs
 from belljar.signals.values import Hit, Scanned, ScanSpec
 
 if TYPE_CHECKING:
     from belljar.signals.decoders import Locate
 
 FROM_BYTES: Final = 256 << 10  # Compiling takes a quarter of a second.
-_INSIDE: Final = (rb"[A-Za-z0-9+/=]", rb"[A-Za-z0-9+/=_-]")
-_OUTSIDE: Final = (rb"[^A-Za-z0-9+/=]", rb"[^A-Za-z0-9+/=_-]")
-
-
-# A negative gap: `-_` are of the group.
-_GROUPS: Final = {
-    group_name(size, gap): rb"(?:%s{%d}%s{%d}){%d}"
-    % (_INSIDE[gap < 0], size, _OUTSIDE[gap < 0], abs(gap), times)
-    for size, gap, times in GROUPS
-}
 _MAGIC: Final = {magic.hex(): literal(magic) for _, magic in MAGIC}
-_ESCAPES: Final = {
-    "url": rb"%[0-9A-Fa-f]{2}",
-    "html": rb"&(?:#[0-9]|#[xX][0-9A-Fa-f]|[A-Za-z][A-Za-z0-9]{1,30};)",
-    "escape": rb"\\(?:u|U|x|[0-7]{3}|\r?\n|[^uUx0-9\n])",
-    "quoted-printable": rb"=(?:[0-9A-F]{2}|[ \t]*\r?\n)",
-    "hex": rb"0x[0-9A-Fa-f]{2}",
-}
+# Hyperscan knows no lookahead: it gets what stands before it.
+_ESCAPES: Final = {escape.name: escape.pattern.pattern.partition(b"(?!")[0] for escape in ESCAPES}
 _OF_SMALL: Final = {
     "reversed": REVERSED_MARK.pattern.replace(rb"\Z", rb"\z"),
     "rot13": ROT13_MARK.pattern,
 }
-_LARGE_GROUPS: Final = {name: text for name, text in _GROUPS.items() if name in GROUPS_OF_LARGE}
+_LARGE_GROUPS: Final = {name: GROUP_HINTS[name] for name in GROUPS_OF_LARGE}
 _large = Prefilter(_LARGE_GROUPS | _MAGIC | _ESCAPES, places=frozenset((*_LARGE_GROUPS, *_MAGIC)))
 _small = Prefilter(
-    _GROUPS | _MAGIC | _ESCAPES | _OF_SMALL,
-    places=frozenset((*_GROUPS, *_MAGIC)),
+    GROUP_HINTS | _MAGIC | _ESCAPES | _OF_SMALL,
+    places=frozenset((*GROUP_HINTS, *_MAGIC)),
     from_bytes=FROM_BYTES,
 )
 

@@ -24,6 +24,7 @@ def finding(state: State) -> Finding:
     return Finding(name="a way", state=state, how="looked", evidence="")
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize("state", [State.PRESENT, State.UNKNOWN])
 def test_one_way_that_is_not_absent_is_no_air_gap(state: State) -> None:
     """Only findings that are all absent make an air gap; none at all do not."""

@@ -164,6 +164,7 @@ FAULTS = (truncate, lengthen, alter, remove, add, link, link_folder, pipe)
 FORGERIES = (change_manifest, empty_manifest, change_about, garble_signature)
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize("fault", [*FAULTS, *FORGERIES], ids=lambda fault: fault.__name__)
 def test_a_bundle_with_a_fault_installs_nothing(
     fault: Callable[[Path], None], bundle: Path, key: SigningKey, tmp_path: Path
@@ -191,6 +192,7 @@ def install(bundle: Path, home: Path, key: SigningKey, *, allow_older: bool = Fa
     )
 
 
+@pytest.mark.promise("1.10")
 @pytest.mark.parametrize(
     "path",
     [
@@ -259,6 +261,37 @@ def test_a_newer_bundle_replaces_an_older_one_and_not_the_reverse(
     assert (home / "share/docs/a.md").read_bytes() == b"first"
 
 
+def test_what_is_installed_over_an_older_one_is_the_newer_one_alone(
+    bundle: Path, key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory whose packages are installed has no file that the manifest does not name:
+    install.sh would refuse it."""
+    seen: list[set[str]] = []
+
+    def run_script(argv: list[str], **_: object) -> None:
+        top = Path(argv[1]).parent
+        assert argv[1:3] == [str(top / "install.sh"), "--packages"]
+        seen.append({str(path.relative_to(top)) for path in top.rglob("*") if path.is_file()})
+
+    monkeypatch.setattr("belljar.bundle.install.run_logged", run_script)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    home = tmp_path / "home"
+    for _ in range(2):
+        install_bundle(
+            home,
+            bundle,
+            expected_key=key.fingerprint,
+            packages=True,
+            allow_older=False,
+            report=silent,
+        )
+    # The documentation is in the store by then
+    assert seen == [{ABOUT, SUMS}] * 2
+    assert {path.name for path in (home / "share/docs").rglob("*.md")} == {"a.md", "c.md"}
+    assert list((home / "tmp").iterdir()) == []
+
+
+@pytest.mark.promise("1.10")
 def test_a_medium_that_changes_after_it_was_verified_is_caught(
     bundle: Path, key: SigningKey, tmp_path: Path
 ) -> None:

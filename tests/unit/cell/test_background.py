@@ -21,6 +21,7 @@ async def chatty(guest: FakeGuest, op: GuestOp) -> None:
     await guest.until_killed(op)
 
 
+@pytest.mark.promise("4.2")
 async def test_its_output_is_taken_while_nobody_waits() -> None:
     """What it says is there without any other operation; its number is the record's."""
     async with staged({b"chatty": chatty}) as stage:
@@ -36,6 +37,7 @@ async def test_its_output_is_taken_while_nobody_waits() -> None:
         assert (command.running, (await command.wait()).stdout_dropped_bytes) == (False, 2)
 
 
+@pytest.mark.promise("4.2")
 async def test_it_ends_with_its_cell() -> None:
     """Destroying the cell ends every command first, so that each end is on record before the
     cell's."""
@@ -63,6 +65,7 @@ async def test_a_cell_is_destroyed_though_its_commands_can_not_be_recorded(
         assert stage.cell.destruction is not None
 
 
+@pytest.mark.promise("4.2")
 async def test_a_cell_that_dies_is_told_to_who_waits() -> None:
     """As for any other operation; what came before is still there."""
     async with staged({b"chatty": chatty}) as stage:

@@ -21,6 +21,7 @@ from belljar.events import Kind
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.promise("3.5")
 async def test_the_old_machine_neither_forges_nor_hides_a_trace() -> None:
     """A port or directory that it names of itself is not searched for, and what it keeps back is;
     the record says that this was not left there."""

@@ -20,6 +20,7 @@ from belljar.events import Kind
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.promise("4.3")
 @given(st.integers() | st.text() | st.booleans())
 def test_a_target_is_a_port_or_an_absolute_path(target: int | str) -> None:
     """Anything else is refused before anything is asked of the cell."""
@@ -35,6 +36,7 @@ def test_a_target_is_a_port_or_an_absolute_path(target: int | str) -> None:
         assert "\0" not in parsed.name
 
 
+@pytest.mark.promise("4.3")
 @given(st.integers(min_value=0, max_value=255))
 def test_every_first_byte_of_a_guest_means_something(code: int) -> None:
     """Zero is a connection; every other byte an `OSError` with that number, never another kind."""
@@ -65,6 +67,7 @@ async def relay(guest: FakeGuest, op: GuestOp) -> None:
     await guest.finish(op, g.EXITED, 0)
 
 
+@pytest.mark.promise("5.3")
 async def test_a_stream_is_on_record() -> None:
     """Its target before, its bytes both ways afterwards, with what nobody received."""
     async with staged({b"connect": relay}) as stage:
@@ -94,6 +97,7 @@ async def refuse(guest: FakeGuest, op: GuestOp) -> None:
     await guest.finish(op, g.EXITED, 0)
 
 
+@pytest.mark.promise("5.3")
 async def test_no_connection_is_on_record() -> None:
     """With the reason's number; a relay that says nothing at all is an error too."""
 
@@ -110,6 +114,7 @@ async def test_no_connection_is_on_record() -> None:
             assert "errno" in stage.last(Kind.CONNECT_FAILED).data
 
 
+@pytest.mark.promise("5.3")
 async def test_a_cell_that_dies_ends_the_stream() -> None:
     """With the cause, for who waits for bytes; what went by is on record."""
 

@@ -36,6 +36,7 @@ def test_whatever_a_passwd_says_a_home_is_an_absolute_path(passwd: bytes, user: 
     assert home.isprintable()
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize("constant_s", [0, 1, 315_532_800])
 def test_an_image_of_one_constant_time_has_decoys_of_that_time(constant_s: float) -> None:
     """Reproducible builds; an ordinary image is older than now, and a decoy older than it."""

@@ -25,6 +25,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.promise("5.3")
 async def test_an_upload_is_on_record(tmp_path: Path) -> None:
     """With each file's digest; its contents reach the guest and not the record."""
     (tmp_path / "d").mkdir()
@@ -41,6 +42,7 @@ async def test_an_upload_is_on_record(tmp_path: Path) -> None:
         assert stage.last(Kind.FILES_COMPLETED).data["sha256"] == done.sha256
 
 
+@pytest.mark.promise("5.3")
 async def test_a_download_is_on_record(tmp_path: Path) -> None:
     """With its counts; a failed one leaves nothing, and says why."""
     async with staged() as stage:

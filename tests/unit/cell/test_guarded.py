@@ -174,6 +174,7 @@ def test_a_services_stream_is_its_own_also_when_its_end_is_told_late() -> None:
     assert inner.kinds() == [Kind.NETWORK_STREAM, Kind.DECOY_TOUCHED, Kind.NETWORK_STREAM]
 
 
+@pytest.mark.promise("5.7")
 def test_an_automaton_that_does_not_fit_is_the_policys_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,6 +191,7 @@ def test_an_automaton_that_does_not_fit_is_the_policys_error(
     recorder.close()
 
 
+@pytest.mark.promise("5.7")
 def test_a_value_sent_in_single_characters_is_found_whatever_repeats_in_it() -> None:
     """Two messages that are the same are two pieces."""
     inner = MemoryRecorder()
@@ -203,6 +205,7 @@ def test_a_value_sent_in_single_characters_is_found_whatever_repeats_in_it() -> 
     assert inner.kinds().count(Kind.GUARD_HIT) == 1
 
 
+@pytest.mark.promise("5.7")
 def test_what_a_flooded_record_keeps_nothing_of_is_on_record_as_not_scanned() -> None:
     """A body without a byte that is kept."""
     inner, recorder = guarded()

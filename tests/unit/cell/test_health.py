@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Health, Health, Cause | None]] = {
 }
 
 
+@pytest.mark.promise("7.5")
 @pytest.mark.parametrize("name", CASES)
 def test_what_changed_since_the_baseline_is_damage(name: str) -> None:
     """Each kind has its cause; what was so from the start is none."""
@@ -65,6 +66,7 @@ def test_the_script_says_what_is_read() -> None:
     assert read_health(ExecOutput(returncode=0, code=0, stdout=done.stdout)) == SOUND
 
 
+@pytest.mark.promise("7.5")
 @given(stdout=st.binary(max_size=9000), code=st.integers(0, 255))
 def test_no_answer_of_a_guest_is_more_than_known_words(stdout: bytes, code: int) -> None:
     """Any bytes are read; nothing of them but known programs is kept, and none makes an error."""

@@ -117,6 +117,7 @@ def test_a_directory_that_is_there_is_added_to(tmp_path: Path) -> None:
     assert (target / "a" / "own").read_text() == "own"
 
 
+@pytest.mark.promise("4.3")
 def test_a_directory_never_goes_through_a_link_that_is_there(tmp_path: Path) -> None:
     """A link to a directory is in the way of a directory, whatever is asked."""
     tree = tree_of(tmp_path)

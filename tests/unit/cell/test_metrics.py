@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from belljar.cell.health import join_metrics
 from belljar.channel.trees import Usage
 from belljar.isolation.cgroup import HostUsage
@@ -20,6 +22,7 @@ GUEST = Usage(
 )
 
 
+@pytest.mark.promise("4.6")
 def test_the_host_is_believed_first() -> None:
     """A count of the host's is never replaced by the guest's; what only the guest tells is
     marked."""

@@ -119,6 +119,7 @@ async def test_without_one_ready_the_taker_opens_his_own() -> None:
         assert it.taken() == []
 
 
+@pytest.mark.promise("6.4")
 async def test_a_hold_that_comes_while_a_cell_is_waited_for_counts() -> None:
     """The taker gets the refusal, not the cell; the cell is destroyed."""
     refusals = iter([None, HostError("held")])
@@ -136,6 +137,7 @@ async def test_a_hold_that_comes_while_a_cell_is_waited_for_counts() -> None:
         assert it.ahead[0].destroyed
 
 
+@pytest.mark.promise("3.4")
 async def test_many_takers_never_share_a_cell() -> None:
     """Ten at once, from a pool of two: ten cells."""
     had: list[str] = []
@@ -287,6 +289,7 @@ async def test_a_cell_that_died_is_not_given_out() -> None:
     assert it.ahead[0].reason == pools.Discard.DEAD
 
 
+@pytest.mark.promise("3.4")
 async def test_a_void_warm_up_is_not_given_out() -> None:
     """The cell goes, the pool goes on when somebody asks again, and the taker opens his own."""
     cells = FakeCells()
@@ -333,6 +336,7 @@ async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None
     assert it.ahead[0].reason == pools.Discard.STALE
 
 
+@pytest.mark.promise("3.4")
 async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even while it still stands: the taker opens his own."""
     async with stand() as it:
@@ -343,6 +347,7 @@ async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) ->
         assert it.taken() == []
 
 
+@pytest.mark.promise("3.4")
 async def test_a_cell_that_can_not_be_made_ahead_fails_nothing() -> None:
     """It is counted; the taker opens his own and gets the real error if there is one."""
     async with stand() as it:

@@ -29,8 +29,10 @@ def checked(event: Event) -> dict[str, JsonValue]:
 
 def finished(output: ExecOutput, *, timeout_s: float | None = None) -> Event:
     """The event of a command that ended, with output and input."""
-    bodies = {name: body_of(name, name.encode()) for name in ("stdout", "stderr", "stdin")}
-    return record.exec_finished(OPERATION, output, timeout_s=timeout_s, **bodies)
+    stdout, stderr, stdin = (body_of(name, name.encode()) for name in ("stdout", "stderr", "stdin"))
+    return record.exec_finished(
+        OPERATION, output, timeout_s=timeout_s, stdout=stdout, stderr=stderr, stdin=stdin
+    )
 
 
 def test_a_start_names_the_environment_but_not_its_values() -> None:

@@ -20,7 +20,7 @@ from belljar.cell.range import Range
 from belljar.cell.revert import MAX_RETIRING, revertible
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
-from belljar.isolation.hold import KillOrder, new_order
+from belljar.isolation.hold import KillOrder, new_order, raise_if_killed
 from belljar.isolation.jail import JailEnd
 from belljar.policy import Risk
 
@@ -173,6 +173,24 @@ async def test_a_kill_order_during_the_exchange_ends_it(named: str) -> None:
         assert (cell.id, machines.alive, machines.orders["c1"]) == ("c1", ["c1"], order)
         assert machines.failed == ["c1"] * (named != "c1")
     assert Kind.CELL_REVERTED not in {kind for _, kind, _ in machines.noted}
+
+
+async def test_a_kill_order_for_a_machine_in_the_making_ends_the_cell() -> None:
+    """Nothing of it can be asked yet; the order is in the error."""
+    machines, order = Machines(), new_order("cells", "a test")
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[Range]:
+        async with machines.make() as made:
+            if made.cell.id == "c2":
+                raise_if_killed(order, where="cell c2")
+            yield made
+
+    async with revertible(make) as opened:
+        with pytest.raises(CellError, match="killed"):
+            await opened.cell.revert()
+        assert (machines.alive, machines.failed) == (["c1"], ["c1"])
+        assert machines.orders["c1"] == order
 
 
 @pytest.mark.parametrize("when", ["before its end", "after its end, by a rule"])

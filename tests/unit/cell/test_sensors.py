@@ -13,6 +13,7 @@ pytestmark = pytest.mark.anyio
 FILES = {"/a": "aws", "/b": "ssh"}
 
 
+@pytest.mark.promise("5.6")
 async def test_a_touch_names_its_decoy() -> None:
     """By the path that was given; the start is on record first, and what isn't watched."""
     touches = list[Touch]()
@@ -32,6 +33,7 @@ async def test_a_touch_names_its_decoy() -> None:
     ]
 
 
+@pytest.mark.promise("5.6")
 async def test_a_sensor_that_fails_is_on_record_and_no_error() -> None:
     """When it can't start, and when it ends before its time."""
     async with staged() as stage:

@@ -61,6 +61,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     shutil.rmtree(tmp_path / "journal", ignore_errors=True)
 
 
+@pytest.mark.promise("6.4")
 @pytest.mark.parametrize(
     ("stop", "ends"),
     [(Stop.SAMPLE, (OWN,)), (Stop.RUN, (OWN, BESIDE)), (Stop.ALL, (OWN, BESIDE, OTHER))],
@@ -103,6 +104,7 @@ class Full:
         raise LedgerError("no room")
 
 
+@pytest.mark.promise("6.4")
 def test_it_acts_where_nothing_can_be_recorded(world: World) -> None:
     """Neither the event nor the stop is recorded: the cells end, and the caller gets the error."""
     stopper = Stopper(run_id=RUN, recorder=Full(), home=world.home)
@@ -118,6 +120,7 @@ def test_without_a_rule_nothing_happens(world: World) -> None:
     assert world.ended()
 
 
+@pytest.mark.promise("6.4")
 def test_a_breach_that_is_raised_stops_the_run(world: World) -> None:
     """Whatever is on record of it; and the breach goes on to whoever is to hear it."""
     with start_run("cell", "test", [], home=world.home) as run:

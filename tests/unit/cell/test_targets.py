@@ -56,6 +56,7 @@ def loaded_of(folder: Path) -> tuple[LoadedPolicy, dict[str, StandInPlan]]:
     return loaded, {item.id: item for item in plan_network(loaded.policy.network, folder).stand_ins}
 
 
+@pytest.mark.promise("2.5")
 def test_a_target_has_its_own_and_nothing_of_the_agents(tmp_path: Path) -> None:
     """Image, environment, files and limits are the stand-in's; the risk is the range's; it has no
     network of its own."""
@@ -68,6 +69,7 @@ def test_a_target_has_its_own_and_nothing_of_the_agents(tmp_path: Path) -> None:
     assert [file.target for file in policy.files] == ["/srv/a.txt"]
 
 
+@pytest.mark.promise("2.5")
 def test_the_tier_is_at_least_the_ranges(tmp_path: Path) -> None:
     """Raised by the stand-in; whoever raises the range's raises every target's."""
     loaded, plans = loaded_of(tmp_path)

@@ -74,6 +74,7 @@ async def put(cell: Asked, data: TaskData) -> None:
     await put_in(cell, data)  # type: ignore[arg-type] # it has what is used of one
 
 
+@pytest.mark.promise("1.7")
 async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
     """They are root's, with their modes; each source is on record with its digest."""
     (tmp_path / "a").write_text("contents")
@@ -85,6 +86,7 @@ async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
     assert "contents" not in str(cell.notes)
 
 
+@pytest.mark.promise("1.7")
 async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None:
     """As a mount hides what is below it; empty directories, modes and links too. Another tree has
     another digest."""
@@ -109,6 +111,7 @@ async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None
     assert cell.notes[1]["sha256"] != note["sha256"]
 
 
+@pytest.mark.promise("1.5")
 async def test_names_are_added_to_the_hosts_file(tmp_path: Path) -> None:
     """Behind what the image has, each on a line of its own."""
     cell = Asked()

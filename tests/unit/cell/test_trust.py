@@ -60,6 +60,7 @@ def make(root: Path, *files: str) -> None:
             (root / name.lstrip("/")).write_text(OTHERS)
 
 
+@pytest.mark.promise("2.5")
 @pytest.mark.parametrize(
     ("files", "bundle", "anchor"),
     [
@@ -97,6 +98,7 @@ def test_where_a_distribution_looks(
     ]
 
 
+@pytest.mark.promise("2.5")
 def test_by_hash(tmp_path: Path, pem: str) -> None:
     """OpenSSL finds it in the directory alone, with nothing told."""
     root = tmp_path / "root"

@@ -209,6 +209,7 @@ async def test_requests_that_can_not_be_sent() -> None:
 # ---- many at once
 
 
+@pytest.mark.promise("4.3")
 async def test_a_thousand_queue_in_order() -> None:
     """No more run at once than the limit; the rest start in the order they came; each gets its own
     answer."""
@@ -302,6 +303,7 @@ async def test_leaving_the_block_kills() -> None:
         assert guest.ops == {}
 
 
+@pytest.mark.promise("4.1")
 async def test_the_hosts_own_deadline() -> None:
     """A guest that forgets its timeout is reminded: the tree is killed and the outcome says that it
     timed out."""
@@ -318,6 +320,7 @@ async def test_the_hosts_own_deadline() -> None:
         assert guest.files == {}
 
 
+@pytest.mark.promise("4.1")
 async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
     """No RESULT after the kill: the guest is wedged, the caller and everyone else is told so, in
     bounded time."""

@@ -21,6 +21,7 @@ from belljar.errors import CellError, ProtocolViolation
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.promise("4.1")
 @pytest.mark.parametrize(
     "said",
     [

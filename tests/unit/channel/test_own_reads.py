@@ -23,6 +23,7 @@ async def test_a_read_is_told_before_and_after() -> None:
     assert heard == [("/b/c", "begins"), ("/b/c", "ended")]
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_what_is_queued_before_a_read_is_taken_in_before_it() -> None:
     """A sensor settles what the guest did until then, and hears of the host's read after it."""

@@ -101,6 +101,7 @@ def test_hostile_bytes(parts: list[bytes]) -> None:
         pass
 
 
+@pytest.mark.promise("4.3")
 @pytest.mark.parametrize(
     "stream",
     [

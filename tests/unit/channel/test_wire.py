@@ -270,6 +270,7 @@ def test_byte_by_byte() -> None:
     assert len([event for byte in said for event in wire.feed(bytes((byte,)))]) == 7
 
 
+@pytest.mark.promise("4.1")
 @settings(max_examples=500)
 @given(st.lists(st.binary(max_size=200), max_size=10))
 def test_hostile_bytes(pieces: list[bytes]) -> None:

@@ -101,6 +101,7 @@ def test_data_has_a_byte() -> None:
     refused(with_exec(), g.frame(g.DATA, 1, b""), "without a byte")
 
 
+@pytest.mark.promise("4.1")
 def test_output_stays_within_its_cap() -> None:
     """Each stream's cap holds; the last byte that is allowed is taken, the next is refused."""
     wire = with_exec(caps=(3, 0))
@@ -113,6 +114,7 @@ def test_output_stays_within_its_cap() -> None:
     refused(wire, data(1, b"d"), "0 were granted")
 
 
+@pytest.mark.promise("4.1")
 def test_output_stays_within_its_credit() -> None:
     """One window of 1 MiB for both streams together; CREDIT gives back what was taken and no
     more."""

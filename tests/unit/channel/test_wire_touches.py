@@ -52,6 +52,7 @@ def test_touches_are_reported_until_the_watch_ends() -> None:
     refused(wire, touched(), "on file 0")
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     ("make", "said", "why"),
     [

@@ -44,6 +44,7 @@ def checked(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, d
     return code, said
 
 
+@pytest.mark.promise("1.5")
 def test_each_sample_of_a_task_has_an_outcome(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_limit_leaves_samples_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert [item["image"] for item in missing] == ["team/i-1", "team/i-0"]
 
 
+@pytest.mark.promise("1.5")
 def test_a_drawn_order_leaves_no_sample_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a seed any sample may be within the limit of a run; with one, the order is known."""
     words = ("task.py@many", "--limit", "1", "--policy", "low", "--sample-shuffle")
@@ -79,6 +81,7 @@ def test_a_drawn_order_leaves_no_sample_out(capsys: pytest.CaptureFixture[str]) 
     assert counts == [4, 1]
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("ids", "code", "images"),
     [
@@ -110,6 +113,7 @@ def test_the_text_names_what_is_amiss(capsys: pytest.CaptureFixture[str]) -> Non
     assert "belljar setup" in capsys.readouterr().out
 
 
+@pytest.mark.promise("1.1")
 def test_a_compose_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """With its path, in the text too."""
     assert run(["check", "none/compose.yaml"]) == 4
@@ -145,6 +149,7 @@ def test_usage_and_files_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err
 
 
+@pytest.mark.promise("1.5")
 def test_hostile_words_of_a_task_are_escaped(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

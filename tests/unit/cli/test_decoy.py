@@ -43,6 +43,7 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return minted.values[0].text
 
 
+@pytest.mark.promise("5.6")
 def test_a_value_names_its_sample(
     token: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         assert parsed(*line.split()[2:])[1]
 
 
+@pytest.mark.promise("1.2")
 def test_which_tiers_were_passed_over_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +230,7 @@ def test_which_tiers_were_passed_over_is_told(
     assert err == ""
 
 
+@pytest.mark.promise("1.2")
 def test_a_skipped_tier_is_reported_once_per_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""`belljar guard scan` and `belljar guard test`."""
+"""`belljar guard scan`."""
 
 from __future__ import annotations
 
@@ -70,24 +70,3 @@ def test_a_protected_file_that_is_missing_is_the_policys_fault(
     (here / "b.txt").write_text("nothing")
     assert run(["guard", "scan", "--policy", "policy.yaml", "b.txt"]) == 4
     assert "customers.csv" in capsys.readouterr().err
-
-
-def test_cases_are_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 when each is as expected, 1 when one is not, 4 with the line of a broken one."""
-    data = base64.b64encode(b"codename: ORCHID-7731-DELTA").decode()
-    good = {
-        "id": "a",
-        "expect": "flag",
-        "class": "protected",
-        "channel": "file",
-        "data_base64": data,
-    }
-    (here / "c.jsonl").write_text(json.dumps(good))
-    assert run(["guard", "test", "--policy", "policy.yaml", "--json", "c.jsonl"]) == 0
-    assert json.loads(capsys.readouterr().out)["recall"] == 1.0
-    (here / "c.jsonl").write_text(json.dumps(good | {"expect": "pass"}))
-    assert run(["guard", "test", "--policy", "policy.yaml", "c.jsonl"]) == 1
-    assert "a (file)" in capsys.readouterr().out
-    (here / "c.jsonl").write_text(json.dumps(good) + "\n{")
-    assert run(["guard", "test", "c.jsonl"]) == 4
-    assert "c.jsonl:2" in capsys.readouterr().err

@@ -59,6 +59,7 @@ def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     assert third.why
 
 
+@pytest.mark.promise("1.8")
 def test_different_builds_of_one_name_are_refused_before_anything_is_got(tmp_path: Path) -> None:
     """Of two compose files: neither image is the other's."""
     for task in ("one", "two"):

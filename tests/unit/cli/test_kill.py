@@ -60,6 +60,7 @@ def test_what_can_not_be_meant_is_refused(
     assert "belljar ps" in capsys.readouterr().err
 
 
+@pytest.mark.promise("6.4")
 def test_hold_and_release(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`ps` says that the store is held and why; then it is released, once."""
     assert run(["kill", "--all", "--hold", "--reason", "incident 7"]) == 0
@@ -76,6 +77,7 @@ def test_hold_and_release(store: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.promise("6.4")
 @pytest.mark.parametrize("words", [["exec", "--", "id"], ["probe"], ["plan", "low"]])
 def test_a_held_host_says_so(
     store: Path, words: list[str], capsys: pytest.CaptureFixture[str]

@@ -201,6 +201,7 @@ def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(
         failing(error)
 
 
+@pytest.mark.promise("1.3")
 def test_a_lack_of_descriptors_is_the_hosts(
     failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> No
     assert "h2_settings" not in told
 
 
+@pytest.mark.promise("5.4")
 def test_how_a_request_is_known_is_told() -> None:
     """Those between cells apart, as read afterwards; what was said in two ways, and what was left
     out, in words; all of it in the JSON too."""
@@ -174,6 +175,7 @@ def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> No
     assert "more sample(s): findings.json in the run directory" in capsys.readouterr().out
 
 
+@pytest.mark.promise("5.4")
 @given(st.text(max_size=80))
 def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
     """Whatever stands on record, wherever it stands; and however much of it, the report stays
@@ -207,6 +209,7 @@ def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
         assert sum(map(len, told)) < 100_000
 
 
+@pytest.mark.promise("5.4")
 def test_what_was_refused_is_summed_up() -> None:
     """Each place that a cell tried by itself, by name; what went while it was probed apart; names,
     TLS, attempts and limits."""

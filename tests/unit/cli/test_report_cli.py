@@ -38,6 +38,7 @@ def evaluated(home: Path) -> Path:
     return run_evaluation(request).path
 
 
+@pytest.mark.promise("7.7")
 def test_a_page_is_beside_the_sealed_run_and_the_same_each_time(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_page_is_beside_the_sealed_run_and_the_same_each_time(
     assert list(home.parent.rglob(".*.html.*")) == []
 
 
+@pytest.mark.promise("7.7")
 def test_a_record_that_was_changed_says_so_in_the_page(home: Path) -> None:
     """A changed, truncated or unknown record is alarm and exit code 1; the page is still made."""
     path = evaluated(home)

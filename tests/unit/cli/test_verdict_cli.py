@@ -3,8 +3,10 @@ Inspect: real Inspect and ledger, fake cells."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,7 @@ def plain_eval(**options: Any) -> list[inspect_ai.log.EvalLog]:  # noqa: ANN401 
     )
 
 
+@pytest.mark.promise("7.1")
 def test_a_run_is_judged_by_every_name(
     home: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +124,7 @@ def test_what_does_not_exist_is_a_usage_error(
     assert "no run" in capsys.readouterr().err
 
 
+@pytest.mark.promise("7.1")
 def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
     """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it
     is contained."""
@@ -136,6 +140,7 @@ def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
     assert {sample["verdict"] for sample in findings["samples"]} == {"void"}
 
 
+@pytest.mark.promise("7.1")
 def test_a_record_changed_after_its_sealing_is_void(home: Path, said: Said) -> None:
     """What the run recorded of itself stands in the list, named so; its evidence no longer bears it
     out."""
@@ -146,6 +151,7 @@ def test_a_record_changed_after_its_sealing_is_void(home: Path, said: Said) -> N
     assert said("last")[0] == 2
 
 
+@pytest.mark.promise("7.1")
 def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
     """Nothing ran: the exit code is that of the refusal, now as then."""
     cells = RecordedCells()
@@ -165,6 +171,7 @@ def test_a_run_of_another_kind_has_no_samples(home: Path, said: Said) -> None:
     assert (code, findings["verdict"]) == (2, "void")
 
 
+@pytest.mark.promise("7.1")
 def test_a_plain_inspect_run_says_its_verdict(
     home: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +204,7 @@ def codes(findings: dict[str, Any]) -> set[str]:
     return {reason["code"] for reason in reasons}
 
 
+@pytest.mark.promise("7.1")
 def test_a_plain_runs_log_that_is_gone_is_missing_evidence(home: Path, said: Said) -> None:
     """Void, until somebody says where it is."""
     under_inspect(home, plain_eval)
@@ -208,6 +216,7 @@ def test_a_plain_runs_log_that_is_gone_is_missing_evidence(home: Path, said: Sai
     assert said("last", "--log", str(moved))[0] == 1
 
 
+@pytest.mark.promise("7.1")
 def test_a_plain_run_without_samples_in_its_log_is_void(home: Path, said: Said) -> None:
     """`--no-log-samples` under plain Inspect: nothing can be judged, and that is said."""
     under_inspect(home, lambda: plain_eval(log_samples=False))
@@ -235,6 +244,7 @@ def forged(run: str):
 """
 
 
+@pytest.mark.promise("7.2")
 def test_a_data_set_cant_say_that_a_sample_is_another_runs(home: Path, said: Said) -> None:
     """A sample without a cell that names a run of the store, one that was contained: it has no
     cell."""
@@ -256,6 +266,7 @@ def test_a_data_set_cant_say_that_a_sample_is_another_runs(home: Path, said: Sai
     assert codes == {"a": [], "b": ["no_cell"]}
 
 
+@pytest.mark.promise("7.2")
 def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(
     home: Path, said: Said
 ) -> None:
@@ -289,3 +300,58 @@ def test_the_list_has_the_verdict_that_was_recorded(
     assert [run["verdict"] for run in json.loads(capsys.readouterr().out)] == ["contained", ""]
     belljar(["runs"])
     assert "contained" in capsys.readouterr().out
+
+
+@pytest.mark.promise("5.2")
+def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
+    home: Path, said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the same without bodies, and void without Inspect's log; page and export say so too."""
+    run, copy = evaluated(home), tmp_path / "copy"
+    before = said(run.name)[1]["verdict"]
+    assert belljar(["share", run.name, str(copy), "--redact", "other", "--redact", "packets"]) == 0
+    code, found = said(str(copy))
+    assert found["verdict"] == before
+    assert "were redacted" in found["left_out"]
+    assert belljar(["export", str(copy), "--format", "intoto"]) == 1
+    assert "were redacted" in capsys.readouterr().err
+    assert belljar(["report", str(copy)]) == 0
+    assert "left out on purpose" in (tmp_path / "copy.html").read_text()
+    assert belljar(["purge", run.name, "--force"]) == 0
+    assert not (home / "reports" / f"{run.name}.html").exists()
+    code, found = said(run.name)
+    assert (code, found["verdict"]) == (2, "void")
+    assert f"the verdict was: {before}" in found["left_out"]
+    assert "log_missing" in {each["code"] for each in found["problems"]}
+    capsys.readouterr()
+    assert belljar(["ledger", "verify", run.name]) == 0
+    assert belljar(["ledger", "verify", run.name, "--strict"]) == 1
+    assert "were purged on 20" in capsys.readouterr().out
+
+
+def test_one_log_that_is_left_out_is_missing_evidence(home: Path, said: Said) -> None:
+    """Though others are there, and a statement names it: nobody knows what it said."""
+    words = ["task.py", "task.py", "--model", "mockllm/model", "--no-fail-on-error"]
+    request = RunRequest(inspect_args=words, quiet=True, home=home, source=RecordedCells())
+    run = run_evaluation(request).path
+    logs = {log: log.read_bytes() for log in sorted((run / "inspect").iterdir())}
+    assert len(logs) > 1
+    assert belljar(["purge", run.name, "--force", "--class", "logs"]) == 0
+    for log, content in [*logs.items()][1:]:
+        log.parent.mkdir(exist_ok=True)
+        log.write_bytes(content)
+    code, found = said(run.name)
+    assert (code, found["verdict"]) == (2, "void")
+    assert "log_missing" in {each["code"] for each in found["problems"]}
+
+
+def test_a_purge_asks_first_and_a_dry_run_deletes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer, nothing is deleted."""
+    run = evaluated(home)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert belljar(["purge", run.name, "--dry-run", "--json"]) == 0
+    assert belljar(["purge", run.name, "--json"]) == 2
+    assert belljar(["purge", run.name]) != 0
+    assert not (run / "omissions.jsonl").exists()

@@ -25,6 +25,7 @@ def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
     return builds_of(read_document(directory / "compose.yaml"))
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize(
     ("written", "context", "dockerfile"),
     [
@@ -53,6 +54,7 @@ def test_paths_are_below_the_tasks_package(
     assert (":" in build.image) == ("dockerfile" in written)
 
 
+@pytest.mark.promise("1.8")
 def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> None:
     """Compose files beside each other whose services have one name and different Dockerfiles,
     arguments or targets name different images; the same build has the same name."""
@@ -71,6 +73,7 @@ def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> Non
     assert len(names) == len(kinds)
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize(
     "written",
     [
@@ -99,6 +102,7 @@ def test_a_dockerfile_within_the_file(tmp_path: Path) -> None:
     assert build.image.startswith("task-web:")
 
 
+@pytest.mark.promise("1.8")
 def test_arguments_come_from_the_file_alone(tmp_path: Path) -> None:
     """Arguments are a mapping or a list; a name without a value takes nothing from this host's
     environment."""
@@ -106,6 +110,7 @@ def test_arguments_come_from_the_file_alone(tmp_path: Path) -> None:
     assert (dict(build.args), build.target) == ({"A": "1"}, "final")
 
 
+@pytest.mark.promise("1.8")
 def test_a_dockerfile_alone_is_what_inspect_makes_of_it(tmp_path: Path) -> None:
     """Its service idles, has no network, and is built in the Dockerfile's directory."""
     (tmp_path / "X.Dockerfile").touch()

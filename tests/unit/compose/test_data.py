@@ -94,6 +94,7 @@ def mounts(services: dict[str, Any], volumes: dict[str, Any]) -> dict[str, Conve
     return found
 
 
+@pytest.mark.promise("1.5")
 def test_two_services_share_no_directory() -> None:
     """Nor has one service a volume twice."""
     for services in (
@@ -134,6 +135,7 @@ def data_of(files: TaskFiles | None, *mounts: Any) -> Composed:  # noqa: ANN401 
     return read_compose({"services": {"s": {"image": "i", "volumes": list(mounts)}}}, files)
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize(
     ("mount", "said"),
     [
@@ -157,6 +159,7 @@ def test_a_directory_of_the_task_is_copied(files: TaskFiles, mount: Any, said: s
     assert (fact.kind, fact.key, said in fact.detail) == (Kind.CHANGED, "volumes", True)
 
 
+@pytest.mark.promise("1.7")
 def test_what_is_not_there_is_an_empty_directory(files: TaskFiles) -> None:
     """As Compose makes one; but there is nothing to read in one that can only be read."""
     found = data_of(files, "./none:/none")
@@ -167,6 +170,7 @@ def test_what_is_not_there_is_an_empty_directory(files: TaskFiles) -> None:
             data_of(files, mount)
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize(
     "source",
     [
@@ -190,6 +194,7 @@ def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles, sourc
             data_of(files, f"{source}:/target{options}")
 
 
+@pytest.mark.promise("1.7")
 def test_a_cell_takes_so_much(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all its mounts together."""
     monkeypatch.setattr(keys, "MAX_BYTES", 6)

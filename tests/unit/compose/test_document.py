@@ -125,6 +125,7 @@ def test_what_has_no_name_of_its_own_is_left_as_it_is(tmp_path: Path, text: str)
     assert "image" not in str(read_document(tmp_path / "compose.yaml"))
 
 
+@pytest.mark.promise("1.7")
 def test_nothing_of_another_file_is_shown(tmp_path: Path) -> None:
     """A secret that is called like a compose file, whatever is wrong with it as one."""
     for number, content in enumerate(
@@ -137,6 +138,7 @@ def test_nothing_of_another_file_is_shown(tmp_path: Path) -> None:
         assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.promise("1.7")
 def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
     """Nothing of what it leads to is read; a loop and a link to nothing are told with the path."""
     (tmp_path / "secret").write_text("services: {hunter2: {image: a}}")

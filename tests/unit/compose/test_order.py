@@ -25,7 +25,6 @@ def test_the_three_conditions() -> None:
     for condition in Condition:
         settings = {"condition": condition.value, "restart": True, "required": True}
         assert waits_of(waiting({"db": settings})) == (Wait("web", "db", condition),)
-    assert waits_of(waiting(None, links=["db:other"])) == (Wait("web", "db", Condition.STARTED),)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +45,6 @@ def test_what_can_not_be_waited_for_is_refused(depends_on: Any, named: str) -> N
 def test_a_service_that_is_not_required_may_be_missing() -> None:
     """As Compose has it."""
     assert waits_of(waiting({"gone": {"condition": "service_started", "required": False}})) == ()
-    with pytest.raises(CannotKeepError, match="a link to gone"):
-        waits_of(waiting(None, links=["gone"]))
 
 
 def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML

@@ -13,6 +13,7 @@ from belljar.compose.values import CannotKeepError
 from belljar.differences import Kind
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.parametrize(
     ("key", "value", "rights"),
     [
@@ -44,6 +45,7 @@ def test_what_root_has_anyway_is_no_right() -> None:
     assert "rights" not in shop(cap_add=["CHOWN", "MKNOD"])
 
 
+@pytest.mark.promise("2.4")
 def test_each_capability_that_no_tier_grants_is_named() -> None:
     """Of several, all of them."""
     with pytest.raises(CannotKeepError) as caught:

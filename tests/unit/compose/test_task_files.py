@@ -17,6 +17,7 @@ from belljar.compose.document import (
 )
 
 
+@pytest.mark.promise("1.7")
 def test_the_root_is_the_package(tmp_path: Path) -> None:
     """The nearest package above a compose file, else its own directory."""
     inner = tmp_path / "package" / "tasks" / "one"
@@ -30,6 +31,7 @@ def test_the_root_is_the_package(tmp_path: Path) -> None:
     assert files_of(inner) == TaskFiles(inner)
 
 
+@pytest.mark.promise("1.7")
 def test_a_home_directory_is_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in it."""
     (tmp_path / "__init__.py").touch()
@@ -38,6 +40,7 @@ def test_a_home_directory_is_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert files_of(tmp_path / "task") == TaskFiles(tmp_path / "task")
 
 
+@pytest.mark.promise("1.7")
 @given(
     st.lists(st.sampled_from(["..", ".", "a", "b", ""]), max_size=8),
     st.sampled_from([".", "t", "t/u"]),

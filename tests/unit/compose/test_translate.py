@@ -121,6 +121,7 @@ def test_services_start_in_the_order_of_their_waits() -> None:
     ]
 
 
+@pytest.mark.promise("1.6")
 def test_whose_health_is_waited_for_has_a_check() -> None:
     """The file's, or its image's, which it must then have; what the file switches off is off."""
     services: dict[str, Any] = {
@@ -143,6 +144,7 @@ def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
     assert read_compose({**two(), "x-anything": {"a": 1}, "version": "3.8", "name": "n"}).network
 
 
+@pytest.mark.promise("1.5")
 def test_all_that_is_refused_is_told_at_once() -> None:
     """Of every service, and of volumes and networks too; each by its name."""
     file = two(
@@ -164,6 +166,7 @@ def test_all_that_is_refused_is_told_at_once() -> None:
     assert all(fact.key in str(refused.value) for fact in refused.value.differences)
 
 
+@pytest.mark.promise("1.5")
 def test_each_key_of_each_service_is_a_fact() -> None:
     """In the order of the file; the sentences for a person name what is the same together."""
     file = two(labels={"a": "b"}, attach=False)

@@ -104,7 +104,6 @@ def test_text_and_words() -> None:
         ("1e21", "1e+21"),
         ("0.0001", "0.0001"),
         ("1e-5", "1e-05"),
-        ("123456789012345678901", "1.2345678901234568e+20"),
     ],
 )
 def test_numbers_are_dockers(written: str, printed: str) -> None:
@@ -132,31 +131,27 @@ def test_what_is_no_number(written: str) -> None:
         (r"""python -c "print('a\n')\t" """, ["python", "-c", "print('a\n')\t"]),
         (r"""printf 'a\n' a\n a\ b \'""", ["printf", r"a\n", "a\n", "a b", "'"]),
         (r'"\a\"\\" x', ['a"\\', "x"]),
-        ("echo a; sleep 1", ["echo", "a"]),
-        ("a&&b", ["a"]),
-        ("a|b", ["a"]),
-        ("a <b", ["a"]),
-        ("a 2>/dev/null b", ["a"]),
-        ("a 2</dev/null b", ["a", "2"]),
-        ("a b2>c", ["a", "b2"]),
         ("a \"b;c\"';d' \\&", ["a", "b;c;d", "&"]),
-        ("a; 'b", ["a"]),
         ("a '' \"\" b''", ["a", "", "", "b"]),
         ("a\tb\r\n c\n", ["a", "b", "c"]),
-        ("a `b ; c` x$(d 'e f' | g)y", ["a", "`b ; c`", "x$(d 'e f' | g)y"]),
         ('a #b $c ${d} e="f g"', ["a", "#b", "$c", "${d}", "e=f g"]),
         ("", []),
-        (" ; a", []),
     ],
 )
 def test_a_command_is_split_as_compose_does(command: str, split: list[str]) -> None:
-    """A backslash counts in double quotes; an operator ends a command."""
+    """A backslash counts in double quotes."""
     assert words(command) == split
 
 
-@pytest.mark.parametrize("command", ["(a)", "a (", "a)", "'a", 'a "', "a `b", "a $(b", "a\\"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("(a)", "a (", "a)", "'a", 'a "', "a `b`", "a $(b)", "a\\"),
+        *("echo a; sleep 1", "a&&b", "a|b", "a <b", "a 2>/dev/null", " ; a"),
+    ],
+)
 def test_a_command_that_compose_cannot_read(command: str) -> None:
-    """Is refused."""
+    """Is refused; so is one that it reads to its first operator alone."""
     with pytest.raises(ValueError, match="Compose reads no command"):
         words(command)
 

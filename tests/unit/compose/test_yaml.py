@@ -127,6 +127,7 @@ _PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.promise("1.5")
 @given(st.lists(_PIECES, max_size=60).map("".join) | st.text(max_size=60))
 def test_any_text_is_read_or_refused_in_few_steps(text: str) -> None:
     """The steps are not more than the text's own and the bound's; and what is read is no more than

@@ -23,6 +23,7 @@ def made(tmp_path: Path, written: Spec, config: str | None = None) -> object:
     return brought(written, config, directories=[tmp_path, tmp_path], where="sample s")
 
 
+@pytest.mark.promise("1.6")
 def test_what_inspect_drops_of_a_sample_is_used(tmp_path: Path) -> None:
     """A compose file by a name that Inspect does not know, as agent_bench_os has them."""
     (tmp_path / "compose_7.yaml").write_text(COMPOSE)
@@ -33,6 +34,7 @@ def test_what_inspect_drops_of_a_sample_is_used(tmp_path: Path) -> None:
     assert made(tmp_path, Spec("docker", "compose_7.yaml"), "belljar.yaml") == found
 
 
+@pytest.mark.promise("1.6")
 def test_a_sample_that_names_only_another_provider_gets_its_image(tmp_path: Path) -> None:
     """Nothing is beside its task, or Inspect would have handed that over."""
     assert made(tmp_path, Spec("docker")) == BelljarConfig(is_generic=True)
@@ -49,6 +51,7 @@ def test_a_relative_name_means_one_file(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.promise("1.6")
 def test_what_inspect_hands_over_is_left_alone(tmp_path: Path) -> None:
     """The sample's own, ours, or the task's for a sample that names only a type."""
     assert made(tmp_path, Spec("docker", "compose.yaml"), "compose.yaml") == "compose.yaml"
@@ -57,6 +60,7 @@ def test_what_inspect_hands_over_is_left_alone(tmp_path: Path) -> None:
     assert made(tmp_path, Spec("docker"), "compose.yaml") == "compose.yaml"
 
 
+@pytest.mark.promise("1.6")
 def test_what_no_cell_can_stand_in_for_is_refused(tmp_path: Path) -> None:
     """Never the default image instead."""
     (tmp_path / "values.yaml").write_text("replicas: 2\n")
@@ -65,6 +69,7 @@ def test_what_no_cell_can_stand_in_for_is_refused(tmp_path: Path) -> None:
             made(tmp_path, written)
 
 
+@pytest.mark.promise("1.6")
 def test_a_dockerfile_beside_a_task_is_found_as_docker_finds_it() -> None:
     """After a policy and a compose file; `task_init` judges it."""
     assert BelljarSandboxEnvironment.config_files()[-1] == "Dockerfile"

@@ -37,6 +37,7 @@ def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
     )
 
 
+@pytest.mark.promise("1.8")
 def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
     """Nothing is built for a name that the store has from elsewhere, nor for an image that no cell
     runs."""
@@ -45,6 +46,7 @@ def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
     build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
 
 
+@pytest.mark.promise("1.8")
 def test_an_image_of_the_same_files_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +71,7 @@ def test_an_image_of_the_same_files_is_used(
     assert "belljar setup --with build" in caught.value.hint
 
 
+@pytest.mark.promise("1.8")
 def test_different_builds_of_one_name_are_refused(tmp_path: Path) -> None:
     """No sample runs in the image of another: neither is built, nor is an image of that name used
     for both."""
@@ -79,6 +82,7 @@ def test_different_builds_of_one_name_are_refused(tmp_path: Path) -> None:
     build_missing([texts[0], texts[0]], {"made"}, tmp_path / "home")
 
 
+@pytest.mark.promise("1.8")
 def test_a_link_out_of_the_task_is_no_context(tmp_path: Path) -> None:
     """A context or Dockerfile behind a link that leads out of the task's files is refused."""
     add(tmp_path / "home", "base")

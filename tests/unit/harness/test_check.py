@@ -62,6 +62,7 @@ def check(directory: Path, text: str, *, home: Path, options: OperatorOptions = 
     return found
 
 
+@pytest.mark.promise("1.5")
 def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
     """0 as written or with differences, 3 what this host lacks, 4 refused; the author's first."""
     home = with_image(tmp_path / "home", "here")
@@ -78,6 +79,7 @@ def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
     assert exit_code(()) == 0
 
 
+@pytest.mark.promise("1.5")
 def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     """Both at once: each is fixed apart."""
     (tmp_path / "critical.yaml").write_text(
@@ -157,6 +159,7 @@ def test_a_dockerfile_is_checked_as_a_build(tmp_path: Path) -> None:
     assert ("service default", "build") in {(each.where, each.key) for each in found.differences}
 
 
+@pytest.mark.promise("1.5")
 def test_an_image_that_is_built_is_missed_with_its_build(tmp_path: Path) -> None:
     """By the file's own context, Dockerfile, arguments and stage; under the name that it has."""
     build = "{context: web dir, dockerfile: Own, args: {A: 'b c'}, target: last}"
@@ -170,6 +173,7 @@ def test_an_image_that_is_built_is_missed_with_its_build(tmp_path: Path) -> None
     assert commands["other"][2] == "import"
 
 
+@pytest.mark.promise("1.5")
 def test_json_has_all_that_the_text_has(tmp_path: Path) -> None:
     """With a group's plan, images, differences and error."""
     found = check(tmp_path, "services: {a: {image: gone, tty: true}}", home=tmp_path / "home")

@@ -67,6 +67,7 @@ def test_a_plain_compose_file_is_honoured() -> None:
     assert [(fact.kind, fact.key) for fact in judgement.differences] == [(Kind.CHANGED, "image")]
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -229,6 +230,7 @@ def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> N
         assert task.sandbox.config.network == "none"
 
 
+@pytest.mark.promise("1.5")
 def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) -> None:
     """By `--override` alone, and reported; what a cell can stand in for is kept."""
     with pytest.raises(PolicyError):
@@ -349,6 +351,7 @@ def test_rights_of_a_compose_file_are_its_policys() -> None:
     assert [fact.kind for fact in judgement.differences] == [Kind.GRANTED, Kind.GRANTED]
 
 
+@pytest.mark.promise("2.4")
 def test_set_user_id_programs_are_as_in_docker() -> None:
     """Every service's work where the tier lets them, unless the service refuses new privileges."""
     plain = judge_compose({"services": {"default": {"image": "x"}, "web": {"image": "y"}}})
@@ -358,6 +361,7 @@ def test_set_user_id_programs_are_as_in_docker() -> None:
     assert refusing.changes["rights"] == Rights(setuid_programs="off")
 
 
+@pytest.mark.promise("1.5")
 def test_a_refusal_names_the_keys_to_remove_and_both_ways_to_give_a_policy() -> None:
     """Under `belljar run` and under `inspect eval`; a capability that no tier grants says which are
     granted."""

@@ -99,6 +99,7 @@ def compose_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.promise("1.8")
 def test_an_image_of_a_compose_file_may_pin_a_digest() -> None:
     """It reaches the policy in its normal form; a name that is none is the author's error, with the
     service."""
@@ -175,6 +176,7 @@ def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[Kind, s
     return [(item.kind, item.key) for item in found]
 
 
+@pytest.mark.promise("1.5")
 def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None:
     """Of a policy of any origin, the operator's too: the narrower wins, and it is reported."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
@@ -189,6 +191,7 @@ def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None
     assert differing(BelljarConfig(policy=policy)) == []
 
 
+@pytest.mark.promise("1.4", "1.5")
 def test_the_operators_walls_are_never_widened(tmp_path: Path) -> None:
     """By a configuration with services of its own, from a log or a task's own code: risk, tier and
     limits are those of `--policy`, and all that can be reached is the services, within the same.
@@ -243,6 +246,7 @@ def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) ->
     assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize("override", [True, False])
 @pytest.mark.parametrize("run_policy", ["", "low"])
 def test_files_of_a_task_stay_under_any_walls(
@@ -263,6 +267,7 @@ def test_files_of_a_task_stay_under_any_walls(
         ]
 
 
+@pytest.mark.promise("1.5")
 def test_that_services_took_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
     """Of whatever policy has one."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
@@ -498,6 +503,7 @@ def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
     return {name: each for name, each in made.items() if isinstance(each, BelljarConfig)}
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize(
     "field", ["data", "data without a root", "builds", "compose", "stand-in", "files"]
 )
@@ -517,6 +523,7 @@ def test_a_configuration_from_a_log_takes_no_files(
         assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize("field", ["data", "builds", "compose"])
 def test_a_task_that_was_read_gives_its_files(field: str, tmp_path: Path) -> None:
     """A configuration whose compose file was read by this process, also when it went through a

@@ -39,6 +39,7 @@ def judged(starts: dict[str, ProbeReport], ends: dict[str, ProbeReport]) -> Verd
     return Containment(machines=machines, starts=starts, ends=ends, clean=True).cell_verdict
 
 
+@pytest.mark.promise("7.3")
 @pytest.mark.parametrize(
     ("start", "end", "clean", "verdict"),
     [

@@ -186,6 +186,7 @@ def test_a_scorer_can_make_the_verdict_worse(task_file: str, tmp_path: Path) -> 
     assert (findings.exit_code, findings.verdict) == (2, Verdict.BREACHED)
 
 
+@pytest.mark.promise("1.1")
 def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
     """Whether a task of it is named or not."""
     file = tmp_path / "broken.py"
@@ -197,6 +198,7 @@ def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> 
         assert caught.value.where.endswith("broken.py:2")
 
 
+@pytest.mark.promise("1.5")
 def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
     """What can't be run, or mustn't, ends with the right error, and no cell."""
     cells = RecordedCells()
@@ -295,6 +297,7 @@ def test_a_host_that_cannot_is_told_and_recorded(
     assert verify(sealed).ok(strict=True)
 
 
+@pytest.mark.promise("6.1", "7.2")
 def test_a_missing_destruction_voids(task_file: str, tmp_path: Path) -> None:
     """Evidence or void."""
     cells = RecordedCells()
@@ -321,6 +324,7 @@ def test_samples_take_cells_that_were_made_ahead(task_file: str, tmp_path: Path)
     assert any(cell.probings[0].phase == "warm-up" for cell in taken)
 
 
+@pytest.mark.promise("3.4")
 def test_a_warm_up_that_finds_a_way_out_stops_the_run(task_file: str, tmp_path: Path) -> None:
     """As a sample's own probes do: exit code 2, whatever the samples were."""
     cells = RecordedCells()
@@ -337,6 +341,7 @@ def test_a_warm_up_that_finds_a_way_out_stops_the_run(task_file: str, tmp_path: 
     assert verify(outcome.path).ok(strict=True)
 
 
+@pytest.mark.promise("3.4")
 def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_path: Path) -> None:
     """The sample opens its own."""
 
@@ -362,6 +367,7 @@ def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_pat
     assert (outcome.exit_code, len(outcome.findings.rows)) == (0, 2)
 
 
+@pytest.mark.promise("1.5")
 def test_how_a_cell_differs_from_its_task_is_on_record(
     task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -428,6 +434,7 @@ def test_a_models_policy_may_require_an_air_gap(
     run(arguments, tmp_path, cells)
 
 
+@pytest.mark.promise("1.5")
 def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
     """A task that is refused in the image of the operator's policy, by `--override` alone."""
     (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\nimage: mine\n")

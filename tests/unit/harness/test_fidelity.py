@@ -51,6 +51,7 @@ def keys(found: tuple[Any, ...], kind: Kind) -> list[str]:
     return [item.key for item in found if item.kind is kind]
 
 
+@pytest.mark.promise("1.4")
 @pytest.mark.parametrize("preset", ["low", "medium", "high", "critical"])
 def test_a_preset_changes_nothing_of_a_task(preset: str) -> None:
     """`--policy low` on a task of several services: walls of the preset, the rest the author's."""
@@ -70,6 +71,7 @@ def test_a_preset_changes_nothing_of_a_task(preset: str) -> None:
     assert differences == ()
 
 
+@pytest.mark.promise("1.5")
 def test_override_turns_what_the_policy_writes_down() -> None:
     """Field by field, reported; what it does not write down stays the task's."""
     run_policy = policy("image: mine\nenv: {FLAG: g, MORE: m}\nnetwork: none\n")
@@ -85,6 +87,7 @@ def test_override_turns_what_the_policy_writes_down() -> None:
     assert kept.policy.network is not None
 
 
+@pytest.mark.promise("1.5")
 def test_an_overridden_user_of_an_image_is_reported() -> None:
     """Also where the task says it by its image alone; a task without an image has none to
     replace."""
@@ -106,6 +109,7 @@ def test_a_task_without_an_image_gets_the_policys() -> None:
     assert found.env == {"A": "task", "B": "b"}
 
 
+@pytest.mark.promise("1.4")
 def test_an_image_of_a_task_comes_with_its_own_user() -> None:
     """A user, a directory and variables of the operator's policy were written for another image."""
     run_policy = policy("image: mine\nuser: agent\nworkdir: /w\nenv: {A: b}\n")
@@ -122,6 +126,7 @@ def test_an_image_of_a_task_comes_with_its_own_user() -> None:
         )
 
 
+@pytest.mark.promise("1.4")
 def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     """Its risk, limits, tools and network are the operator's, stricter or not, and reported."""
     own = policy(
@@ -138,6 +143,7 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     assert keys(differences, Kind.CHANGED) == ["risk"]
 
 
+@pytest.mark.promise("1.4")
 def test_the_smaller_limit_holds() -> None:
     """Of a compose file's own and the operator's; a larger one is reported."""
     run_policy = policy("resources: {memory: 1GiB, processes: 100}\n")
@@ -148,6 +154,7 @@ def test_the_smaller_limit_holds() -> None:
     assert keys(differences, Kind.CHANGED) == ["resources.processes"]
 
 
+@pytest.mark.promise("1.4")
 def test_services_are_held_to_the_walls() -> None:
     """Each within the operator's limits and tier, recorded as far as the operator's policy says."""
     service = web(resources={"memory": "8GiB"})
@@ -165,6 +172,7 @@ def test_services_are_held_to_the_walls() -> None:
     assert keys(differences, Kind.DROPPED) == ["network"]
 
 
+@pytest.mark.promise("1.4")
 def test_the_network_of_a_task_without_services_is_the_operators() -> None:
     """Or none, where the task wants none; a task's own upstreams or stand-ins are never there."""
     run_policy = policy(NETWORK)
@@ -242,6 +250,7 @@ _ASKED = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.promise("1.4", "1.5")
 @given(_WALLS, _OWN, _ASKED, st.booleans())
 def test_never_looser_than_the_operators_policy(
     run_policy: str, own: str | None, asked: dict[str, Any], override: bool
@@ -262,6 +271,7 @@ ASKED: dict[str, Any] = {
 }
 
 
+@pytest.mark.promise("1.4")
 def test_a_task_keeps_its_rights_unless_the_policy_bounds_them() -> None:
     """What is taken away is reported, of the task and of each service; what is not asked for is the
     policy's."""

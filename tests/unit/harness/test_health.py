@@ -33,6 +33,7 @@ def checks(session: Session) -> list[tuple[str, str]]:
     return [(each["phase"], each["cause"]) for each in done]
 
 
+@pytest.mark.promise("7.5")
 async def test_an_ordinary_sample_is_checked_at_both_ends(session: Session) -> None:
     """Successes and ordinary failures in between ask for no check."""
     environment = await open_environment()
@@ -42,6 +43,7 @@ async def test_an_ordinary_sample_is_checked_at_both_ends(session: Session) -> N
     assert checks(session) == [("baseline", ""), ("end", "")]
 
 
+@pytest.mark.promise("7.5")
 async def test_damage_is_noticed_at_the_next_call_and_kept(
     session: Session, cells: FakeCells
 ) -> None:
@@ -55,6 +57,7 @@ async def test_damage_is_noticed_at_the_next_call_and_kept(
     assert checks(session) == [("baseline", ""), ("call", "shell_missing")]
 
 
+@pytest.mark.promise("7.5")
 async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) -> None:
     """Though no call ran into it; of an interrupted sample nobody asks."""
     for interrupted, expected in ((False, [("end", "shell_missing")]), (True, [])):
@@ -98,6 +101,7 @@ async def test_a_file_that_is_not_there_asks_for_no_check(
     await close(environment)
 
 
+@pytest.mark.promise("7.5")
 async def test_the_sample_and_its_scores_are_marked(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

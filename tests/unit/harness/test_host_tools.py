@@ -153,6 +153,7 @@ def run(here: Path, task: str, policy: str = "high") -> RunOutcome:
 needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize(
     ("task", "name"),
     [
@@ -174,6 +175,7 @@ def test_a_tool_that_a_task_holds_is_refused_when_it_is_loaded(
     assert not (here / "home" / "runs").exists()
 
 
+@pytest.mark.promise("1.9")
 def test_what_the_policy_names_is_let_through(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +191,7 @@ def test_what_the_policy_names_is_let_through(
     }
 
 
+@pytest.mark.promise("1.5", "1.9")
 @pytest.mark.parametrize(
     "task",
     ["late_search", "late_code", "called_by_hand", pytest.param("late_mcp", marks=needs_mcp)],
@@ -211,6 +214,7 @@ def test_a_tool_that_appears_later_stops_the_run(here: Path, task: str) -> None:
     )
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize("task", ["late_notify", "late_renamed"])
 def test_inspects_own_tool_is_known_by_what_is_called(here: Path, task: str) -> None:
     """Under another name too, and under one that the policy allows: it stops before it acts."""
@@ -224,6 +228,7 @@ def test_inspects_own_tool_is_known_by_what_is_called(here: Path, task: str) -> 
     assert any("notify_user" in error for error in errors)
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize(("allowed", "code"), [("web_search", 2), ("extra_body", 0), ("'*'", 0)])
 def test_an_extra_body_may_ask_a_provider_to_act(here: Path, allowed: str, code: int) -> None:
     """It is refused before the model is asked, unless the policy names it; then it is counted."""
@@ -235,6 +240,7 @@ def test_an_extra_body_may_ask_a_provider_to_act(here: Path, allowed: str, code:
         assert (use.name, use.calls, use.outside) == ("extra_body", 1, Outside.EXTRA_BODY)
 
 
+@pytest.mark.promise("1.9")
 def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) -> None:
     """Inspect goes on after any error of a hook but a limit's; the run is stopped too."""
     session = Session(operator_options={"run_policy": str(tmp_path / "gone.yaml")})
@@ -252,6 +258,7 @@ def test_a_server_runs_where_the_policy_reports(here: Path) -> None:
     assert (here / "server_ran").exists()
 
 
+@pytest.mark.promise("1.9")
 def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Path) -> None:
     """From the transcript, in the findings; a task's own tool is its author's, and voids
     nothing."""
@@ -267,6 +274,7 @@ def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Pat
     assert (outcome.exit_code, outcome.findings.verdict) == (0, Verdict.CONTAINED)
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize(("policy", "code"), [("high", 2), ("named.yaml", 0), ("low", 0)])
 def test_what_a_provider_did_by_itself_voids_the_sample(here: Path, policy: str, code: int) -> None:
     """No tool was offered, so nothing could be refused before; the policy's word is on record with

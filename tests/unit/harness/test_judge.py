@@ -76,6 +76,7 @@ def log_of(path: Path) -> Path:
     return log
 
 
+@pytest.mark.promise("7.1")
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
@@ -100,6 +101,7 @@ def test_what_is_missing_or_changed_is_found(
     assert expected <= codes(outcome)
 
 
+@pytest.mark.promise("7.1")
 def test_a_ledger_of_an_unknown_key_is_nobodys_word(outcome: RunOutcome) -> None:
     """Without a key to compare with, or with another, the record proves nothing."""
     assert {reason.code for reason in judge(stored_evidence(outcome.path)).problems} == {

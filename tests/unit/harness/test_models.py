@@ -23,6 +23,7 @@ def running_in(tier: Tier) -> Any:  # noqa: ANN401 - stands for a `ModelCell`
     return SimpleNamespace(cell=cell, policy=SimpleNamespace(source="model.yaml"))
 
 
+@pytest.mark.promise("2.8")
 def test_a_model_cells_tier_is_never_lower_than_a_samples() -> None:
     """Known before it starts, it is raised; afterwards such a sample is refused."""
     models = ModelCells()

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -193,6 +194,7 @@ def written(policy: dict[str, Any] | None, directory: str, name: str) -> str:
     return str(path)
 
 
+@pytest.mark.promise("1.4")
 @settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:

@@ -116,6 +116,7 @@ def real_hosts(loaded: LoadedPolicy) -> list[str]:
     )
 
 
+@pytest.mark.promise("2.7")
 @pytest.mark.parametrize("name", TASKS)
 def test_what_came_with_a_task_reaches_nothing_real_by_itself(task_file: Path, name: str) -> None:
     """Wherever the task names its policy: nothing runs, and host, port and both budgets are
@@ -127,6 +128,7 @@ def test_what_came_with_a_task_reaches_nothing_real_by_itself(task_file: Path, n
     assert "--allow-upstreams" in refused.value.hint
 
 
+@pytest.mark.promise("2.7")
 def test_what_the_operator_allows_is_announced_first(
     task_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +147,7 @@ def test_what_the_operator_allows_is_announced_first(
         assert "1 MiB for each sample" in said
 
 
+@pytest.mark.promise("2.7")
 def test_leave_is_given_at_the_start_and_by_nothing_that_came_later(
     task_file: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -164,6 +167,7 @@ def test_leave_is_given_at_the_start_and_by_nothing_that_came_later(
     assert real_hosts(sample_policy(config, {}).policy) == ["a.example"]
 
 
+@pytest.mark.promise("2.7")
 def test_what_the_host_forbids_nobody_allows(
     task_file: Path, tmp_path: Path, start: dict[str, str]
 ) -> None:
@@ -175,6 +179,7 @@ def test_what_the_host_forbids_nobody_allows(
             opened_policy(task_file, "beside", allow=allow, policy=policy)
 
 
+@pytest.mark.promise("1.4")
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("word", ["high", "medium", "low"])
 def test_the_operators_variable_is_a_floor(
@@ -201,6 +206,7 @@ def test_the_variable_means_the_same_from_every_directory(
         opened_policy(task_file, "beside", allow=True)
 
 
+@pytest.mark.promise("1.4")
 def test_a_task_may_be_tighter_than_the_variable(task_file: Path, start: dict[str, str]) -> None:
     """Its own risk and limits count where they are."""
     start["BELLJAR_POLICY"] = "low"
@@ -239,6 +245,7 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
     assert sample_policy(None, {}, run_policy="critical").differences == ()
 
 
+@pytest.mark.promise("1.4")
 def test_services_of_a_task_are_cells_within_the_variable(
     task_file: Path, start: dict[str, str], tmp_path: Path
 ) -> None:
@@ -257,6 +264,7 @@ def test_services_of_a_task_are_cells_within_the_variable(
     assert web.resources.memory_bytes == made.resources.memory_bytes == 128 << 20
 
 
+@pytest.mark.promise("1.4")
 @pytest.mark.parametrize("policy", ["low", "high"])
 def test_a_task_keeps_its_services_under_the_operators_policy(task_file: Path, policy: str) -> None:
     """In a whole run: each with its image, within the operator's risk and limits, and nothing real
@@ -274,6 +282,7 @@ def test_a_task_keeps_its_services_under_the_operators_policy(task_file: Path, p
     assert (web.image, web.resources.memory_bytes) == ("b", made.resources.memory_bytes)
 
 
+@pytest.mark.promise("1.7")
 def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -> None:
     """A link to a secret, one to nothing, a loop: refused with the path, and nothing that it leads
     to is shown."""

@@ -108,6 +108,7 @@ def refused(here: Path, *arguments: str, naming: str, error: type[Exception] = P
     assert not (here / "elsewhere").exists()
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize(("name", "value"), VARIABLES)
 def test_a_variable_is_refused_by_name(
     here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
@@ -144,6 +145,7 @@ AWS_BEDROCK_BASE_URL GOOGLE_BASE_URL AZUREAI_ENDPOINT_URL
 """
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize("name", DANGEROUS.split())
 def test_a_file_beside_a_task_sets_only_what_is_allowed(
     here: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -233,6 +235,7 @@ def test_the_inspect_command_s_file_moves_no_store(here: Path) -> None:
     assert not (here / "moved").exists()
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize("text", RUN_CONFIGS)
 def test_a_run_configuration_is_refused_by_key(
     here: Path, monkeypatch: pytest.MonkeyPatch, text: str
@@ -245,6 +248,7 @@ def test_a_run_configuration_is_refused_by_key(
     refused(here, naming=f"`({key})` in run.yaml")
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize("typed", TYPED)
 def test_what_is_typed_is_refused(here: Path, typed: str) -> None:
     """As an error of usage."""
@@ -259,6 +263,7 @@ def test_a_run_configuration_that_can_not_be_read(here: Path, text: str) -> None
     refused(here, "--run-config", "missing.yaml", naming="missing.yaml")
 
 
+@pytest.mark.promise("1.9")
 def test_what_says_the_same_is_accepted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting that agrees with what Belljar does anyway changes nothing; the run configuration
     names the task."""
@@ -283,12 +288,14 @@ def test_cleanup_is_a_persons_to_leave_out() -> None:
         check([Setting(option="no_sandbox_cleanup", value=True, source=".env")])
 
 
+@pytest.mark.promise("1.9")
 def test_every_option_of_the_table_is_known_to_inspect() -> None:
     """A renamed option would be one that nobody checks."""
     known = {parameter.name for parameter in read_options(["x.py"]).context.command.params}
     assert {option for option, taken in TAKEN.items() if taken.flag} - {"belljar_variable"} <= known
 
 
+@pytest.mark.promise("1.9")
 def test_inspect_is_handed_what_belljar_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

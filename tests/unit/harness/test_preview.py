@@ -35,6 +35,7 @@ def previews(directory: Path, *samples: Sample, sandbox: str = "docker") -> list
     return list(preview(adapt_task(task, directory=directory), OPERATOR))
 
 
+@pytest.mark.promise("1.5")
 def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
     """Each has its own outcome; a refusal has each key for itself."""
     (tmp_path / "compose.yaml").write_text(
@@ -60,6 +61,7 @@ def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
     assert [group.samples for group in grouped(found)] == [("1",), ("2",), ("3",), ("4",)]
 
 
+@pytest.mark.promise("1.5")
 def test_a_reading_serves_every_sample_that_means_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_reading_serves_every_sample_that_means_the_same(
     assert [len(group.samples) for group in grouped(found)] == [250, 250]
 
 
+@pytest.mark.promise("1.5")
 def test_a_summary_is_silent_where_nothing_differs(tmp_path: Path) -> None:
     """And names samples where the others don't differ."""
     (tmp_path / "compose.yaml").write_text("services: {default: {image: i}}")
@@ -139,6 +142,7 @@ def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> 
     assert "USER" in [fact.key for fact in one.kept]
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     ("service", "taken"),
     [
@@ -169,6 +173,7 @@ def test_what_a_file_says_itself_is_not_kept_of_its_image(
     assert kept(", web: {image: here}") == {"USER", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.parametrize(
     ("tier", "asks", "setuid_programs", "kinds"),
     [

@@ -80,6 +80,7 @@ async def test_it_is_healthy_before_the_sample_begins() -> None:
         await started(Machine(healthy=False), {"health": health})
 
 
+@pytest.mark.promise("1.6")
 async def test_an_image_of_the_authors_runs_its_program() -> None:
     """Also without a compose file: its entrypoint and command; of Belljar's own image, which has a
     shell only, and of one that only waits, nothing runs."""
@@ -92,6 +93,7 @@ async def test_an_image_of_the_authors_runs_its_program() -> None:
     assert own.ran == waiting.ran == []
 
 
+@pytest.mark.promise("1.6")
 async def test_the_images_own_check_counts() -> None:
     """Unless the file has one, or switches it off, or nothing runs that it could be the check
     of."""

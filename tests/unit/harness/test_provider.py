@@ -77,6 +77,7 @@ async def test_inspect_hands_compose_files_over(tmp_path: Path) -> None:
     assert read_back.config == config
 
 
+@pytest.mark.promise("1.8")
 async def test_a_build_of_a_name_that_another_has_is_refused(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +182,7 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(
     )
 
 
+@pytest.mark.promise("7.2")
 async def test_the_beginning_of_a_samples_own_work_is_recorded(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +355,7 @@ async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells:
     assert cells.runs[0].closed
 
 
+@pytest.mark.promise("7.2")
 async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCells) -> None:
     """Destruction that left something ends the sample with an error, and the run can't count as
     contained."""

@@ -23,6 +23,7 @@ def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Insp
     return to_result(output, ["prog"], limit_bytes=1000, timeout_s=None)
 
 
+@pytest.mark.promise("1.6")
 @pytest.mark.parametrize(
     ("stage", "code", "detail", "status", "named"),
     [
@@ -42,6 +43,7 @@ def test_what_is_missing_is_a_result(
     assert named in result.stderr
 
 
+@pytest.mark.promise("1.6")
 @pytest.mark.parametrize(("stage", "named"), [("exec", "prog"), ("cwd", "/x")])
 def test_what_is_closed_is_an_error(stage: str, named: str) -> None:
     """A program that may not be run, a directory that may not be entered: `PermissionError` that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import tracemalloc
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -70,6 +71,7 @@ async def test_reverts_at_the_same_time(session: Session, cells: FakeCells) -> N
     assert environment.containment.cell_verdict is Verdict.CONTAINED
 
 
+@pytest.mark.promise("3.5")
 @pytest.mark.parametrize("phase", ["start", "end"])
 async def test_a_machine_without_its_probes_makes_the_sample_void(
     session: Session, cells: FakeCells, phase: str
@@ -116,6 +118,27 @@ async def test_a_breach_of_a_new_machine_is_the_samples(session: Session, cells:
     assert environment.containment.cell_verdict is Verdict.BREACHED
 
 
+@pytest.mark.parametrize("is_revertible", [True, False])
+async def test_a_score_waits_for_what_is_being_scanned(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch, *, is_revertible: bool
+) -> None:
+    """What a cell sent just before counts, though the guard has not looked at it yet."""
+    cells.are_revertible = is_revertible
+    environment = await opened()
+    (cell,) = cells.opened
+    cell.guard = SimpleNamespace(flush=lambda: cell.note(Kind.DECOY_USED, CONTACT))
+    monkeypatch.setattr(score, "sample_environment", lambda: environment)
+    monkeypatch.setattr(score, "read_events", lambda _: _lines(cells))
+    assert (await score.signals_so_far()).has(SignalCode.DECOY_USED)
+    cell.guard = None
+    await environment.close(outcome="completed")
+
+
+def _lines(cells: FakeCells) -> Iterator[Line]:
+    for event in cells.runs[0].recorder.events:
+        yield line(event.kind, event.cell_id, **event.data)
+
+
 async def test_the_score_counts_the_signals_of_all_machines(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,10 +146,6 @@ async def test_the_score_counts_the_signals_of_all_machines(
     of another sample's cell."""
     environment, other = await opened(), await opened()
     cells.opened[1].note(Kind.DECOY_TOUCHED, CONTACT)
-
-    def lines(_: object) -> Iterator[Line]:
-        for event in cells.runs[0].recorder.events:
-            yield line(event.kind, event.cell_id, **event.data)
 
     def contact(cell: FakeCell, phase: str) -> None:
         """A finding of the last look."""
@@ -136,7 +155,7 @@ async def test_the_score_counts_the_signals_of_all_machines(
     cells.opened[0].note(Kind.DECOY_TAKEN, CONTACT)
     cells.on_probe = contact
     monkeypatch.setattr(score, "sample_environment", lambda: environment)
-    monkeypatch.setattr(score, "read_events", lines)
+    monkeypatch.setattr(score, "read_events", lambda _: _lines(cells))
     await environment.cell.revert()
     await environment.revert()
     environment.cell.note(Kind.DECOY_SENT, CONTACT)

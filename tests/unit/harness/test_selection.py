@@ -41,6 +41,7 @@ def ran(directory: Path) -> list[str]:
     return sorted(str(sample.id) for sample in read_eval_log(log).samples or ())
 
 
+@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "options",
     [
@@ -67,6 +68,7 @@ def test_the_same_samples_as_inspects(
     assert chosen(read_selection(read_options(words)), seven()) == ran(tmp_path / "logs")
 
 
+@pytest.mark.promise("1.5")
 def test_an_order_without_a_seed_is_drawn_once(tmp_path: Path) -> None:
     """The samples that were looked at are those that run."""
     task, selection = seven(), Selection(limit=3, shuffle=True)
@@ -83,6 +85,7 @@ def test_an_order_without_a_seed_is_drawn_once(tmp_path: Path) -> None:
     assert ran(tmp_path) == expected
 
 
+@pytest.mark.promise("1.5")
 def test_a_run_configuration_selects_where_no_option_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def add(home: Path, name: str, content: bytes) -> None:
     Store(home).add(home / "rootfs", ImageConfig(), name=name, source="test", created="")
 
 
+@pytest.mark.promise("1.8")
 def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     """A name that another command gives to another image meanwhile is an error for the samples that
     follow, and what another run begins with."""
@@ -39,6 +40,7 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     RealCells().check_unchanged(policy, home=home)
 
 
+@pytest.mark.promise("6.4", "7.5")
 def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
     """The first cell that finds the order ends it; without an order a lost cell is its sample's
     alone."""

@@ -116,6 +116,7 @@ class Other(SandboxEnvironment):
     exec = write_file = read_file = sample_cleanup = None  # type: ignore[assignment]
 
 
+@pytest.mark.promise("1.9")
 def test_another_provider_can_be_asked_but_not_used() -> None:
     """Reading a task or log that names one is no harm; making or using its sandboxes stops the
     run."""
@@ -144,6 +145,7 @@ def test_another_provider_can_be_asked_but_not_used() -> None:
     assert registry.registry_find_sandboxenv("local") is LocalSandboxEnvironment
 
 
+@pytest.mark.promise("1.9")
 def test_a_provider_can_not_be_made_directly() -> None:
     """Not by its class either, in whatever thread; afterwards it can be."""
     session = Session()
@@ -153,6 +155,7 @@ def test_a_provider_can_not_be_made_directly() -> None:
     Other()
 
 
+@pytest.mark.promise("1.9")
 def test_a_provider_that_makes_its_objects_in_its_own_way_is_held_too() -> None:
     """With an `__init__` that does not call the base class's, or a `__new__` that does not."""
 
@@ -173,6 +176,7 @@ def test_a_provider_that_makes_its_objects_in_its_own_way_is_held_too() -> None:
     OwnNew()
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize("error", [PolicyError("no"), HostError("no"), RuntimeError("no")])
 def test_a_sample_that_can_not_be_looked_at_does_not_begin(
     error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +207,7 @@ def test_the_name_belljar_means_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(Impostor, SandboxEnvironment)
 
 
+@pytest.mark.promise("1.5", "1.9")
 def test_a_solver_that_makes_a_sandbox_of_its_own(here: Path) -> None:
     """The run stops, exit 2; nothing ran on the host."""
     outcome = run(here, "makes_a_local_one")
@@ -218,6 +223,7 @@ def test_a_task_that_can_not_be_given_a_cell(here: Path) -> None:
     assert (outcome.exit_code, len(cells.opened)) == (0, 1)
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize(
     ("solver", "sandbox"), [("work", "local"), ("work", "docker"), ("without", None)]
 )
@@ -235,6 +241,7 @@ def test_an_evaluation_inside_the_loading_of_a_task(
     assert not (here / "solved").exists()
 
 
+@pytest.mark.promise("1.9")
 def test_a_sample_without_a_sandbox_is_reported_where_the_risk_is_low(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +253,7 @@ def test_a_sample_without_a_sandbox_is_reported_where_the_risk_is_low(
     assert "no sandbox" in capsys.readouterr().err
 
 
+@pytest.mark.promise("1.9")
 def test_a_sandbox_that_is_not_ours_ends_the_sample(here: Path) -> None:
     """The look at the start of each attempt is at what is really there."""
     other = SimpleNamespace(_sandbox=Other())
@@ -271,6 +279,7 @@ def _other_lookup(envtype: str) -> type[SandboxEnvironment]:
     return LocalSandboxEnvironment
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize(
     "place",
     [

@@ -80,6 +80,7 @@ def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]
     assert "\x1b" not in shown
 
 
+@pytest.mark.promise("7.2")
 def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     """As when its range's target does not get healthy: there is no destruction to prove. A sample
     that no log has is a row."""

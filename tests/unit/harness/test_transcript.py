@@ -11,6 +11,7 @@ from belljar.harness.evidence import read_sample
 from belljar.probe.model import Verdict
 
 
+@pytest.mark.promise("7.2")
 @pytest.mark.parametrize(
     ("word", "expected"),
     [

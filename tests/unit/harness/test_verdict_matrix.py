@@ -348,6 +348,7 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
         return Judged(run_evaluation(request), sample="s")
 
 
+@pytest.mark.promise("7.1")
 @pytest.mark.parametrize("place", SAMPLE_PLACES)
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_samples_verdict_is_one(runs: Callable[[str], Judged], name: str, place: str) -> None:
@@ -366,6 +367,7 @@ def test_a_samples_verdict_is_one(runs: Callable[[str], Judged], name: str, plac
     assert said == expected or (said is None and hidden)
 
 
+@pytest.mark.promise("7.1", "7.5")
 @pytest.mark.parametrize("place", RUN_PLACES)
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_runs_verdict_is_one(runs: Callable[[str], Judged], name: str, place: str) -> None:
@@ -373,6 +375,7 @@ def test_a_runs_verdict_is_one(runs: Callable[[str], Judged], name: str, place: 
     assert RUN_PLACES[place](runs(name)) == (CAUSES[name].verdict, CAUSES[name].exit_code)
 
 
+@pytest.mark.promise("7.1")
 @pytest.mark.parametrize("name", CAUSES)
 def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: str) -> None:
     """The same codes when the run is judged and when it is judged again; what the cell knew at its

@@ -98,6 +98,7 @@ def mean_of(log: EvalLog) -> float:
     return log.results.scores[0].metrics["mean"].value
 
 
+@pytest.mark.promise("7.3")
 def test_verdicts_are_in_the_log(tmp_path: Path) -> None:
     """Metadata, a score of its own and each score's metadata say the verdict of each sample; the
     author's metrics stay."""
@@ -124,6 +125,7 @@ def test_verdicts_are_in_the_log(tmp_path: Path) -> None:
     assert verify(outcome.path).ok(strict=True)
 
 
+@pytest.mark.promise("7.4")
 def test_required_contained_drops_void_samples_from_the_metrics(tmp_path: Path) -> None:
     """Void samples do not count, are marked invalid with the reason, and are named; the exit code
     still says that evidence is missing."""
@@ -136,6 +138,7 @@ def test_required_contained_drops_void_samples_from_the_metrics(tmp_path: Path) 
     assert verify(outcome.path).ok(strict=True)
 
 
+@pytest.mark.promise("7.4")
 def test_with_no_sample_contained_there_are_no_metrics(tmp_path: Path) -> None:
     """No mean of nothing: the log has no metrics, and the end of the run says so."""
     cells = RecordedCells()
@@ -163,6 +166,7 @@ def test_with_every_sample_contained_nothing_is_dropped(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.promise("7.4")
 @pytest.mark.parametrize("phase", ["start", "end"])
 def test_a_breach_stops_the_run(tmp_path: Path, phase: str) -> None:
     """Whatever Inspect was told about errors: after a breach no other sample runs, exit code 2, the
@@ -180,6 +184,7 @@ def test_a_breach_stops_the_run(tmp_path: Path, phase: str) -> None:
     assert verify(outcome.path).ok(strict=True)
 
 
+@pytest.mark.promise("7.4")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("waits", ["a model", "its cell"])
 def test_a_breach_ends_what_waits_for_a_model(

@@ -157,6 +157,7 @@ async def test_a_cell_made_ahead_is_probed_with_its_router(tmp_path: Path) -> No
     assert session.breaches == []
 
 
+@pytest.mark.promise("6.4")
 async def test_a_held_host_gives_out_no_cell_that_was_made_ahead(tmp_path: Path) -> None:
     """Neither an idle one nor a new one, from the moment of the hold."""
     session = Session(source=FakeCells(), home=tmp_path)

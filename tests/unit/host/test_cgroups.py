@@ -155,3 +155,21 @@ def test_trial_groups_of_the_dead_are_removed(tmp_path: Path) -> None:
     (tmp_path / "facts-other").mkdir()
     sweep_trials(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["facts-other"]
+
+
+def test_a_trial_that_another_pid_namespace_sweeps_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There its owner can't be seen. What was found of the group that is gone does not count."""
+    looks = list[Path]()
+
+    def access(path: Path, _mode: int) -> bool:
+        looks.append(path)
+        if len(looks) == 1:
+            path.parent.rmdir()
+        return len(looks) > 1
+
+    monkeypatch.setattr("os.access", access)
+    assert try_group(tmp_path, "memory.max")
+    assert len({path.parent for path in looks}) == 2
+    assert list(tmp_path.iterdir()) == []

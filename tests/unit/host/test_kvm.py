@@ -35,6 +35,7 @@ class Prover:
         return answer
 
 
+@pytest.mark.promise("1.2")
 def test_a_device_that_opens_proves_nothing(device: Path, tmp_path: Path) -> None:
     """Without a guest that booted it stays unproven."""
     assert kvm_fact(tmp_path / "f.json", KEY, None, device=device).state is KvmState.UNPROVEN

@@ -112,6 +112,7 @@ def test_a_missing_runtime_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
     assert RUNTIME_VARIABLE in fact.hint
 
 
+@pytest.mark.promise("1.3")
 def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None:
     """One run proves; it, and the version, are asked for once. Another file of that name is another
     runtime."""
@@ -172,6 +173,7 @@ def test_a_failure_is_believed_for_a_short_while_only(
     )
 
 
+@pytest.mark.promise("1.3")
 def test_another_build_of_ours_is_another_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return host, user
 
 
+@pytest.mark.promise("1.4")
 def test_of_two_files_the_stricter_word_wins(files: tuple[Path, Path]) -> None:
     """Whichever says it; what neither says is left open; and who said it is known."""
     host, user = files
@@ -83,6 +84,7 @@ def test_no_further_file_loosens_what_one_said(
     assert found.upstreams is expected
 
 
+@pytest.mark.promise("1.4")
 @pytest.mark.parametrize(
     ("text", "where"),
     [
@@ -126,6 +128,7 @@ def test_settings_that_can_not_be_read_are_no_permission(files: tuple[Path, Path
     assert refused.value.where == str(user)
 
 
+@pytest.mark.promise("1.4")
 def test_the_least_risk_holds_for_every_policy(files: tuple[Path, Path]) -> None:
     """Also for one that the operator typed; and something real can't be at a risk that does not
     allow it."""
@@ -164,6 +167,7 @@ def test_the_users_settings_are_where_programs_look() -> None:
     )
 
 
+@pytest.mark.promise("2.7")
 def test_what_a_process_makes_of_its_environment_is_not_what_it_was_started_with() -> None:
     """Set, changed and removed variables are as they were at the start: a `.env` file is no word of
     the operator's."""

@@ -34,6 +34,7 @@ def test_an_entrypoint_of_an_empty_word_is_none() -> None:
     assert read(Entrypoint=["", "x"]).entrypoint == ("", "x")
 
 
+@pytest.mark.promise("1.6")
 def test_everything_that_a_dockerfile_states() -> None:
     """Each key of it is kept as it is."""
     check = {
@@ -181,6 +182,7 @@ _KEYS = (
 )
 
 
+@pytest.mark.promise("1.6")
 @given(st.dictionaries(st.sampled_from(_KEYS), _JSON | _CHECK))
 def test_any_configuration_is_read_or_refused(config: dict[str, Any]) -> None:
     """Whatever a registry sends; what is read can be stored, shown and asked."""
@@ -195,6 +197,7 @@ def test_any_configuration_is_read_or_refused(config: dict[str, Any]) -> None:
         assert all(0.1 <= health[name] <= 86400 for name in ("interval", "timeout", "within"))
 
 
+@pytest.mark.promise("1.6")
 def test_every_part_is_kept_or_reported() -> None:
     """One fact for each part that an image states; a check is asked until the first success only,
     and no signal is sent."""

@@ -16,6 +16,7 @@ from belljar.image.context import Ignored, parse_ignore, read_ignore, take_conte
 from belljar.store.scratch import remove_tree
 
 
+@pytest.mark.promise("1.7")
 @pytest.mark.parametrize(
     ("rules", "left_out", "kept"),
     [
@@ -58,6 +59,7 @@ def test_no_pattern_is_tried_without_end(pattern: str) -> None:
         parse_ignore("a\n" * (module.MAX_RULES + 1))
 
 
+@pytest.mark.promise("1.8")
 def test_the_digest_follows_names_modes_and_contents(tmp_path: Path) -> None:
     """A context's digest changes with a name, a mode or a content, and not with a time or a file
     that is left out."""
@@ -90,6 +92,7 @@ def test_a_file_taken_back_brings_its_directories_as_they_are(tmp_path: Path) ->
     assert take_context(context, ignored) != first
 
 
+@pytest.mark.promise("1.7")
 def test_links_are_copied_and_never_followed(tmp_path: Path) -> None:
     """A link that leads out stays a link: nothing outside of the context is read or copied."""
     (tmp_path / "secret").write_text("secret")
@@ -107,6 +110,7 @@ def test_links_are_copied_and_never_followed(tmp_path: Path) -> None:
     assert (copy / "folder").is_symlink()
 
 
+@pytest.mark.promise("1.7")
 def test_a_pipe_in_a_context_is_refused(tmp_path: Path) -> None:
     """What is neither a file, a directory nor a link is refused, and not waited for."""
     os.mkfifo(tmp_path / "pipe")
@@ -114,6 +118,7 @@ def test_a_pipe_in_a_context_is_refused(tmp_path: Path) -> None:
         take_context(tmp_path, Ignored())
 
 
+@pytest.mark.promise("1.7")
 def test_a_context_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More files or bytes than allowed are refused, whatever their size was said to be."""
     for name in "abc":
@@ -127,6 +132,7 @@ def test_a_context_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         take_context(tmp_path, Ignored())
 
 
+@pytest.mark.promise("1.7")
 def test_a_sparse_file_and_a_deep_tree_are_refused_before_they_are_copied(tmp_path: Path) -> None:
     """A file's size is enough to refuse it; a tree of any depth is one error."""
     context, copy = tmp_path / "context", tmp_path / "copy"
@@ -150,6 +156,7 @@ def test_a_sparse_file_and_a_deep_tree_are_refused_before_they_are_copied(tmp_pa
     remove_tree(context)
 
 
+@pytest.mark.promise("1.7")
 def test_a_directory_that_was_a_link_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def answered(path: Path, answer: bytes, name: str = "x") -> HostError | None:
     return None
 
 
+@pytest.mark.promise("1.8")
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

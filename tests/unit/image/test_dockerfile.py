@@ -36,6 +36,7 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
     return made_of(f"FROM base\n{steps}", args).text.splitlines()[1:]
 
 
+@pytest.mark.promise("1.8")
 @pytest.mark.parametrize(
     ("text", "images"),
     [
@@ -47,7 +48,6 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
         ("ARG TAG=12\nFROM debian:${TAG}", ("debian:12",)),
         ("ARG TAG=12 BASE=default\nFROM ${BASE}", ("default",)),
         ("ARG TAG\nFROM debian:${TAG:-11}", ("debian:11",)),
-        ("ARG VERSION=12.5\nFROM debian:${VERSION%.*}", ("debian:12",)),
         (f"FROM python:3.12@{DIGEST}", (f"python:3.12@{DIGEST}",)),
         ("FROM scratch\nCOPY --from=busybox:1 /bin /bin", ("busybox:1",)),
         (
@@ -63,7 +63,6 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
         ("FROM --platform=$BUILDPLATFORM a", ("a",)),
         (f"FROM --platform={ARCH} a", ("a",)),
         (f"FROM a AS bin-{ARCH}\nFROM b AS bin-other\nFROM bin-${{TARGETARCH}}", ("a",)),
-        ("FROM a AS one\nONBUILD COPY --from=b x y\nFROM one", ("a", "b")),
     ],
 )
 def test_the_images_of_a_dockerfile(text: str, images: tuple[str, ...]) -> None:
@@ -85,6 +84,7 @@ def test_bases_behind_the_target_are_not_asked_for() -> None:
     assert base_images("FROM a\nFROM b\nRUN --security=insecure x\nFROM 0", {}).images == ("a",)
 
 
+@pytest.mark.promise("1.8")
 def test_each_from_names_the_image_that_was_found() -> None:
     """The file that buildah gets names images by their ids, and stages by a name of their own."""
     text = "ARG T=1\nFROM \\\n a:$T AS x\nRUN one\nFROM x\nCOPY --from=x . ."
@@ -223,43 +223,10 @@ def test_arguments_are_of_their_stage_and_of_those_that_start_from_it() -> None:
     assert lines_of("ARG A=1\nENV B=$A", {"A": "given", "X": "y"}) == ["ARG A=given", "ENV B=given"]
 
 
-def test_triggers_run_in_the_stage_that_starts_from_theirs() -> None:
-    """ONBUILD waits for the next stage of the file."""
-    made = made_of("FROM base AS x\nONBUILD ENV A=$IN_BASE\nFROM x\nRUN y").text.splitlines()
-    assert made == ["FROM base AS x-0", "FROM x-0 AS stage-1", "ENV A=base", "RUN y"]
-
-
-def test_triggers_of_one_base_copy_from_places_of_their_own() -> None:
-    """They have one line, that of the FROM; a here-document's name is no place of a copy either."""
-    triggers = "ONBUILD COPY --exclude=a x /1/\nONBUILD COPY --exclude=b y /2/\n"
-    made = made_of(
-        f"FROM base AS x\n{triggers}FROM x\nFROM 1\nCOPY --exclude=c <<from z /3/\n\nfrom"
-    )
-    assert len({copy.source for copy in made.copies}) == len(made.copies) == 3
-    assert all(copy.source in made.text for copy in made.copies)
-    assert not any(copy.source.startswith(f"{made.files[0].path}/") for copy in made.copies)
-
-
-def test_patterns_that_buildah_misreads_are_matched_or_checked_beforehand() -> None:
-    """It has no escaped `[`, another `**`, and takes a match as a pattern again."""
-    made = made_of("FROM base\nCOPY a* b/? c /x/\nADD a/[[]b] /\nCOPY **/a /\nCOPY --from=i d* /")
+def test_patterns_that_buildah_misreads_are_checked_beforehand() -> None:
+    """It takes a match as a pattern again, in the context alone."""
+    made = made_of("FROM base\nCOPY a* b/? c /x/\nCOPY --from=i d* /\nADD https://x/?y /z")
     assert made.patterns == [(2, "a*"), (2, "b/?")]
-    assert [copy.sources for copy in made.copies] == [("a/[[]b]",), ("**/a",)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "interval_ns"),
-    [
-        ("RUN x", 7),
-        ("HEALTHCHECK CMD x", 0),
-        ("HEALTHCHECK NONE", 0),
-        ("HEALTHCHECK --start-interval=1m2s CMD x", 62_000_000_000),
-        (f"HEALTHCHECK --start-interval={'9' * 400}h CMD x", 1 << 62),
-    ],
-)
-def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) -> None:
-    """buildah would lose that of the base image's check, too."""
-    assert made_of(f"FROM base\n{steps}").start_interval_ns == interval_ns
 
 
 @pytest.mark.parametrize(
@@ -275,13 +242,15 @@ def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) ->
         ("RUN --mount=type=bind,from=$IN_BASE,target=/a y", "$IN_BASE"),
         ("ADD --keep-git-dir=true a b", "--keep-git-dir"),
         ("ADD --checksum=sha256:1 https://x.example/y /y", "--checksum"),
-        ("COPY --from=other --exclude=*.pem a b", "--exclude"),
-        ("COPY --from=other --parents a b", "--parents"),
-        ("COPY --from=other --chmod=a+X a b", "--chmod"),
+        ("COPY --exclude=*.pem a b", "--exclude"),
+        ("COPY --parents a b", "--parents"),
+        ("COPY --chmod=a+X a b", "--chmod"),
+        ("COPY a/[[]b] c", "[["),
+        ("USER ${IN_BASE%.*}", "operator"),
         ("COPY --chmod=banana a b", "banana"),
         ("VOLUME /a b/..", "VOLUME"),
         ('VOLUME ["/a\\nb"]', "VOLUME"),
-        ("COPY --from=other /**/a b", "**"),
+        ("COPY /**/a b", "**"),
         ("COPY --from=$IN_BASE a b", "$IN_BASE"),
         ("COPY --from=3 a b", "3"),
         ("COPY a", "COPY"),
@@ -289,12 +258,11 @@ def test_the_interval_of_a_start_is_kept_beside(steps: str, interval_ns: int) ->
         ("USER ${USER_NAME:?give a name}", "give a name"),
         ("ENV A=${IN_BASE^}", "operator"),
         ("ENV a", "ENV"),
-        ("HEALTHCHECK --start-interval=soon CMD x", "soon"),
         ("HEALTHCHECK MAYBE", "HEALTHCHECK"),
         ("SHELL bash -c", "SHELL"),
         ("DANCE", "DANCE"),
         ("RUN", "RUN"),
-        ("ONBUILD RUN <<E\nx\nE\nFROM 0", "ONBUILD"),
+        ("ONBUILD RUN x", "ONBUILD"),
     ],
 )
 def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str, named: str) -> None:
@@ -302,7 +270,7 @@ def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str, named: str)
     with pytest.raises(DockerfileError) as caught:
         made_of(f"FROM base\n# comment\n{steps}")
     assert named in str(caught.value)
-    assert str(caught.value).startswith(f"line {6 if 'FROM 0' in steps else 3}:")
+    assert str(caught.value).startswith("line 3:")
 
 
 @pytest.mark.parametrize(
@@ -327,6 +295,7 @@ def test_what_can_not_be_built_is_refused(text: str) -> None:
         base_images(text, {})
 
 
+@pytest.mark.promise("1.8")
 @given(st.text(alphabet="FROMfrom \\\n`#$={}:-+<>EOF\"'\0é", max_size=200))
 @settings(max_examples=40, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
@@ -375,6 +344,7 @@ def test_a_file_that_keeps_the_parser_busy_is_refused_in_time(text: str) -> None
     assert time.monotonic() - begin < 20
 
 
+@pytest.mark.promise("1.8")
 def test_arguments_that_double_each_other_are_refused() -> None:
     """Each argument twice the one before would fill the memory: a value has a bound, and so has
     what all values of a file take together."""

@@ -71,10 +71,10 @@ def test_documents_are_copied_from_a_context_of_their_own() -> None:
     context = made.heredoc_context
     assert commands(made) == [
         'ADD --chown=1:1 ["a.txt", "/x/"]',
-        f'COPY --chown=1:1 --from={context} ["1/B.txt", "/x/"]',
-        f'COPY --chown=1:1 --from={context} ["1/C", "/x/"]',
+        f'COPY --chown=1:1 --from={context} ["2/B.txt", "/x/"]',
+        f'COPY --chown=1:1 --from={context} ["2/C", "/x/"]',
     ]
-    assert [(file.path, file.text) for file in made.files] == [("1/B.txt", "b\n"), ("1/C", "$c\n")]
+    assert [(file.path, file.text) for file in made.files] == [("2/B.txt", "b\n"), ("2/C", "$c\n")]
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,6 @@ def test_documents_are_copied_from_a_context_of_their_own() -> None:
 def test_variables_of_a_document_are_filled_in(step: str, text: str) -> None:
     """As BuildKit does: quotes stay, a backslash goes; nothing where the opening word is quoted."""
     assert made_of(step).files[0].text == text
-
-
-def test_a_symbolic_mode_is_a_documents_mode() -> None:
-    """It is set where the document is written."""
-    made = made_of("COPY --chmod=u+x,o= <<E /x\n1\nE")
-    assert [(copy.line, copy.chmod) for copy in made.copies] == [(2, "u+x,o=")]
-    assert "--chmod" not in made.text
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,42 @@
-"""What a file says of its images before skopeo opens it: names and digests, read within bounds."""
+"""What a file says of its images: names, digests and parts, read within bounds."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fakes.images import docker_archive, entry, layer, oci_archive, sha256
+from tests.fakes.images import ARCH, docker_archive, entry, layer, oci_archive, sha256, symlink
 
 from belljar.errors import PolicyError
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.origin import origin_of_archive, origin_of_layout, origin_of_service
+from belljar.image.oci import import_image
+from belljar.image.origin import (
+    ImageParts,
+    files_in,
+    files_of_archive,
+    image_in_archive,
+    image_in_layout,
+)
 
 LAYER = layer(entry("x", b"x"))
 LIMITS = ImportLimits(max_bytes=1 << 20, max_document_bytes=10_000, max_entries=100)
 
 
-def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[Path, str]:
+def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[Path, str, str]:
     """An OCI layout whose only entry is an index, as a registry has it; `holds`: what lies under
     its digest instead."""
     directory.mkdir()
-    inner = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
     with tarfile.open(oci_archive(directory.with_suffix(".tar"), [LAYER])) as archive:
         archive.extractall(directory, filter="data")
+    (manifest,) = json.loads((directory / "index.json").read_text())["manifests"]
+    manifest["platform"] = {"os": "linux", "architecture": ARCH}
+    inner = json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode()
     blob = directory / "blobs/sha256" / sha256(inner).removeprefix("sha256:")
     blob.write_bytes(inner if holds is None else holds)
     described = {
@@ -37,17 +47,18 @@ def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[P
     (directory / "index.json").write_text(
         json.dumps({"schemaVersion": 2, "manifests": [described]})
     )
-    return directory, sha256(inner)
+    return directory, sha256(inner), manifest["digest"]
 
 
 def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
     """It is the one that a registry has the image under; if its bytes are others, the layout is
     refused."""
-    layout, digest = layout_with_index(tmp_path / "a")
-    assert origin_of_layout(layout, "", LIMITS).digests == (digest,)
-    layout, _ = layout_with_index(tmp_path / "b", holds=b"{}")
+    layout, digest, manifest = layout_with_index(tmp_path / "a")
+    found = image_in_layout(files_in(layout), "", layout, LIMITS)
+    assert found.digests == (digest, manifest)
+    layout, _, _ = layout_with_index(tmp_path / "b", holds=b"{}")
     with pytest.raises(LayerError):
-        origin_of_layout(layout, "", LIMITS)
+        image_in_layout(files_in(layout), "", layout, LIMITS)
 
 
 def test_a_layout_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -61,15 +72,22 @@ def test_a_layout_that_is_none_is_refused(tmp_path: Path) -> None:
         elif content is not None:
             index.write_text(content)
         with pytest.raises(LayerError):
-            origin_of_layout(tmp_path, "", LIMITS)
+            image_in_layout(files_in(tmp_path), "", tmp_path, LIMITS)
 
 
-def test_names_are_read_from_a_compressed_archive_too(tmp_path: Path) -> None:
-    """And what can't be read has no names: skopeo says what is wrong with it."""
+def in_archive(path: Path, work: Path) -> ImageParts:
+    """The only image of what `docker save` wrote."""
+    with files_of_archive(path, work, LIMITS) as files:
+        return image_in_archive(files, "", path, LIMITS)
+
+
+@pytest.mark.promise("1.8")
+def test_images_are_found_in_a_compressed_archive_too(tmp_path: Path) -> None:
+    """Names that are none are left out; what can't be read is refused."""
     archive = docker_archive(tmp_path / "a.tar", [LAYER], tags=(["one:1", "two", "Bad Name"],))
-    assert origin_of_archive(archive, "", tmp_path, LIMITS).names == ("one:1", "two")
+    assert in_archive(archive, tmp_path).names == ("one:1", "two")
     (tmp_path / "a.tgz").write_bytes(gzip.compress(archive.read_bytes()))
-    assert origin_of_archive(tmp_path / "a.tgz", "", tmp_path, LIMITS).names == ("one:1", "two")
+    assert in_archive(tmp_path / "a.tgz", tmp_path).names == ("one:1", "two")
     for content in (
         b"",
         b"no archive",
@@ -78,26 +96,63 @@ def test_names_are_read_from_a_compressed_archive_too(tmp_path: Path) -> None:
         gzip.compress(archive.read_bytes())[:50],
     ):
         (tmp_path / "broken").write_bytes(content)
-        assert origin_of_archive(tmp_path / "broken", "", tmp_path, LIMITS).names == ()
-    with pytest.raises(PolicyError):
-        origin_of_archive(tmp_path, "", tmp_path, LIMITS)
+        with pytest.raises(LayerError):
+            in_archive(tmp_path / "broken", tmp_path)
+
+
+def test_a_layer_that_is_a_link_to_another_is_that_one(tmp_path: Path) -> None:
+    """`docker save` wrote a layer that occurs twice so. A link leads to no file outside."""
+    (tmp_path / "secret").write_text("secret")
+    archive = tmp_path / "a.tar"
+    links = (symlink("b/layer.tar", "../a/layer.tar"), symlink("c", f"{tmp_path}/secret"))
+    archive.write_bytes(layer(entry("a/layer.tar", b"one"), *links))
+    with files_of_archive(archive, tmp_path, LIMITS) as files:
+        assert files("b/layer.tar").read_bytes() == b"one"
+        for name in ("c", "../secret", "secret"):
+            with pytest.raises(LayerError):
+                files(name)
 
 
 @settings(
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(manifest=st.binary(max_size=200))
-def test_any_manifest_in_an_archive_has_names_or_none(manifest: bytes, tmp_path: Path) -> None:
-    """Bytes that are no JSON do no harm."""
+@given(
+    manifest=st.one_of(
+        st.binary(max_size=200),
+        st.builds(
+            lambda *parts: json.dumps(
+                [dict(zip(("Config", "Layers", "RepoTags"), parts, strict=True))]
+            ).encode(),
+            *[st.one_of(st.none(), st.text(max_size=5), st.lists(st.text(max_size=5)))] * 3,
+        ),
+    )
+)
+def test_any_manifest_in_an_archive_is_read_or_refused(manifest: bytes, tmp_path: Path) -> None:
+    """Bytes that are no manifest do no harm."""
     (tmp_path / "a.tar").write_bytes(layer(entry("manifest.json", manifest)))
-    origin_of_archive(tmp_path / "a.tar", "", tmp_path, LIMITS)
+    with suppress(LayerError, PolicyError):
+        in_archive(tmp_path / "a.tar", tmp_path)
 
 
 @pytest.mark.parametrize(
-    "text", ["docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"]
+    "change", [{"layers": 5}, {"layers": None}, {"config": "x"}, {"layers": [1]}]
 )
-def test_what_can_be_no_name_is_asked_of_nobody(text: str, tmp_path: Path) -> None:
-    """It is refused before any tool is started or any socket opened."""
-    transport, _, rest = text.partition(":")
+def test_a_manifest_that_is_none_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    """Its parts have the kinds that they must have."""
+    archive = oci_archive(
+        tmp_path / "a.tar", [LAYER], tweak=lambda made, _config: made.update(change)
+    )
+    with files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
+        image_in_layout(files, "", archive, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "ref", ["docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"]
+)
+def test_what_can_be_no_name_is_asked_of_nobody(
+    ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before any daemon is asked or any image copied."""
+    monkeypatch.setattr("subprocess.Popen", None)
     with pytest.raises(PolicyError):
-        origin_of_service(transport, rest, tmp_path, LIMITS)
+        import_image(tmp_path / "home", ref)

@@ -35,6 +35,7 @@ def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
     verify(image)
 
 
+@pytest.mark.promise("1.6")
 def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path) -> None:
     """What an image says of its processes comes back as it was; another word of it is another
     image."""
@@ -55,6 +56,7 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
     )
 
 
+@pytest.mark.promise("1.6")
 def test_a_changed_configuration_is_not_the_digests(tmp_path: Path) -> None:
     """Whoever writes another program into an image's document is seen when the image is hashed
     again."""
@@ -89,6 +91,7 @@ def test_an_image_of_another_store_is_taken_whole_or_not(part: str, tmp_path: Pa
     verify(other.find(origin))
 
 
+@pytest.mark.promise("1.6")
 def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Path) -> None:
     """Its document knows nothing of health checks; the same file and words give the digest they
     always gave."""
@@ -207,6 +210,7 @@ def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
         store.find("two")
 
 
+@pytest.mark.promise("1.8")
 def test_a_digest_in_a_reference_is_one_that_the_image_was_imported_from(tmp_path: Path) -> None:
     """By whatever name and tag; an unknown digest is not in the store, also beside a name that is,
     and says the command."""

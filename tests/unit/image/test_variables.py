@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from contextlib import suppress
 
 import pytest
@@ -26,14 +25,9 @@ ENV = {"V": "a.b.c", "EMPTY": "", "P": "/usr/lib/x.tar.gz", "é": "e"}
         ("${NO+x}|${EMPTY+x}|${V+x}", "|x|x"),
         ("${NO:+x}|${EMPTY:+x}|${V:+x}", "||x"),
         ("${V:?no}${EMPTY?no}", "a.b.c"),
-        ("${V#*.} ${V##*.} ${V#b}", "b.c c a.b.c"),
-        ("${V%.*} ${V%%.*} ${V%b}", "a.b a a.b.c"),
-        ("${V/./_} ${V//./_} ${V//?./} ${V//x/y}", "a_b.c a_b_c c a.b.c"),
-        ("${P##*/} ${P%.tar.*} ${P/\\/usr/}", "x.tar.gz /usr/lib/x /lib/x.tar.gz"),
-        ("${V#\\*}", "a.b.c"),
         ('\\$V \'$V\' "$V" "\\$V" a\\b', "$V $V a.b.c $V ab"),
         ("\"a\\b\" 'a\\b' \\\\", "a\\b a\\b \\"),
-        ("${NO:-${V%.*}} ${NO:-'}'} ${NO:-\"$V\"}", "a.b } a.b.c"),
+        ("${NO:-$V} ${NO:-'x'} ${NO:-\"$V\"}", "a.b.c x a.b.c"),
         ("$ a$", "$ a$"),
         ("$é $1 $$", "e  "),
     ],
@@ -54,9 +48,9 @@ def test_the_escape_character_is_the_files() -> None:
         ("${NO:?give it}", "give it"),
         ("${NO?}", "NO"),
         ("${EMPTY:?}", "EMPTY"),
-        *(("${V-", "}"), ("${}", "name"), ("${V^^}", "operator"), ("'a", "quote"), ('"a', "quote")),
-        *(("${V/a}", "/"), ("${V#\\a}", "escape"), ("${V:=x}", "operator")),
-        ("${A:-" * 40 + "}" * 40, "deep"),
+        *((odd, "operator") for odd in ("${V-", "${}", "${V^^}", "${V/a/b}", "${V%.*}", "${V:=x}")),
+        *((odd, "operator") for odd in ("${A:-${B}}", "${NO:-a\\}b}", '"${V:-{}}"')),
+        *((odd, "quote") for odd in ("'a", '"a', "${NO:-'}'}")),
     ],
 )
 def test_a_broken_or_missing_variable_is_an_error(word: str, says: str) -> None:
@@ -68,12 +62,10 @@ def test_a_broken_or_missing_variable_is_an_error(word: str, says: str) -> None:
 
 NAMES = st.sampled_from(["V", "EMPTY", "P", "NO"])
 PARTS = st.text(alphabet="abc./x*?", max_size=4)
-PATTERNS = st.text(alphabet="abc.*?", min_size=1, max_size=4)
-OPERATORS = st.sampled_from(["-", ":-", "+", ":+", "#", "##", "%", "%%"])
+OPERATORS = st.sampled_from(["-", ":-", "+", ":+"])
 FORMS = st.one_of(
     st.builds("${{{}}}".format, NAMES),
     st.builds("${{{}{}{}}}".format, NAMES, OPERATORS, PARTS),
-    st.builds("${{{}{}{}/x}}".format, NAMES, st.sampled_from(["/", "//"]), PATTERNS),
     st.builds('"{}$V"'.format, st.text(alphabet="abc. ", max_size=3)),
     st.builds("'{}'".format, st.text(alphabet="abc. $", max_size=3)),
 )
@@ -101,13 +93,3 @@ def test_any_word_is_filled_in_or_refused(word: str) -> None:
     for expand in (expander.expand, expander.expand_document):
         with suppress(DockerfileError):
             expand(word)
-
-
-def test_a_pattern_of_many_stars_takes_no_time() -> None:
-    """Its time is bounded: for one value, and for all of a file."""
-    begin = time.monotonic()
-    env = {"V": "a" * 4000}
-    assert Expander(env=env).expand("${V%%" + "*a" * 100 + "b}") == env["V"]
-    with pytest.raises(DockerfileError):
-        Expander(env=env).expand("${V//*a*b/}" * 1000)
-    assert time.monotonic() - begin < 20

@@ -124,6 +124,7 @@ def has_files(monkeypatch: pytest.MonkeyPatch, **contents: str) -> None:
     monkeypatch.setattr(Path, "mkdir", made)
 
 
+@pytest.mark.promise("8.2")
 def test_version_1_bounds_what_sockets_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ def test_processor_time_and_memory_of_either_version(tmp_path: Path) -> None:
     assert counted_s >= spent_s - 0.1  # whole ticks
 
 
+@pytest.mark.promise("6.3")
 def test_a_group_that_goes_while_it_is_looked_at_is_empty(tmp_path: Path) -> None:
     """A kill looks at groups that their owner removes at the same time."""
     group, done = tmp_path / "cell", threading.Event()

@@ -11,6 +11,7 @@ from belljar.isolation.oci.container import ended_by_itself, explain_runtime, is
 from belljar.isolation.oci.trees import inner_tmp
 
 
+@pytest.mark.promise("8.1")
 @pytest.mark.parametrize("status", [0, 137])
 def test_an_end_without_a_limit_says_what_is_known(status: int) -> None:
     """Who may have ended, its last word, how near the memory's limit was, what was refused; nothing

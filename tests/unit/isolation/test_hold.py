@@ -45,6 +45,7 @@ def test_a_hold_refuses_until_it_is_released(tmp_path: Path) -> None:
     assert release(tmp_path) is None
 
 
+@pytest.mark.promise("6.4")
 @pytest.mark.parametrize("damage", ["empty", "garbage", "directory", "link", "huge", "list"])
 def test_a_damaged_hold_holds(tmp_path: Path, damage: str) -> None:
     """Whatever stands in its place counts, is said to be damaged, and can be released."""
@@ -70,6 +71,7 @@ def test_a_damaged_hold_holds(tmp_path: Path, damage: str) -> None:
         refuse_if_held(tmp_path)
 
 
+@pytest.mark.promise("6.4")
 @given(content=st.binary(max_size=300))
 def test_no_bytes_in_its_place_let_a_cell_be_made(
     content: bytes, tmp_path_factory: pytest.TempPathFactory
@@ -83,6 +85,7 @@ def test_no_bytes_in_its_place_let_a_cell_be_made(
     assert read_order(home, CELL) is not None
 
 
+@pytest.mark.promise("6.3")
 def test_the_first_order_stands(tmp_path: Path) -> None:
     """Two killers at once: whoever waits on the cell is told one reason, whole; the draft of the
     other is gone."""
@@ -123,6 +126,7 @@ def test_old_orders_of_cells_that_are_gone_are_swept(tmp_path: Path) -> None:
     (journal / "c-00000000000a.json").unlink()
 
 
+@pytest.mark.promise("6.4", "7.5")
 def test_a_runs_order_ends_with_the_run(tmp_path: Path) -> None:
     """Nothing of a killed run stays in the journal."""
     with run_order_kept(tmp_path, RUN):

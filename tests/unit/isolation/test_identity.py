@@ -27,6 +27,7 @@ from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, nested_cell_ids
 root = pytest.mark.root
 
 
+@pytest.mark.promise("3.2")
 @root
 def test_ranges_do_not_overlap(tmp_path: Path) -> None:
     """Two cells at once have two ranges, and the workload's is never the stage's, a VMM's or the

@@ -59,6 +59,7 @@ def entry_of(name: str, **fields: object) -> JournalEntry:
     return replace(own_entry(name, "range" if name.startswith("r-") else "cell"), **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("6.3")
 def test_a_cell_of_a_range_ends_with_its_range() -> None:
     """A wire names its cell, a cell its range: any of them stands for all; another cell for
     itself."""
@@ -83,6 +84,7 @@ def test_cells_without_a_network_end_together() -> None:
         assert {entry.cell_id for entry in choose(entries, [name])} == {CELL, TARGET}
 
 
+@pytest.mark.promise("6.3")
 def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
     """Its process is killed, its files are removed, its entry is gone; the order is there for the
     owner, the signed record for everybody."""
@@ -143,6 +145,7 @@ def test_a_fork_server_lives_as_long_as_its_owner(tmp_path: Path, owner_is: str)
         assert (identify(server.pid) == server) is (owner_is == "hung")
 
 
+@pytest.mark.promise("6.3")
 def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
     """A number that was used again, or is of another boot, is not the cell's."""
     journal = Journal(tmp_path)
@@ -154,6 +157,7 @@ def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
     assert report.ok
 
 
+@pytest.mark.promise("6.3")
 def test_what_the_journal_does_not_name_yet_is_killed_by_its_words(tmp_path: Path) -> None:
     """A launcher that was started a moment ago says for which cell."""
     with a_process("--cell", CELL) as process:
@@ -163,6 +167,7 @@ def test_what_the_journal_does_not_name_yet_is_killed_by_its_words(tmp_path: Pat
     assert report.ok
 
 
+@pytest.mark.promise("6.3")
 def test_it_acts_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +218,7 @@ def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[...,
     return scarce
 
 
+@pytest.mark.promise("6.3")
 @pytest.mark.parametrize(
     ("place", "step", "times"),
     [
@@ -244,6 +250,7 @@ def test_want_of_descriptors_is_waited_out(
     assert journal.entries() == ()
 
 
+@pytest.mark.promise("6.3")
 @pytest.mark.parametrize("step", ["read", "unreadable"])
 def test_what_can_never_be_looked_at_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -260,6 +267,7 @@ def test_what_can_never_be_looked_at_is_not_proven(
     assert "Too many open files" in " ".join((*report.cells[0].remaining, *report.problems))
 
 
+@pytest.mark.promise("6.3")
 def test_an_entry_that_can_not_be_read_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +292,7 @@ def test_an_entry_that_can_not_be_read_keeps_no_other_from_its_end(
     assert "Cannot allocate memory" in report.problems[0]
 
 
+@pytest.mark.promise("6.3")
 def test_what_was_never_struck_is_kept_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +309,7 @@ def test_what_was_never_struck_is_kept_on_record(
     assert (report.cells[0].halted_ms, report.ok) == (None, False)
 
 
+@pytest.mark.promise("6.3")
 def test_one_that_can_not_be_looked_at_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +371,7 @@ def test_a_process_that_lost_its_words_is_not_gone(
         assert identify(process.pid) is None
 
 
+@pytest.mark.promise("6.3")
 def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> None:
     """With --all; the report names the file."""
     (tmp_path / "journal").mkdir()

@@ -26,6 +26,7 @@ ALL = (
 )
 
 
+@pytest.mark.promise("3.1")
 @pytest.mark.parametrize(
     "bit", [RenewedBit.RNG, RenewedBit.CLOCK, RenewedBit.MACHINE_ID, RenewedBit.HOSTNAME]
 )

@@ -14,6 +14,7 @@ from belljar.store.journal import Journal
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.promise("6.3")
 async def test_it_halts_a_jail_and_leaves_nothing(tmp_path: Path) -> None:
     """Also while the store is held."""
     hold(tmp_path)
@@ -22,6 +23,7 @@ async def test_it_halts_a_jail_and_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "journal").iterdir()) == []
 
 
+@pytest.mark.promise("6.3")
 async def test_a_switch_that_halts_nothing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

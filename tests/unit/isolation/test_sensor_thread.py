@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from belljar.isolation.touches import FULL_READ, QueueThread
 
 
@@ -49,6 +51,7 @@ def test_an_error_ends_the_thread_and_is_said_once() -> None:
     os.close(sink)
 
 
+@pytest.mark.promise("5.6")
 def test_a_flood_holds_nobody_up_for_long() -> None:
     """A queue that never empties: `drain` returns after its time, and the thread pauses again."""
     source, sink = os.pipe2(os.O_NONBLOCK)

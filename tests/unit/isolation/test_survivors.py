@@ -95,6 +95,7 @@ def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
     assert not missed & set(destruction.looked_for)
 
 
+@pytest.mark.promise("6.1")
 def test_a_look_that_was_refused_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left out of what was looked for, and named with the reason; a socket's name is no proof
     of a process, so there is no doubt about the rest."""
@@ -106,6 +107,7 @@ def test_a_look_that_was_refused_is_not_claimed(monkeypatch: pytest.MonkeyPatch)
     assert destruction.clean
 
 
+@pytest.mark.promise("6.1")
 @pytest.mark.parametrize("blind", ["_processes", "_groups", "_mountinfo", "_is_there"])
 def test_without_a_look_that_is_needed_nothing_is_proven(
     blind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,6 +148,7 @@ def test_files_behind_a_closed_door_are_not_gone(
     assert [each.what for each in look(mine).unproven] == ["files"]
 
 
+@pytest.mark.promise("6.1")
 def test_reaping_goes_on_until_everything_could_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +257,7 @@ def orphan(home: Path, **fields: object) -> JournalEntry:
     return entry_of_dead
 
 
+@pytest.mark.promise("6.2")
 def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
     """The orphan's namespace numbers and uid may be a living cell's by now: reaping must not touch
     its processes."""
@@ -283,6 +287,7 @@ def test_a_uid_that_another_cell_has_is_not_looked_for(tmp_path: Path) -> None:
             assert next_cell.own_uid != held.own_uid
 
 
+@pytest.mark.promise("6.2")
 def test_an_orphan_is_reaped_and_a_living_owners_cell_is_not(tmp_path: Path) -> None:
     """By owner, not by age or look."""
     alive = entry()

@@ -39,6 +39,7 @@ async def test_touches_come_with_the_next_operation_and_escaped() -> None:
         assert ends == []
 
 
+@pytest.mark.promise("5.6")
 async def test_a_flood_is_bounded_and_ends_the_sensor_not_the_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_the_first_of_a_kind_is_reported_at_once_and_the_rest_counted() -> None:
     assert not limit.holds
 
 
+@pytest.mark.promise("5.6")
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 300), st.floats(0, 0.05))))
 def test_nothing_is_lost_and_no_interval_has_too_many(
     accesses: list[tuple[str, int, float]],
@@ -49,6 +51,7 @@ def test_nothing_is_lost_and_no_interval_has_too_many(
         assert sum(start_s <= time_s < start_s + INTERVAL_S for time_s in times) <= 2 * MAX_REPORTS
 
 
+@pytest.mark.promise("5.6")
 def test_names_without_end_are_counted_as_one() -> None:
     """A process that changes its name at each access costs no memory of the host's."""
     limit = AccessLimit()
@@ -73,6 +76,7 @@ def test_a_host_read_covers_its_files_until_the_queue_was_empty() -> None:
     assert not reads.cover("/root/a")
 
 
+@pytest.mark.promise("5.6")
 def test_a_queue_that_is_kept_full_covers_nothing_for_long() -> None:
     """What it can hold was read: all that the host did is among it. A read that ended later counts
     from its own end."""
@@ -89,6 +93,7 @@ def test_a_queue_that_is_kept_full_covers_nothing_for_long() -> None:
     assert reads.cover("/srv/a")
 
 
+@pytest.mark.promise("5.6")
 def test_a_flood_hides_no_file() -> None:
     """However many processes read one file, the first access to another is reported at once."""
     limit = AccessLimit()

@@ -32,6 +32,7 @@ def is_this(pid: int) -> bool:
     return pid == os.getpid()
 
 
+@pytest.mark.promise("5.6")
 async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
     """Another process of this host that finds the socket neither forges points nor takes the
     place."""
@@ -46,6 +47,7 @@ async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
     trace.close()
 
 
+@pytest.mark.promise("5.6")
 async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
     """Not what came before the watch, nor other files'; two watches each hear of theirs."""
     trace, own, first, second = (
@@ -74,6 +76,7 @@ async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
     assert second == []
 
 
+@pytest.mark.promise("5.6")
 async def test_lost_points_and_the_end_are_said(tmp_path: Path) -> None:
     """Each once; and without a sandbox nothing can be watched."""
     trace, ends = Trace(tmp_path, "/x", is_this), list[str]()

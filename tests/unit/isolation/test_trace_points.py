@@ -17,6 +17,7 @@ READ = READ_HEADER + b"\n\x07 \x03J\x03cat\x12\x02\x08\x05 \x03*\x0b/tmp/x/cred0
 FAILED = OPENED.replace(b"\x12\x02\x08\x03", b"\x12\x0d\x08" + b"\xff" * 9 + b"\x01\x10\x02")
 
 
+@pytest.mark.promise("5.6")
 def test_an_open_and_a_read_are_read() -> None:
     """A relative name is below the working directory; process and number come with it."""
     point = Point(operation="open", path=b"/tmp/x/cred", process=b"cat", pid=3)
@@ -58,6 +59,7 @@ def test_what_is_no_access_is_none(message: bytes) -> None:
     assert read_point(message) is None
 
 
+@pytest.mark.promise("5.6")
 @settings(max_examples=300)
 @given(st.sampled_from([HEADER, READ_HEADER, OPENED, READ]), st.binary(max_size=300))
 def test_hostile_messages(start: bytes, rest: bytes) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.events import Body
+from belljar.ledger.bodies import BodyStore, prepare_body
 from belljar.ledger.chain import sha256_hex
-from belljar.ledger.files import BodyStore, body_path, prepare_body
+from belljar.ledger.files import body_path
 
 from .conftest import body
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from belljar.errors import LedgerError
 from belljar.ledger.files import (
+    Directory,
     has_digest,
     open_beneath,
+    open_directory,
     raw_lines,
     read_beneath,
     walk_files,
@@ -23,17 +25,21 @@ from belljar.ledger.files import (
 )
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[int]:
-    """A directory with a file, a folder, and everything that is neither."""
+@pytest.fixture(params=["descriptor", "path"])
+def root(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Directory]:
+    """A directory with a file and a folder, also on a system that opens nothing beneath one."""
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "inner" / "file").write_bytes(b"content")
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    yield fd
-    os.close(fd)
+    if request.param == "path":
+        monkeypatch.setattr(os, "supports_dir_fd", set())
+    with open_directory(tmp_path) as opened:
+        assert isinstance(opened, Path) == (request.param == "path")
+        yield opened
 
 
-def test_a_plain_file(root: int) -> None:
+def test_a_plain_file(root: Directory) -> None:
     """Opened by a path of folders, read up to a bound."""
     assert read_beneath(root, "folder/inner/file", max_bytes=7) == b"content"
     with pytest.raises(ValueError, match="longer"):
@@ -43,7 +49,7 @@ def test_a_plain_file(root: int) -> None:
     assert list(walk_files(root)) == ["folder/inner/file"]
 
 
-def test_links_are_not_followed(root: int, tmp_path: Path) -> None:
+def test_links_are_not_followed(root: Directory, tmp_path: Path) -> None:
     """Neither as the file nor as a folder on the way; the walk stops at one."""
     (tmp_path / "link").symlink_to("/etc/passwd")
     (tmp_path / "folders").symlink_to("folder")
@@ -54,7 +60,7 @@ def test_links_are_not_followed(root: int, tmp_path: Path) -> None:
         list(walk_files(root))
 
 
-def test_special_files_are_not_read(root: int, tmp_path: Path) -> None:
+def test_special_files_are_not_read(root: Directory, tmp_path: Path) -> None:
     """A pipe does not make us wait; a folder is no file."""
     os.mkfifo(tmp_path / "pipe")
     for path in ("pipe", "folder"):
@@ -64,14 +70,14 @@ def test_special_files_are_not_read(root: int, tmp_path: Path) -> None:
         list(walk_files(root))
 
 
-def test_endless_depth_is_refused(root: int, tmp_path: Path) -> None:
+def test_endless_depth_is_refused(root: Directory, tmp_path: Path) -> None:
     """Folders in folders, without end."""
     (tmp_path / "/".join("d" * 40)).mkdir(parents=True)
     with pytest.raises(LedgerError, match="deep"):
         list(walk_files(root))
 
 
-def test_another_size_is_noticed_without_reading(root: int, tmp_path: Path) -> None:
+def test_another_size_is_noticed_without_reading(root: Directory, tmp_path: Path) -> None:
     """A sparse terabyte in a small file's place costs nothing."""
     (tmp_path / "big").touch()
     os.truncate(tmp_path / "big", 1 << 40)

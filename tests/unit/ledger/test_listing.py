@@ -50,6 +50,7 @@ def test_a_running_and_an_unfinished_run(home: Path) -> None:
     assert summarise(run.path).outcome == "unfinished"
 
 
+@pytest.mark.promise("6.4", "7.5")
 def test_a_killed_run_says_so(home: Path) -> None:
     """The first use of the switch is the reason, with a later one on record too."""
     with create_run(home, "run", []) as run:

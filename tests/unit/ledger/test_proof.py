@@ -20,6 +20,7 @@ from belljar.ledger.chain import MerkleTree, leaf_hash, parse_checkpoint
 from belljar.ledger.proof import _path, check_proof, prove
 
 
+@pytest.mark.promise("7.7")
 @given(st.integers(1, 200), st.data())
 def test_a_path_leads_to_the_root(size: int, data: st.DataObject) -> None:
     """pymerkle computes the same root from the path of any leaf of a tree of any size."""
@@ -54,6 +55,7 @@ def proof(run_dir: Path) -> dict[str, Any]:
     return prove(run_dir, 4)
 
 
+@pytest.mark.promise("7.7")
 def test_a_proof_holds(proof: dict[str, Any]) -> None:
     """The event, its run and the key come out of it."""
     event, run_id, key = check_proof(proof)
@@ -62,6 +64,7 @@ def test_a_proof_holds(proof: dict[str, Any]) -> None:
     assert (run_id, key) == (checkpoint.run_id, checkpoint.key)
 
 
+@pytest.mark.promise("7.7")
 def test_a_changed_proof_is_refused(proof: dict[str, Any]) -> None:
     """Another event, place, path, root or shape is refused, each with a LedgerError."""
     changes: list[dict[str, Any]] = [
@@ -82,6 +85,7 @@ def test_a_changed_proof_is_refused(proof: dict[str, Any]) -> None:
         check_proof([])
 
 
+@pytest.mark.promise("7.7")
 def test_the_commands_prove_and_check(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

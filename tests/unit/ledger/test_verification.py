@@ -248,6 +248,7 @@ def link_away(path: Path) -> None:
     path.symlink_to(outside)
 
 
+@pytest.mark.promise("5.2")
 @pytest.mark.parametrize(("tamper", "where", "what"), EVENTS.values(), ids=EVENTS.keys())
 def test_tampering_with_events(finished: Path, tamper: Tamper, where: str, what: str) -> None:
     """A changed, removed, added, reordered or cut-off event is found, and its line named."""
@@ -260,6 +261,7 @@ def test_tampering_with_checkpoints(finished: Path, tamper: Tamper, where: str, 
     _assert_found(finished, tamper, where, what)
 
 
+@pytest.mark.promise("5.2")
 @pytest.mark.parametrize(("tamper", "where", "what"), BODIES.values(), ids=BODIES.keys())
 def test_tampering_with_bodies(finished: Path, tamper: Tamper, where: str, what: str) -> None:
     """A changed, removed or added body is found, and the line that names it (or its file) named. No
@@ -267,6 +269,7 @@ def test_tampering_with_bodies(finished: Path, tamper: Tamper, where: str, what:
     _assert_found(finished, tamper, where, what)
 
 
+@pytest.mark.promise("5.2")
 @pytest.mark.parametrize(("tamper", "where", "what"), FILES.values(), ids=FILES.keys())
 def test_tampering_with_files(finished: Path, tamper: Tamper, where: str, what: str) -> None:
     """Every other file is covered by the manifest, and the manifest by the final checkpoint."""
@@ -276,13 +279,18 @@ def test_tampering_with_files(finished: Path, tamper: Tamper, where: str, what: 
 def _assert_found(run: Path, tamper: Tamper, where: str, what: str) -> None:
     assert verify(run).status is Status.VERIFIED
     tamper(run)
-    result = verify(run)
-    assert result.problem is not None
-    assert not result.ok()
-    assert result.problem.where.startswith(where)
-    assert what in result.problem.what
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(2):
+            result = verify(run)
+            assert result.problem is not None
+            assert not result.ok()
+            assert result.problem.where.startswith(where)
+            assert what in result.problem.what
+            # As on a system that opens nothing beneath a directory (Windows).
+            patch.setattr(os, "supports_dir_fd", set())
 
 
+@pytest.mark.promise("5.2")
 @settings(max_examples=150)
 @given(data=st.data())
 def test_any_flipped_byte_of_any_file_is_found(
@@ -324,6 +332,7 @@ def test_an_untouched_run_is_verified_anywhere(finished: Path, tmp_path: Path) -
     assert verify(tmp_path / "copy", expected_key=key, expected_run=finished.name).key_checked
 
 
+@pytest.mark.promise("5.2")
 def test_a_forgery_with_another_key_is_found_only_against_a_known_key(
     finished: Path, tmp_path: Path
 ) -> None:

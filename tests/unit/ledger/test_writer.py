@@ -16,8 +16,9 @@ import pytest
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind, MemoryRecorder, Recorder
 from belljar.ledger import LedgerWriter, Status, load_or_make_key, verify
+from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey
-from belljar.ledger.writer import is_being_written, wall_time
+from belljar.ledger.writer import wall_time
 
 from .conftest import body, exec_events, signed_events, wait_until
 
@@ -96,6 +97,7 @@ def test_bodies_are_stored_once_and_before_the_line(
     assert writer.body_totals == (1, 2)
 
 
+@pytest.mark.promise("5.1")
 def test_an_event_followed_by_silence_is_signed_within_a_second(
     writer: LedgerWriter, run_dir: Path
 ) -> None:
@@ -228,6 +230,7 @@ def test_large_data_moves_to_a_body(writer: LedgerWriter, run_dir: Path) -> None
     assert (result.problem, result.bodies) == (None, 1)
 
 
+@pytest.mark.promise("5.1")
 def test_a_full_disk_poisons(
     writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

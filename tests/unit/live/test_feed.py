@@ -116,3 +116,9 @@ def test_long_commands_and_members_of_a_range_are_shown(feed: Feed, run: RunDire
     first, second = feed.state()["runs"][0]["cells"]
     assert first["command"].startswith("sh -c xxx")
     assert (first["refused"], second["refused"]) == (0, 1)
+    assert feed.state()["runs"][0]["edges"] == [["target", "1.1.1.1", False, 1]]
+    probing: dict[str, Any] = {"which": "quick", "phase": "end", "user": ""}
+    run.recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=CELL, data=probing))
+    run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
+    feed.look()
+    assert feed.state()["runs"][0]["edges"] == [["target", "1.1.1.1", False, 1]]

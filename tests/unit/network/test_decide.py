@@ -115,6 +115,7 @@ def test_what_the_policy_has_is_allowed(flow: Flow, stand_in: str) -> None:
     assert (verdict.allowed, verdict.stand_in, verdict.reason) == (True, stand_in, "")
 
 
+@pytest.mark.promise("4.5")
 @pytest.mark.parametrize(
     ("flow", "reason"),
     [
@@ -331,6 +332,7 @@ def cells_in(*of: tuple[str, str | None]) -> tuple[StandInPlan, ...]:
     )
 
 
+@pytest.mark.promise("1.5")
 def test_a_cell_knows_no_name_of_one_that_it_is_kept_apart_from() -> None:
     """Nobody's without a shared network; those of stand-ins, of cells in every network, and its
     own, always."""

@@ -140,6 +140,7 @@ def test_other_ways_in_kill() -> None:
     assert verdict("x86_64", 0x40000001) == KILL
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("may_enter", [False, True])
 def test_the_supervisor_s_calls(machine: str, may_enter: bool) -> None:
@@ -164,6 +165,7 @@ def test_the_supervisor_s_calls(machine: str, may_enter: bool) -> None:
             assert seen == (ENOSYS if number == 435 else EPERM), number
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize(
     ("machine", "openat", "sockets", "clone", "kill", "setns"),
     [("x86_64", 257, 41, 56, 62, 308), ("aarch64", 56, 198, 220, 129, 268)],

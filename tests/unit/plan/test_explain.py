@@ -38,6 +38,7 @@ def test_everything_a_person_asks_is_answered(facts: HostFacts, image: ImageFact
         assert word in text
 
 
+@pytest.mark.promise("1.6")
 def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFacts) -> None:
     """What runs before a sample starts, and what is waited for; nothing of an image that has no
     program."""

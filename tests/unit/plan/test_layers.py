@@ -13,6 +13,7 @@ from belljar.policy import Resources, Tier
 OCI = [Tier.CONTAINER, Tier.GVISOR]
 
 
+@pytest.mark.promise("2.3")
 @pytest.mark.parametrize("tier", list(Tier))
 def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(
     tier: Tier, facts: HostFacts
@@ -77,6 +78,7 @@ def test_what_holds_a_cell_takes_nothing_from_its_workload(tier: Tier) -> None:
     assert limits.processes >= resources.processes + 32
 
 
+@pytest.mark.promise("8.1")
 def test_each_process_in_gvisor_costs_the_host_something() -> None:
     """Its kernel's record, stubs and page tables are no memory of the workload's; a container's
     are."""

@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts]]] 
 }
 
 
+@pytest.mark.promise("2.6")
 @pytest.mark.parametrize("case", CASES)
 def test_plans_are_golden(
     case: str, facts: HostFacts, image: ImageFacts, golden: Callable[[str, str], None]
@@ -161,6 +162,7 @@ def _brief(shown: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+@pytest.mark.promise("1.2")
 @pytest.mark.parametrize("risk", list(Risk))
 @pytest.mark.parametrize("state", list(KvmState))
 def test_the_tier_is_never_less_than_the_risk_demands(
@@ -204,6 +206,7 @@ def test_a_plan_has_a_machine_or_a_container_never_both(
     )
 
 
+@pytest.mark.promise("1.2")
 def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_that_or_nothing(
     facts: HostFacts, image: ImageFacts
 ) -> None:
@@ -233,6 +236,7 @@ def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_t
     assert codes(refused.value) == [ObstacleCode.NO_USER_NAMESPACES] * 3
 
 
+@pytest.mark.promise("1.3")
 @pytest.mark.parametrize("name", ["cpu", "memory", "pids"])
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
 def test_a_container_without_one_of_its_limits_is_refused(
@@ -264,6 +268,7 @@ def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(
         make_plan(policy, facts, image)
 
 
+@pytest.mark.promise("1.2")
 @pytest.mark.parametrize(
     ("change", "where", "code"),
     [
@@ -481,6 +486,7 @@ def test_stand_ins_files_need_the_policys_directory(facts: HostFacts, image: Ima
         make_plan(Policy.model_validate(RANGE), facts, image)
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.parametrize(
     ("rights", "tier"),
     [
@@ -505,6 +511,7 @@ def test_rights_are_granted_by_the_least_tier_that_has_them(
     assert codes(refused.value) == [ObstacleCode.RIGHTS_NEED_OTHER_TIER]
 
 
+@pytest.mark.promise("2.4")
 def test_a_right_that_no_tier_grants_is_refused(facts: HostFacts, image: ImageFacts) -> None:
     """In every tier, with what it is."""
     words = {"belljar": 1, "risk": "high", "rights": {"capabilities": ["SYS_ADMIN"]}}

@@ -200,6 +200,7 @@ def test_each_difference_is_told(name: str) -> None:
     assert all(len(sentence) < 500 for sentence in found)
 
 
+@pytest.mark.promise("2.5")
 @given(st.data())
 def test_any_object_left_out_doubled_or_swapped_is_seen(data: st.DataObject) -> None:
     """Whichever it is; a rule's place matters too."""

@@ -44,6 +44,7 @@ def made(runtime: OciRuntime, rights: Granted = NOTHING_GRANTED) -> OciShape:
     )
 
 
+@pytest.mark.promise("2.2")
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_container_is_closed_on_every_side(tier: Tier) -> None:
     """All namespaces, ids of its own, nothing gained by execve, no device, hook, capability to
@@ -92,6 +93,7 @@ def test_every_mount_is_bounded_and_what_is_bound_in_is_read_only(tier: Tier) ->
             assert {"ro", "nodev"} <= options, mount
 
 
+@pytest.mark.promise("2.2")
 def test_the_hosts_sysfs_is_not_in_a_container() -> None:
     """But for the processors that are on; gVisor's own sysfs has nothing of the host."""
     container, gvisor = (oci_config(shape_of(tier), CELL)["mounts"] for tier in TIERS)

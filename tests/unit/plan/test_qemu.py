@@ -177,6 +177,7 @@ def test_kvm_comes_as_a_descriptor() -> None:
     assert words[words.index("-append") + 1] == KERNEL_COMMAND_LINE
 
 
+@pytest.mark.promise("2.3")
 @pytest.mark.parametrize("shape", [TCG, KVM])
 @pytest.mark.parametrize("role", list(Role))
 def test_nothing_but_the_few_devices(shape: VmShape, role: Role) -> None:
@@ -280,6 +281,7 @@ def test_the_same_inputs_give_the_same_key() -> None:
     assert len(template_key(INPUTS)) == 64
 
 
+@pytest.mark.promise("3.1")
 @pytest.mark.parametrize("change", CHANGES, ids=[next(iter(change)) for change in CHANGES])
 def test_every_input_changes_the_key(change: dict[str, Any]) -> None:
     """Another value of any input is another template."""

@@ -144,6 +144,7 @@ def test_every_call_named_is_one() -> None:
     assert unknown <= NEWER_THAN_LIBSECCOMP_2_5
 
 
+@pytest.mark.promise("2.2")
 @pytest.mark.parametrize("call", DANGEROUS)
 def test_what_was_a_way_out_before_is_refused(call: str, profile: dict[str, Any]) -> None:
     """Whatever its arguments."""
@@ -163,6 +164,7 @@ def test_namespaces_are_made_for_a_service_only(
     assert call in {call for group in load_rules().agent for call in group.calls}
 
 
+@pytest.mark.promise("2.2")
 def test_what_nobody_thought_of_is_refused(profile: dict[str, Any]) -> None:
     """Deny by default."""
     assert answer(profile, "a_call_of_tomorrow") == errno.EPERM
@@ -208,6 +210,7 @@ DOCKER = tomllib.loads((Path(__file__).parent / "docker_default.toml").read_text
 CONDITIONAL_IN_DOCKER_TOO = {"clone", "personality", "socket"}
 
 
+@pytest.mark.promise("2.2")
 def test_every_difference_from_dockers_default_has_its_reason() -> None:
     """Calls that only one of the two profiles allows, and those that ours allows under conditions,
     are listed with a reason; nothing else is listed."""
@@ -226,6 +229,7 @@ def test_every_difference_from_dockers_default_has_its_reason() -> None:
 DONTNEED, NOWAIT, DONTCACHE = 4, 0x08, 0x80
 
 
+@pytest.mark.promise("3.2")
 @pytest.mark.parametrize(
     ("call", "args", "rule"),
     [
@@ -265,6 +269,7 @@ def test_the_page_cache_is_neither_asked_nor_changed(
     assert (found[0]["action"] == "SCMP_ACT_ALLOW") == (rule == "allowed")
 
 
+@pytest.mark.promise("3.2")
 @pytest.mark.parametrize(
     "call", ["io_setup", "io_submit", "io_uring_setup", "mincore", "cachestat"]
 )

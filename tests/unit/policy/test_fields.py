@@ -33,11 +33,11 @@ EVERY_KIND = [
     kinds.URL_PATH,
     kinds.ENV_NAME,
     kinds.ENV_VALUE,
-    kinds.Version(version=1),
-    kinds.Choice(words=Risk),
-    kinds.Whole(min=1, max=9),
-    kinds.Size(min="1MiB", max="1GiB"),
-    kinds.Duration(min="1s", max="1h"),
+    kinds.version(1),
+    kinds.choice(Risk),
+    kinds.whole(1, 9),
+    kinds.size("1MiB", "1GiB"),
+    kinds.duration("1s", "1h"),
 ]
 
 
@@ -45,7 +45,7 @@ EVERY_KIND = [
     "kind", EVERY_KIND, ids=lambda kind: re.sub(r" at 0x[0-9a-f]+", "", repr(kind))
 )
 @given(value=ANYTHING)
-def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.Version, value: object) -> None:
+def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.FieldKind, value: object) -> None:
     """Nothing but `ValueError`, and a message that can be shown as it is."""
     told = ""
     try:
@@ -71,12 +71,12 @@ def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.Version, value
         (kinds.SOURCE, "./data/x", "data/x"),
         (kinds.MODE, "0755", 0o755),
         (kinds.MODE, "600", 0o600),
-        (kinds.Size(min="1MiB", max="1GiB"), "1GiB", 1 << 30),
-        (kinds.Duration(min="1s", max="1h"), "1s", 1.0),
-        (kinds.Whole(min=1, max=9), 9, 9),
+        (kinds.size("1MiB", "1GiB"), "1GiB", 1 << 30),
+        (kinds.duration("1s", "1h"), "1s", 1.0),
+        (kinds.whole(1, 9), 9, 9),
     ],
 )
-def test_what_is_meant_is_read(kind: kinds.Text, value: object, read: object) -> None:
+def test_what_is_meant_is_read(kind: kinds.FieldKind, value: object, read: object) -> None:
     """Bounds are allowed themselves; paths come out plain."""
     assert kind.read(value) == read
 
@@ -123,19 +123,19 @@ def test_what_is_meant_is_read(kind: kinds.Text, value: object, read: object) ->
         (kinds.TEXT, "x" * 70_000, "at most 65536"),
         (kinds.URL_PATH, "health", "not the path of a URL"),
         (kinds.URL_PATH, "/a b", "not the path of a URL"),
-        (kinds.Size(min="1MiB", max="1GiB"), 512, "such as"),
-        (kinds.Size(min="1MiB", max="1GiB"), "2GiB", "from 1MiB to 1GiB"),
-        (kinds.Duration(min="1s", max="1h"), "2h", "from 1s to 1h"),
-        (kinds.Whole(min=1, max=9), True, "true/false"),
-        (kinds.Whole(min=1, max=9), 1.0, "whole number"),
-        (kinds.Version(version=1), True, "write 1"),
-        (kinds.Choice(words=Risk), "HIGH", "did you mean `high`?"),
-        (kinds.Choice(words=Risk), "hgh", "did you mean `high`?"),
-        (kinds.Choice(words=Risk), ["high"], "not one of"),
+        (kinds.size("1MiB", "1GiB"), 512, "such as"),
+        (kinds.size("1MiB", "1GiB"), "2GiB", "from 1MiB to 1GiB"),
+        (kinds.duration("1s", "1h"), "2h", "from 1s to 1h"),
+        (kinds.whole(1, 9), True, "true/false"),
+        (kinds.whole(1, 9), 1.0, "whole number"),
+        (kinds.version(1), True, "write 1"),
+        (kinds.choice(Risk), "HIGH", "did you mean `high`?"),
+        (kinds.choice(Risk), "hgh", "did you mean `high`?"),
+        (kinds.choice(Risk), ["high"], "not one of"),
     ],
 )
 def test_what_is_not_meant_is_refused_with_what_is_allowed(
-    kind: kinds.Text, value: object, told: str
+    kind: kinds.FieldKind, value: object, told: str
 ) -> None:
     """The message says what to write instead."""
     with pytest.raises(ValueError, match=re.escape(told)):

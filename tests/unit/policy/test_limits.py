@@ -27,6 +27,7 @@ def test_risk_demands_a_least_tier(risk: str, tier: str) -> None:
     assert needs_hardware(Risk(risk)) is (risk == "critical")
 
 
+@pytest.mark.promise("1.2")
 @pytest.mark.parametrize("risk", list(Risk))
 @pytest.mark.parametrize("asked", [None, *Tier])
 def test_a_tier_is_raised_and_never_lowered(risk: Risk, asked: Tier | None) -> None:

@@ -107,6 +107,7 @@ def beyond(ours: LoadedPolicy, floor: LoadedPolicy) -> tuple[str, ...]:
     return tuple(each.key if each.where == "task" else f"{each.where} {each.key}" for each in found)
 
 
+@pytest.mark.promise("1.4")
 @pytest.mark.parametrize(("task", "operator", "keys"), ORDER)
 def test_where_a_policy_goes_beyond_another(
     task: str, operator: str, keys: tuple[str, ...]
@@ -126,6 +127,15 @@ def test_an_air_gap_that_either_requires_is_required(is_tasks: bool) -> None:
     made, _ = under_policy(operator, task, {})
     assert made.policy.host
     assert under_policy(plain, plain, {})[0].policy.host is None
+
+
+@pytest.mark.parametrize("task", ["false", "true", "with_secrets"])
+@pytest.mark.parametrize("operator", ["false", "true", "with_secrets"])
+def test_snapshots_are_what_both_allow(task: str, operator: str) -> None:
+    """Secrets are saved only where both say so."""
+    known = {"false": False, "true": True, "with_secrets": "with_secrets"}
+    made = bounded(policy(f"snapshots: {task}\n"), policy(f"snapshots: {operator}\n"))
+    assert made.policy.snapshots is known[min(task, operator, key=[*known].index)]
 
 
 @pytest.mark.parametrize("more", ["", f"stand_ins: {{{CELL}}}, ", f"stand_ins: {{{SHOP}}}, "])
@@ -200,6 +210,7 @@ def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:
     assert with_least_risk(same, Risk.HIGH, where="settings") is same
 
 
+@pytest.mark.promise("2.7")
 def test_a_run_has_room_for_a_sample() -> None:
     """Its budget is a hundred samples' unless it is said, and never less than one's."""
     network = policy(upstreams(ONE)).policy.network

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from belljar.policy import Policy
 from belljar.policy.load import examine
@@ -32,7 +29,7 @@ def problems(
 
 def network_of(network: str, risk: str = "low") -> Network:
     """The network of a policy without a mistake."""
-    policy, found, _ = examine(text(network, risk), base=None)
+    policy, found = examine(text(network, risk), base=None)
     assert found == ()
     assert policy is not None
     assert policy.network is not None
@@ -79,6 +76,7 @@ def test_a_real_upstream_is_possible_at_low_and_medium_risk(risk: str) -> None:
     )
 
 
+@pytest.mark.promise("2.7")
 @pytest.mark.parametrize("risk", ["high", "critical"])
 def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None:
     """When the policy is read, at the place where it stands."""
@@ -90,8 +88,6 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
 @pytest.mark.parametrize(
     ("network", "line", "column", "field", "told"),
     [
-        ("sink: 1", 4, 9, "network.sink", "`true` or `false`"),
-        ("default: simulat", 4, 12, "network.default", "did you mean `simulate`?"),
         (
             "stand_ins: {a: {names: [b]}}",
             4,
@@ -106,13 +102,6 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             18,
             "network.stand_ins.a.names",
             "is missing. Host names",
-        ),
-        (
-            "stand_ins: {a: {kind: git, nmes: [b]}}",
-            4,
-            30,
-            "network.stand_ins.a.nmes",
-            "did you mean `names`?",
         ),
         ("stand_ins: {_a: {kind: git}}", 4, 19, "network.stand_ins._a", "letters"),
         (
@@ -162,13 +151,6 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             "`b` is already a name of `a`",
         ),
         (
-            "stand_ins: {a: {kind: git, names: [metadata.google.internal]}}",
-            4,
-            38,
-            "network.stand_ins.a.names[0]",
-            "use a stand-in of kind `metadata`",
-        ),
-        (
             "stand_ins: {a: {kind: git, names: ['*.google.internal']}}",
             4,
             38,
@@ -183,28 +165,12 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             "one metadata service",
         ),
         (
-            "stand_ins: {a: {kind: cell, names: [b], ports: [80], resources: {memroy: 1GiB}}}",
-            4,
-            68,
-            "network.stand_ins.a.resources.memroy",
-            "did you mean `memory`?",
-        ),
-        (
-            "stand_ins: {a: {kind: cell, names: [b], ports: [80], health: {htp: /}}}",
-            4,
-            65,
-            "network.stand_ins.a.health.htp",
-            "did you mean `http`?",
-        ),
-        (
             "stand_ins: {a: {kind: git, names: [b], ports: [80, 80]}}",
             4,
             54,
             "network.stand_ins.a.ports[1]",
             "is listed twice",
         ),
-        ("record: {packets: 1KiB}", 4, 21, "network.record.packets", "from 1MiB to 64GiB"),
-        ("upstreams: [{host: 10.0.0.1}]", 4, 22, "network.upstreams[0].host", "is an address"),
     ],
 )
 def test_a_mistake_is_told_where_it_stands(
@@ -216,6 +182,7 @@ def test_a_mistake_is_told_where_it_stands(
     assert told in found[field][3]
 
 
+@pytest.mark.promise("2.5")
 def test_a_targets_tier_is_never_less_than_the_ranges() -> None:
     """Raised it may be."""
     cell = "stand_ins: {a: {kind: cell, names: [b], ports: [80], tier: %s}}"
@@ -272,45 +239,6 @@ def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None
         assert (line, field.rpartition(".")[0]) == (4, "network.stand_ins.a")
         assert told in message, network
     assert "no directory of its own" in problems(git % "shop", base=None)[0][3]
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-1, 70_000)
-    | st.text(max_size=6)
-    | st.sampled_from(["http", "cell", "a.b"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "kind",
-                    "names",
-                    "ports",
-                    "stand_ins",
-                    "upstreams",
-                    "record",
-                    "health",
-                    "a",
-                    "sink",
-                ]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@given(JSON)
-def test_whatever_a_network_is_there_is_a_policy_or_a_place_for_each_problem(value: object) -> None:
-    """No shape of values makes the reader fail otherwise."""
-    body = json.dumps({"belljar": 1, "risk": "low", "network": value}).encode()
-    policy, found, _ = examine(body, base=None)
-    assert (policy is not None and not found) or found
-    assert all(item.message and item.mark.line == 1 for item in found)
 
 
 def test_pydantics_places_become_the_authors() -> None:

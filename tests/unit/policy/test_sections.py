@@ -146,6 +146,7 @@ def test_what_is_no_right_is_refused(words: dict[str, object]) -> None:
         Rights.model_validate(words)
 
 
+@pytest.mark.promise("2.4")
 def test_a_shared_kernel_grants_nothing() -> None:
     """Nor does any tier grant what would reach the guest agent or open its kernel."""
     assert GRANTABLE[Tier.CONTAINER] == Granted()
@@ -155,6 +156,7 @@ def test_a_shared_kernel_grants_nothing() -> None:
     assert "SYS_PTRACE" not in GRANTABLE[Tier.GVISOR].capabilities
 
 
+@pytest.mark.promise("2.4")
 @given(RIGHTS, st.sampled_from(list(Tier)))
 def test_a_tier_grants_what_is_asked_for_or_says_what_not(rights: Rights, tier: Tier) -> None:
     """Never more than its list; and what is not granted is among its refusals."""
@@ -168,6 +170,7 @@ def test_a_tier_grants_what_is_asked_for_or_says_what_not(rights: Rights, tier: 
         assert found == Granted()
 
 
+@pytest.mark.promise("1.4")
 @given(RIGHTS, RIGHTS, st.sampled_from(list(Tier)))
 def test_what_two_policies_have_in_common_is_no_more_than_either(
     ours: Rights, floor: Rights, tier: Tier
@@ -182,6 +185,7 @@ def test_what_two_policies_have_in_common_is_no_more_than_either(
         assert set(kept.calls) <= set(allowed.calls)
 
 
+@pytest.mark.promise("1.4")
 def test_a_policy_that_says_nothing_bounds_nothing() -> None:
     """One that says `{}` forbids all; a task that asks for nothing has nothing."""
     asked = Rights(privileged=True)
@@ -191,6 +195,7 @@ def test_a_policy_that_says_nothing_bounds_nothing() -> None:
     assert all(common_rights(None, floor) is None for floor in (None, Rights(), asked))
 
 
+@pytest.mark.promise("2.4")
 @pytest.mark.parametrize(("tier", "other"), list(itertools.permutations(Tier, 2)))
 def test_a_stronger_tier_grants_no_less(tier: Tier, other: Tier) -> None:
     """So that raising a tier never takes a right away."""
@@ -201,11 +206,12 @@ def test_a_stronger_tier_grants_no_less(tier: Tier, other: Tier) -> None:
 
 def policy(text: str, risk: str = "high") -> Policy:
     """The policy with that line."""
-    read, problems, _ = examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
+    read, problems = examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
     assert read is not None, problems
     return read
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize("risk", Risk)
 def test_the_default_follows_the_risk(risk: Risk) -> None:
     """From `high` on refused, below reported; what is written comes first."""
@@ -242,7 +248,7 @@ def test_what_is_named_is_allowed_and_nothing_else() -> None:
 )
 def test_anything_else_is_refused_at_its_place(text: str) -> None:
     """With the field's name."""
-    read, problems, _ = examine(f"belljar: 1\nrisk: high\nhost_tools: {text}\n".encode(), base=None)
+    read, problems = examine(f"belljar: 1\nrisk: high\nhost_tools: {text}\n".encode(), base=None)
     assert read is None
     assert all(problem.field.startswith("host_tools") for problem in problems)
     assert {problem.mark.line for problem in problems} == {3}

@@ -48,9 +48,10 @@ def test_what_makes_no_server_is_refused(fields: dict[str, Any]) -> None:
         model_of(**fields)
 
 
+@pytest.mark.promise("2.8")
 def test_a_model_cell_has_no_network() -> None:
     """Not even stand-ins."""
-    network = {"stand_ins": {"www": {"kind": "http", "hosts": ["a.test"]}}}
+    network = {"stand_ins": {"www": {"kind": "http", "names": ["a.test"], "routes": []}}}
     fields = {"belljar": 1, "risk": "low", "model": {"weights": {"sha256": DIGEST}}}
     with pytest.raises(PolicyError, match="model"):
         policy_of({**fields, "network": network})

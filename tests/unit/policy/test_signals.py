@@ -80,6 +80,7 @@ def test_what_a_policy_says_and_leaves_out() -> None:
 OWN = [("ssh_key", "ssh"), ("npm_token", "npm"), ("pypi_token", "pypi"), ("git_credentials", "git")]
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(("file", "kind"), OWN)
 def test_a_file_names_a_service_of_its_kind(file: str, kind: str) -> None:
     """And holds no other's login."""

@@ -20,6 +20,7 @@ def test_each_cell_has_its_own() -> None:
     assert hash(data.of("web")) == hash(data.of("web"))
 
 
+@pytest.mark.promise("1.7")
 def test_all_of_a_cell_together_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Again when it is made: files may have grown since they were looked at."""
     for name in ("a", "b"):

@@ -47,6 +47,7 @@ def test_a_scalar_means_what_the_core_schema_says(text: str, value: object) -> N
     assert scalar(text, plain=False) == text
 
 
+@pytest.mark.promise("1.1")
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [

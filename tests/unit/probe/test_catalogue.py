@@ -7,12 +7,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import belljar
-from belljar.probe.catalogue import FINGERPRINT, GROUPS, MORE_PARAMETERS, PROBES
-from belljar.probe.model import PARAMETERS, Side
+from belljar.probe.catalogue import FINGERPRINT, PROBES
+from belljar.probe.model import Side
 
 PROGRAM = Path(belljar.__file__).parent / "_bin" / f"probe-{platform.machine()}"
-SOURCES = Path(__file__).parents[3] / "native" / "probes"
 CONTAINMENT = [probe for probe in PROBES if probe.group != FINGERPRINT]
 
 
@@ -25,6 +26,7 @@ def program_list() -> list[tuple[str, bool]]:
     return [(name, speed == "quick") for name, speed in pairs]
 
 
+@pytest.mark.promise("7.3")
 def test_the_catalogue_is_the_programs_table() -> None:
     """Every attempt of the program is in the catalogue and the other way round, with the same quick
     set; names are unique."""
@@ -33,11 +35,13 @@ def test_the_catalogue_is_the_programs_table() -> None:
     assert sorted((probe.name, probe.quick) for probe in PROBES) == sorted(program_list())
 
 
+@pytest.mark.promise("7.3")
 def test_there_are_enough_of_them_in_every_group() -> None:
     """At least 60 containment probes, in all the groups that are promised, and a quick set that
     covers each of those: what stops a run is containment."""
     assert len(CONTAINMENT) >= 60
-    assert set(GROUPS) == {
+    groups = {probe.group for probe in PROBES}
+    assert groups == {
         *(
             "persistence",
             "files",
@@ -51,9 +55,10 @@ def test_there_are_enough_of_them_in_every_group() -> None:
         ),
         *("channel", "doors", "fingerprint"),
     }
-    assert {probe.group for probe in PROBES if probe.quick} == set(GROUPS) - {FINGERPRINT}
+    assert {probe.group for probe in PROBES if probe.quick} == groups - {FINGERPRINT}
 
 
+@pytest.mark.promise("7.3")
 def test_an_entry_says_what_why_and_what_then() -> None:
     """Each entry is three sentences of substance, no two try the same, and its name is one the
     program's output format can carry."""
@@ -68,6 +73,7 @@ def test_an_entry_says_what_why_and_what_then() -> None:
     assert len({probe.tries for probe in PROBES}) == len(PROBES)
 
 
+@pytest.mark.promise("7.3")
 def test_containment_has_no_exceptions() -> None:
     """Nothing but a fingerprint is ever expected to be reached, but for three things that gVisor's
     kernel keeps to itself; each exception has its reason."""
@@ -79,6 +85,7 @@ def test_containment_has_no_exceptions() -> None:
         assert all(len(reason) > 10 for reason in probe.expected.values())
 
 
+@pytest.mark.promise("7.3")
 def test_names_and_words_of_ours_are_never_expected() -> None:
     """The fingerprints that look for names have no exception in any tier."""
     ours = {
@@ -101,19 +108,6 @@ def test_the_host_decides_where_it_can_see() -> None:
     assert {witness.value for witness in witnesses if witness} == {
         *("canary", "socket", "abstract", "tcp", "tcp6", "udp", "pid", "namespaces"),
     }
-
-
-def test_the_program_asks_for_nothing_undocumented() -> None:
-    """Every parameter that the program's sources look up is described."""
-    asked: set[str] = set()
-    for source in SOURCES.glob("*.c"):
-        if source.name == "canary.c":  # no probe
-            continue
-        asked |= set(
-            re.findall(r'(?:needed|needed_number|parameter)\((?:f, )?"(\w+)"\)', source.read_text())
-        )
-    assert asked
-    assert asked <= set(PARAMETERS) | set(MORE_PARAMETERS)
 
 
 def test_a_program_that_is_told_nothing_or_too_much_says_so() -> None:

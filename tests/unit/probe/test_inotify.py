@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.probe.witness import FileWatch
+from belljar.probe.witness import watch_file
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ def test_each_act_is_seen_once(tmp_path: Path, act: Callable[[Path], object], wo
     silence."""
     file = tmp_path / "f"
     file.write_text("content")
-    with FileWatch(file) as eyes:
-        assert eyes.seen() == []
+    with watch_file(file) as happened:
+        assert happened() == []
         act(file)
-        assert word in eyes.seen()
-        assert word not in eyes.seen()
+        assert word in happened()
+        assert word not in happened()
 
 
 def test_what_is_not_there_can_not_be_watched(tmp_path: Path) -> None:
     """A missing file is an error, not a silent watch."""
     with pytest.raises(FileNotFoundError):
-        FileWatch(tmp_path / "missing")
+        watch_file(tmp_path / "missing").__enter__()

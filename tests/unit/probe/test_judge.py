@@ -17,6 +17,7 @@ DENIED, ABSENT, REACHED, ERROR = (Answer(outcome=each) for each in Outcome)
 C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
 
 
+@pytest.mark.promise("4.6")
 @pytest.mark.parametrize(
     ("answer", "sight", "verdict"),
     [

@@ -1,24 +1,10 @@
-"""The words of the probes: what can't be meant is refused."""
+"""A report of probes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from tests.fakes.probing import PROBES
-
-from belljar.probe.model import ProbeReport, Side, Verdict, Witness
-
-
-def test_an_entry_is_of_its_group_and_names_its_witness() -> None:
-    """A name of another group, a host's side without a witness, a witness on the guest's side:
-    refused where they are written."""
-    host, *_, guest = PROBES
-    for changes in ({"group": "other"}, {"witness": None}):
-        with pytest.raises(ValueError, match=host.name):
-            replace(host, **changes)
-    with pytest.raises(ValueError, match=guest.name):
-        replace(guest, witness=Witness.UDP, side=Side.GUEST)
+from belljar.probe.model import ProbeReport, Verdict
 
 
 def test_a_digest_is_of_the_findings() -> None:

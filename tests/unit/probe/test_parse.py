@@ -26,6 +26,7 @@ def test_a_whole_answer_has_no_problem() -> None:
     )
 
 
+@pytest.mark.promise("4.6")
 @pytest.mark.parametrize(
     "output",
     [
@@ -49,6 +50,7 @@ def test_what_is_not_whole_is_a_problem(output: bytes) -> None:
     assert parse_answers(output, asked=NAMES, nonce=NONCE).problem
 
 
+@pytest.mark.promise("4.6")
 def test_a_breach_is_not_lost_in_a_broken_answer() -> None:
     """A line that says `reached` counts although the output is cut off behind it, and although
     another line denies it."""

@@ -56,6 +56,7 @@ def test_what_leads_beyond_is_the_routers_to_witness() -> None:
     } <= beyond
 
 
+@pytest.mark.promise("2.5")
 def test_silence_counts_only_with_the_routers_word() -> None:
     """Rules as planned: contained. Changed: breached, whatever the cell says. Not to be read:
     void."""
@@ -65,6 +66,7 @@ def test_silence_counts_only_with_the_routers_word() -> None:
     assert verdict(probe, Outcome.DENIED, Sight(touched=None, what="?")) is Verdict.VOID
 
 
+@pytest.mark.promise("2.5")
 @pytest.mark.parametrize(
     ("name", "by"),
     [

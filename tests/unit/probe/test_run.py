@@ -93,6 +93,7 @@ async def test_the_cells_word_is_enough_for_a_breach() -> None:
     ).verdict is Verdict.BREACHED
 
 
+@pytest.mark.promise("7.3")
 @pytest.mark.parametrize("trouble", ["dead", "cut", "late", "silent"])
 async def test_no_evidence_is_void(trouble: str) -> None:
     """A dead cell, an output that is cut off, a program that ran out of time or said nothing: void,

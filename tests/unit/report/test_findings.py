@@ -188,6 +188,7 @@ def test_survivors_mean_void_and_scorers_can_mean_breached() -> None:
     assert judged(*STORY, lowered=Verdict.BREACHED).verdict is Verdict.BREACHED
 
 
+@pytest.mark.promise("6.1")
 def test_a_destruction_that_could_not_be_looked_at_means_void() -> None:
     """Nothing was found, and not everything could be seen: void, with what was not looked for."""
     missed = ["mounts named after the cell: Permission denied"]
@@ -207,6 +208,7 @@ BREACH: dict[str, Any] = {
 }
 
 
+@pytest.mark.promise("7.3")
 @pytest.mark.parametrize("phase", ["start", "end"])
 @pytest.mark.parametrize(
     ("lines", "verdict", "reason"),

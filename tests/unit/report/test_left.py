@@ -73,6 +73,7 @@ def left_of(*lines: Line, doubt: str = "") -> Left:
     return gatherer.end(doubt=doubt)
 
 
+@pytest.mark.promise("7.6")
 @pytest.mark.parametrize("provider", STAYS)
 def test_a_model_that_stays_leaves_nothing(provider: str) -> None:
     """A script's and a cell's model get protected data, and nothing left this host."""
@@ -82,6 +83,7 @@ def test_a_model_that_stays_leaves_nothing(provider: str) -> None:
     assert left.lines() == ["\nWhat left this host: nothing"]
 
 
+@pytest.mark.promise("7.6")
 @pytest.mark.parametrize("model", [PROVIDER, "unheard-of/m", "mockllm2/m", "Belljar/m", "", "x"])
 def test_any_other_model_s_calls_leave(model: str) -> None:
     """A provider that is not named as one that stays counts as leaving."""
@@ -90,6 +92,7 @@ def test_any_other_model_s_calls_leave(model: str) -> None:
     assert [(each.way, each.name) for each in left.destinations] == [(Way.MODEL, model)]
 
 
+@pytest.mark.promise("7.6")
 def test_calls_and_bytes_and_findings_are_added_up() -> None:
     """By destination; what was sent is told from what was redacted or stopped, and what was not
     scanned is counted."""
@@ -110,6 +113,7 @@ def test_calls_and_bytes_and_findings_are_added_up() -> None:
     assert "iban ×1 sent, iban ×2 redacted, can't tell of 1" in to.sentence()
 
 
+@pytest.mark.promise("7.6")
 def test_what_the_guard_stopped_did_not_leave() -> None:
     """A destination to which nothing went is listed with what was to go there."""
     left = left_of(
@@ -119,6 +123,7 @@ def test_what_the_guard_stopped_did_not_leave() -> None:
     assert [each.name for each in left.destinations] == [PROVIDER, "a.example"]
 
 
+@pytest.mark.promise("7.6")
 def test_upstreams_are_gathered_by_host() -> None:
     """Connections and the kernel's count of bytes; look-ups and connections of the process itself.
     What was refused went nowhere."""
@@ -138,6 +143,7 @@ def test_upstreams_are_gathered_by_host() -> None:
     assert left.unknown == ()
 
 
+@pytest.mark.promise("7.6")
 def test_a_name_that_was_looked_up_has_left() -> None:
     """Though the answer was refused, and nothing was dialled."""
     refused = dial(verdict="refused", address="", problem="10.0.0.1 is not a public one")
@@ -145,6 +151,7 @@ def test_a_name_that_was_looked_up_has_left() -> None:
     assert left_of(refused, evaluated()).claim == "nothing"
 
 
+@pytest.mark.promise("7.6")
 @pytest.mark.parametrize("connection", ["api.example", "203.0.113.9:443", "others"])
 def test_a_connection_of_the_process_leaves(connection: str) -> None:
     """Whatever made it, and wherever it leads."""
@@ -152,6 +159,7 @@ def test_a_connection_of_the_process_leaves(connection: str) -> None:
     assert left.claim == "something"
 
 
+@pytest.mark.promise("7.6")
 def test_missing_evidence_is_never_nothing() -> None:
     """Neither a run without an end, nor one whose process was not watched, whose task started
     programs, whose environment names a proxy on this host, which called a cell's model and has no such cell, or
@@ -175,6 +183,7 @@ def test_missing_evidence_is_never_nothing() -> None:
     assert (cut_off.claim, cut_off.destinations[0].sent_bytes) == ("something", None)
 
 
+@pytest.mark.promise("7.6")
 def test_the_report_shows_what_left_in_red(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +200,7 @@ def test_the_report_shows_what_left_in_red(
     assert (shown["claim"], shown["destinations"][0]["name"]) == ("something", "real.example")
 
 
+@pytest.mark.promise("7.6")
 @given(st.text(max_size=80))
 def test_no_name_acts_on_the_reader_s_terminal(name: str) -> None:
     """Whatever stands on record."""

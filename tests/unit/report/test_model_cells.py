@@ -42,6 +42,7 @@ def model_cell(*phases: str, verdict: str = "contained", **ended: object) -> lis
     return [*story(), *lines, line(Kind.CELL_DESTROYED, "c9", **{**ENDED, **ended})]
 
 
+@pytest.mark.promise("2.8")
 @pytest.mark.parametrize(
     ("lines", "verdict"),
     [
@@ -116,6 +117,7 @@ def test_a_reverted_cell_is_of_its_sample() -> None:
     assert Code.REVERT_UNCLEAN in {reason.code for reason in row.reasons}
 
 
+@pytest.mark.promise("3.6")
 def test_a_forked_cell_is_of_its_sample() -> None:
     """Whoever forked a sample's cell, or a fork of it: without probes and proof of its own the
     sample is void."""

@@ -158,6 +158,7 @@ def data_of(page: bytes) -> list[list[Any]]:
     ]
 
 
+@pytest.mark.promise("4.4")
 def test_hostile_text_makes_no_element_attribute_or_link() -> None:
     """With hostile text in every field, a page has our one script, no handler, and no link that
     leaves it."""
@@ -188,6 +189,7 @@ def test_hostile_text_makes_no_element_attribute_or_link() -> None:
     assert "{{7*7}}" in text
 
 
+@pytest.mark.promise("4.4")
 def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
     """No control, bidi or other format character is in a page; each is shown as its number."""
     text = hostile_page().decode()
@@ -199,6 +201,7 @@ def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
         assert "\\x1b" in found.replace("\\\\", "\\")
 
 
+@pytest.mark.promise("4.4")
 def test_only_our_script_and_style_may_run() -> None:
     """The page's policy forbids everything but one script and one style, by their digests."""
     found = elements(hostile_page())
@@ -280,6 +283,18 @@ def test_a_model_cell_has_its_requests_and_its_end() -> None:
         assert "sha256:ababab" in unit["remarks"][0]
         assert len(report["missing"]) == (phases != ("start", "end"))
         assert all(count is None for _, count in report["missing"])  # it is no sample's
+
+
+def test_output_has_the_time_since_its_command_began() -> None:
+    """What a player needs; a time before the command's, as after a clock was set, counts as none."""
+    for later, after_s in (("22:00:03.250000", 3.25), ("21:59:59.000000", 0.0)):
+        lines = many(1, 1)[0]
+        ended = replace(with_body(lines[-1]), time=f"2026-11-20T{later}Z")
+        (unit,) = collect(findings_of([], [*lines[:-1], ended]), source_of([*lines[:-1], ended]))[
+            "units"
+        ]
+        (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
+        assert command[-1][0][-1] == [[after_s, 1.0]]
 
 
 def test_a_transcript_stands_beside_the_timeline() -> None:
@@ -390,7 +405,7 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
     assert len(unit["entries"]) == FIRST + LAST
     assert unit["left_out"] == {"command": 5}
     assert "--cell-id c0" in unit["show"]
-    _, text, note = unit["entries"][0][-1][0]
+    _, text, note, _ = unit["entries"][0][-1][0]
     assert len(text) == MAX_BODY_BYTES
     assert "of 10 MiB" in note
     assert len(render(report)) < 4 << 20

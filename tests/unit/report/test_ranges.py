@@ -24,6 +24,7 @@ from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("end", "verdict", "why"),
     [
@@ -86,6 +87,7 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
     assert shown == ("packets_recorded_and_dropped" in end.get("counters", {}))
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("unread", "not_recorded", "said"),
     [
@@ -120,6 +122,7 @@ def test_talk_of_cells_that_nobody_read_voids_the_sample(
     assert all(word in str(reason) for word, reason in zip(said, row.reasons, strict=True))
 
 
+@pytest.mark.promise("5.4")
 def test_a_reader_that_was_felled_voids_the_sample() -> None:
     """What a cell sent may be why: then it has hidden what else was said."""
     limit = {
@@ -134,6 +137,7 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
     assert codes == [(ReasonCode.TRAFFIC_ANALYSIS_ENDED, "not read further: it died")]
 
 
+@pytest.mark.promise("5.4")
 def test_an_address_has_all_names_that_led_to_it() -> None:
     """As a catch-all's has: in a connection, and among what was let through or refused, whenever
     they were asked for."""
@@ -150,6 +154,7 @@ def test_an_address_has_all_names_that_led_to_it() -> None:
     assert [flow.to.named for flow in found.flows.values()] == [{f"10.0.0.7:22 {said}": 2}]
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("error", "verdict"), [("CellError", Verdict.VOID), ("ContainmentBreach", Verdict.BREACHED)]
 )
@@ -212,6 +217,7 @@ def connection(**changes: object) -> dict[str, Any]:
     }
 
 
+@pytest.mark.promise("5.4")
 def test_bytes_that_are_in_no_event_void_the_sample() -> None:
     """What a gateway received and has nowhere is missing evidence; what it has as the remainder is
     listed by kind."""

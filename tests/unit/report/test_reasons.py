@@ -8,6 +8,7 @@ from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
 
 
+@pytest.mark.promise("7.1")
 @pytest.mark.parametrize("code", ReasonCode)
 def test_every_code_has_one_sentence_and_spoils_a_verdict(code: ReasonCode) -> None:
     """No cause is without a text, and none leaves a sample contained."""
@@ -19,6 +20,7 @@ def test_every_code_has_one_sentence_and_spoils_a_verdict(code: ReasonCode) -> N
     assert reason.to_json()["code"] == code.value
 
 
+@pytest.mark.promise("7.1")
 def test_the_worst_cause_decides() -> None:
     """A breach outweighs missing evidence; without a cause a sample is contained."""
     void, breached = Reason(code=ReasonCode.NO_CELL), Reason(code=ReasonCode.SCORER_BREACHED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.unit.report.stories import (
     ANSWER,
     NAME,
@@ -34,6 +35,7 @@ def test_what_was_read_afterwards_is_told_as_of_its_own_time() -> None:
     assert (raw.traffic_analysis, raw.time) == (True, "")
 
 
+@pytest.mark.promise("5.4")
 def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
     """With how to see them; late answers of those between change nothing."""
     numbers = range(1, 1001)

@@ -133,6 +133,7 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
 }
 
 
+@pytest.mark.promise("5.8")
 @pytest.mark.parametrize("name", SHOWN)
 def test_each_event_has_its_signal(name: str) -> None:
     """What a workload did is told, once by code, in the order in which it came; what is Belljar's
@@ -141,12 +142,14 @@ def test_each_event_has_its_signal(name: str) -> None:
     assert codes(*lines) == expected
 
 
+@pytest.mark.promise("5.8")
 def test_probes_of_belljar_are_no_signal() -> None:
     """A packet that is refused while a cell is probed is the probes'."""
     began = line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user="")
     assert codes(began, REFUSED) == []
 
 
+@pytest.mark.promise("5.8")
 def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
     """A workload that floods makes no report without bound."""
     (signal,) = signals(
@@ -160,6 +163,7 @@ def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
     assert signal.evidence == tuple(range(MAX_EVIDENCE))
 
 
+@pytest.mark.promise("5.8")
 def test_the_word_of_a_guest_is_marked() -> None:
     """A signal that rests on the guest's reports alone says so."""
     told = replace(
@@ -170,6 +174,7 @@ def test_the_word_of_a_guest_is_marked() -> None:
     assert signals(told, seen).signals[0].trust is Trust.HOST_OBSERVED
 
 
+@pytest.mark.promise("5.8")
 def test_what_is_not_seen_is_said() -> None:
     """A decoy without a sensor, a sensor that failed, a decoy that isn't there and data that nobody
     looked at."""
@@ -192,6 +197,7 @@ def test_what_is_not_seen_is_said() -> None:
     assert {spot.code for spot in signals(*failed).blind} == set(Blind) - {Blind.NO_TOUCH_SENSOR}
 
 
+@pytest.mark.promise("5.8")
 def test_only_another_samples_decoy_changes_the_verdict() -> None:
     """It is a breach; every other signal stands beside a contained verdict; a value of the sample's
     own other cell is neither."""
@@ -220,6 +226,7 @@ def test_events_of_an_earlier_version_are_read_and_change_nothing() -> None:
     assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
 
 
+@pytest.mark.promise("5.8")
 def test_findings_and_the_terminal_have_them() -> None:
     """Each sample's JSON has its signals and what was not seen; a hostile text stays on its
     line."""

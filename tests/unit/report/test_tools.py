@@ -29,6 +29,7 @@ def where(tool: object) -> Outside | None:
     return outside(known.name, known.options)
 
 
+@pytest.mark.promise("1.9")
 def test_inspects_own_tools() -> None:
     """By what Inspect tells a provider of them: the installed version's own words."""
     assert where(web_search()) is Outside.WEB_SEARCH
@@ -39,6 +40,7 @@ def test_inspects_own_tools() -> None:
     assert [where(tool) for tool in (bash(), python(), think(), text_editor())] == [None] * 4
 
 
+@pytest.mark.promise("1.9")
 def test_each_tool_of_the_installed_inspect_is_in_the_table() -> None:
     """A new one has to be looked at: where does it act?"""
     root = Path(inspect_ai.__file__).parent
@@ -59,6 +61,7 @@ def _is_tool(decorator: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id == "tool"
 
 
+@pytest.mark.promise("1.9")
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -96,6 +99,7 @@ def test_by_name_and_options(
     assert outside(name, options) is expected
 
 
+@pytest.mark.promise("1.9")
 def test_calls_are_counted_by_tool() -> None:
     """With how many reached a cell; one that never did is named, but not what keeps notes."""
     calls = [
@@ -120,6 +124,7 @@ def test_what_is_shown_is_escaped() -> None:
     assert "\x1b" not in line
 
 
+@pytest.mark.promise("1.9")
 def test_an_operation_that_raised_counts_by_its_time() -> None:
     """The transcript has no event of it."""
     began = datetime(2026, 1, 1, tzinfo=UTC)

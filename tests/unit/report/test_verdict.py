@@ -444,6 +444,7 @@ def codes(findings: RunFindings) -> set[Code]:
     return {reason.code for reason in reasons}
 
 
+@pytest.mark.promise("1.10", "7.1", "7.2")
 @pytest.mark.parametrize("name", CASES)
 def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
     """Verdict, exit code and reason codes; `contained` stands at the head of the summary only when
@@ -459,6 +460,7 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
     assert as_json(findings)["verdict"] == verdict.value
 
 
+@pytest.mark.promise("7.5")
 def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
     """The first damage of each cell, with the operation at which it was noticed, in the summary and
     in the JSON."""
@@ -471,6 +473,7 @@ def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
     ]
 
 
+@pytest.mark.promise("7.1")
 @pytest.mark.parametrize("name", ["a bad ledger", "a crash", "no end on record"])
 def test_a_record_in_doubt_voids_every_sample(name: str) -> None:
     """No row says contained of a record that can't be trusted."""
@@ -484,6 +487,7 @@ def test_a_breach_is_no_interrupt() -> None:
     assert (findings.interrupted, findings.exit_code) == (False, 2)
 
 
+@pytest.mark.promise("7.2")
 def test_a_reused_sample_is_the_other_runs() -> None:
     """`eval-retry` copies a sample with its verdict: it is listed with the run that gave it, and
     makes nothing contained here."""
@@ -509,6 +513,7 @@ def test_a_run_without_samples_says_what_it_is() -> None:
     assert "exec" in problem.detail
 
 
+@pytest.mark.promise("7.2")
 def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
     """Metadata can't take a sample away from the run that has its cell, nor from `belljar run`,
     which reuses nothing."""
@@ -520,6 +525,7 @@ def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
     assert Code.NO_CELL in codes(judge(evidence(log, lines=[])))
 
 
+@pytest.mark.promise("7.2")
 @pytest.mark.parametrize("begun", [{}, {"Q": frozenset({"another"})}, {"P": frozenset({"u1"})}])
 def test_a_sample_is_reused_only_from_a_run_that_has_it(begun: dict[str, frozenset[str]]) -> None:
     """Its metadata may be its data set's: without a run of that name that began this very sample,

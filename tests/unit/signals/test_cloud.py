@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.signals.credentials import KEY_BYTES, Stream, make_credentials
 
 
+@pytest.mark.promise("5.6")
 @given(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), st.text(max_size=20))
 def test_whatever_the_randomness_they_have_awss_shape(key: bytes, label: str) -> None:
     """What a client checks before it uses them."""

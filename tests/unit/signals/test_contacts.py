@@ -15,6 +15,7 @@ def contacts() -> ServiceContacts:
     return ServiceContacts({"10.1.1.9": "cache"})
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
@@ -40,6 +41,7 @@ def test_the_first_event_of_a_connection_is_a_touch(kind: Kind, data: dict[str, 
     assert seen.touched(Event(kind=kind, data={**HERE, **data, "connection": 4}), 42) is not None
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     ("kind", "data"),
     [

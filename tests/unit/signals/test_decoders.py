@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ MARKS = st.sampled_from(
 )
 
 
+@pytest.mark.promise("5.7")
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(

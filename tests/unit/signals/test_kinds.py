@@ -48,6 +48,7 @@ def stream(label: str) -> Stream:
     return Stream(b"k" * KEY_BYTES, label)
 
 
+@pytest.mark.promise("5.6")
 @given(labels)
 def test_cards_and_ibans_have_their_check_digits(label: str) -> None:
     """Luhn, and modulo 97; the issuer and the bank are nobody's."""
@@ -60,6 +61,7 @@ def test_cards_and_ibans_have_their_check_digits(label: str) -> None:
     assert re.fullmatch(r"DE\d\d00\d{16}", account)
 
 
+@pytest.mark.promise("5.6")
 @given(labels)
 def test_tokens_have_their_checksums_and_shapes(label: str) -> None:
     """CRC-32 in base 62 ends GitHub's and npm's; others have a fixed shape."""
@@ -81,6 +83,7 @@ def test_aws_credentials_are_ini() -> None:
     assert re.fullmatch("[A-Za-z0-9+/]{40}", parser["default"]["aws_secret_access_key"])
 
 
+@pytest.mark.promise("5.6")
 def test_an_ssh_key_is_a_key(tmp_path: Path) -> None:
     """It opens, the public file is its own, ssh-keygen agrees, and no line of it that is looked
     for is public."""
@@ -110,6 +113,7 @@ def test_a_kubeconfig_is_yaml() -> None:
     assert config["users"][0]["user"]["token"]
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     ("kind", "table"),
     [(DecoyKind.DATABASE, "customers"), (DecoyKind.BROWSER_COOKIES, "moz_cookies")],
@@ -165,6 +169,7 @@ def test_a_text_has_a_value_for_each_placeholder() -> None:
     assert first != second
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize("kind", FILES)
 def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
     """No word of this program is in its path or its content."""

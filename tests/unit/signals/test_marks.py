@@ -61,6 +61,7 @@ def decoded(data: bytes, held: Held) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.promise("5.7")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_size=12))
 def test_decoders_find_the_same_with_it_as_without(parts: list[bytes]) -> None:
@@ -71,6 +72,7 @@ def test_decoders_find_the_same_with_it_as_without(parts: list[bytes]) -> None:
     assert decoded(data, held) == decoded(data, None)
 
 
+@pytest.mark.promise("5.7")
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_size=12),

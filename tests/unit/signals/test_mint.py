@@ -36,6 +36,7 @@ def texts(minted: Minted) -> set[str]:
     return {value.text for value in minted.values}
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize("kind", FILES)
 def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
     """What depends on nothing else is the same; with another key, cell or id no value is."""
@@ -54,6 +55,7 @@ def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
         assert not texts(one) & texts(other)
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize("kind", FILES)
 def test_each_value_is_in_a_file(kind: DecoyKind) -> None:
     """What is looked for is what was placed."""
@@ -65,6 +67,7 @@ def test_each_value_is_in_a_file(kind: DecoyKind) -> None:
         assert value.text not in repr(minted)
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize("kind", FILES)
 def test_files_are_older_than_their_place_by_no_pattern(kind: DecoyKind) -> None:
     """A moment to months; what one program makes at once has one time, and no step is constant."""
@@ -77,6 +80,7 @@ def test_files_are_older_than_their_place_by_no_pattern(kind: DecoyKind) -> None
     ]
 
 
+@pytest.mark.promise("5.6")
 def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
     """With the key and the digests on record; another key or value leads nowhere."""
     kinds = (DecoyKind.AWS_CREDENTIALS, DecoyKind.SPREADSHEET)

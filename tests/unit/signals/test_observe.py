@@ -218,6 +218,7 @@ def test_what_else_is_recorded_fits_the_schema() -> None:
         check_data(event.kind, dict(event.data))
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("kind", [Kind.NETWORK_WEBSOCKET, Kind.NETWORK_STREAM])
 def test_short_pieces_are_looked_at(kind: Kind) -> None:
     """Three bytes at a time pass nobody by; what is empty is not looked at."""
@@ -232,6 +233,7 @@ def test_short_pieces_are_looked_at(kind: Kind) -> None:
     assert len({part.flow for part in parts}) == 1
 
 
+@pytest.mark.promise("5.7")
 def test_what_the_record_has_no_room_for_counts_as_not_scanned() -> None:
     """Of an event that is cut down, its range having flooded the record, the header fields and the
     body are parts of which something is missing."""

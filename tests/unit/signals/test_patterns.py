@@ -15,6 +15,7 @@ def classes(text: str) -> list[str]:
     return [cls for _, _, cls in Patterns(()).find(text.encode())]
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize(
     ("text", "cls"),
     [
@@ -41,6 +42,7 @@ def test_a_credential_is_found(text: str, cls: str) -> None:
     assert classes(f"x: {text} ;") == [cls]
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize(
     "text",
     [

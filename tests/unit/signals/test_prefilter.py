@@ -71,6 +71,7 @@ def test_a_pass_that_is_busy_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert prefilter.look(SPACE) == {}
 
 
+@pytest.mark.promise("5.7")
 @settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=300), st.text(min_size=10, max_size=40))
 def test_known_values_are_found_with_it_as_without(noise: bytes, text: str) -> None:
@@ -97,6 +98,7 @@ CREDENTIALS = [
 ]
 
 
+@pytest.mark.promise("5.7")
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.one_of(st.sampled_from(CREDENTIALS), st.text(max_size=30)), max_size=8),

@@ -22,6 +22,7 @@ CONTACT: dict[str, JsonValue] = {
 HIT: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place": "range"}
 
 
+@pytest.mark.promise("6.4")
 @pytest.mark.parametrize(
     ("kind", "data", "trigger"),
     [

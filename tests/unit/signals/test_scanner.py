@@ -96,6 +96,7 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
 TEXTUAL = sorted(set(ENCODINGS) - {"gzip", "zlib", "deflate", "zip"})
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_a_known_value_is_found_in_each_encoding(name: str) -> None:
     """Alone and encoded once, it is found, and its place is within the data."""
@@ -117,6 +118,7 @@ def test_it_is_found_within_other_text(name: str) -> None:
     assert scanner().scan(data).hits
 
 
+@pytest.mark.promise("5.7")
 def test_a_plain_value_has_its_exact_place() -> None:
     """Offsets of what is not encoded are exact, and its digest is the spec's of the value."""
     hit = one(b"before " + TEXT.encode() + b" after")
@@ -124,6 +126,7 @@ def test_a_plain_value_has_its_exact_place() -> None:
     assert hit.digest == ScanSpec(key_hex=KEY.hex()).digest(TEXT.encode())
 
 
+@pytest.mark.promise("5.7")
 def test_an_encoded_value_has_the_place_of_its_encoding() -> None:
     """The span covers the encoded value, and not the prose before it."""
     data = (
@@ -137,6 +140,7 @@ def test_an_encoded_value_has_the_place_of_its_encoding() -> None:
     assert hit.end <= len(data) - 10
 
 
+@pytest.mark.promise("5.7")
 def test_case_and_look_alikes_are_encodings() -> None:
     """Other case, fullwidth and Cyrillic letters are undone and named."""
     assert one(TEXT.upper().encode()).decoding == ("case",)
@@ -164,6 +168,7 @@ def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
     return names, data
 
 
+@pytest.mark.promise("5.7")
 @settings(
     max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -175,6 +180,7 @@ def test_a_stack_of_encodings_is_undone(stack: tuple[list[str], bytes]) -> None:
     assert scanner().scan(data).hits, names
 
 
+@pytest.mark.promise("5.7")
 def test_five_encodings_deep() -> None:
     """The stated depth is reached: five different encodings on top of each other."""
     data = urllib.parse.quote(TEXT[::-1], safe="").replace("-", "%2D").encode()
@@ -183,6 +189,7 @@ def test_five_encodings_deep() -> None:
     assert hit.decoding[:4] == ("hex", "base64", "gzip", "base32")
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -212,6 +219,7 @@ def test_a_source_file_full_of_escapes_is_read_to_its_end() -> None:
     assert (result.complete, len(result.hits)) == (True, 1)
 
 
+@pytest.mark.promise("5.7")
 def test_time_is_bounded() -> None:
     """Without any time left nothing is decoded, and the result says so."""
     result = scanner(bounds=ScanBounds(time_s=0)).scan(base64.b64encode(TEXT.encode()) * 100)
@@ -240,6 +248,7 @@ def test_a_known_value_in_its_context_is_one_hit() -> None:
     ]
 
 
+@pytest.mark.promise("5.7")
 @settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=2000))
 def test_no_data_raises(data: bytes) -> None:

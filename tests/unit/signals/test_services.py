@@ -91,6 +91,7 @@ def test_a_clients_file_leads_to_its_registry(file: DecoyKind, kind: DecoyKind, 
     assert minted.values == ()
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     ("place", "known"), [("b.corp.internal", "b.corp.internal"), ("b.x:2222", "[b.x]:2222")]
 )

@@ -35,6 +35,7 @@ def found(feeds: list[tuple[Channel, str, bytes]]) -> int:
     return sum(len(watcher.feed("f", channel, part, data).hits) for channel, part, data in feeds)
 
 
+@pytest.mark.promise("5.7")
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 400), max_size=6))
 @example([194])  # before the padding of base64
@@ -78,6 +79,7 @@ def test_a_secret_that_begins_at_a_border_is_found() -> None:
         assert found([(Channel.HTTP, "body", data[:cut]), (Channel.HTTP, "body", data[cut:])]) == 1
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize(
     "feeds",
     [
@@ -99,6 +101,7 @@ def test_pieces_of_requests_are_joined(feeds: list[tuple[str, bytes]]) -> None:
     assert found([(Channel.HTTP, part, data) for part, data in feeds]) >= 1
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("domain", ["evil.example", "t.evil.example"])
 @pytest.mark.parametrize("counter", [False, True])
 @pytest.mark.parametrize(
@@ -137,6 +140,7 @@ def test_websocket_messages_are_joined() -> None:
     assert found(feeds) == 1
 
 
+@pytest.mark.promise("5.7")
 def test_compressed_data_is_read_across_chunks() -> None:
     """A package within a form, much larger than a tail, in small chunks."""
     noise = random.Random(1).randbytes(100_000)  # noqa: S311 - noise
@@ -156,6 +160,7 @@ def test_flows_are_apart() -> None:
     assert not watcher.feed("b", Channel.HTTP, "body", VALUE[8:]).hits
 
 
+@pytest.mark.promise("5.7")
 def test_memory_is_bounded_and_what_was_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow that was quiet for longest goes first."""
     monkeypatch.setattr(streams, "MAX_BYTES", 20_000)
@@ -189,6 +194,7 @@ WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {
 }
 
 
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("way", WAYS)
 @given(
     st.text("ABCDEF0123456789-", min_size=12, max_size=24).filter(lambda text: text[0] not in "-"),

@@ -18,6 +18,7 @@ def test_a_spec_survives_json() -> None:
     assert ScanSpec.from_json(spec.to_json()) == spec
 
 
+@pytest.mark.promise("5.7")
 def test_no_representation_shows_a_value_or_the_key() -> None:
     """Neither a value's nor a spec's repr holds the value or the key."""
     spec = spec_of([VALUE], [], [], KEY)

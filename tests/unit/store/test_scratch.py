@@ -15,6 +15,7 @@ from belljar.store.scratch import owned_name, remove_tree, scratch_dir, sweep
 LEVELS = 3_000
 
 
+@pytest.mark.promise("1.8")
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
     """A build step can make more levels than Python has frames or a process descriptors: what it
     left still goes."""

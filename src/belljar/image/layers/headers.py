@@ -6,13 +6,10 @@ Refused: device nodes, sparse files, absolute names, `..`, unknown types.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
-from urllib.parse import unquote_to_bytes
 
 from belljar.image.layers import (
     MAX_DEPTH,
@@ -30,7 +27,6 @@ _BLOCK: Final = 512
 _EMPTY: Final = bytes(_BLOCK)
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"
 _XATTR_PREFIX: Final = "SCHILY.xattr."
-_LIBARCHIVE_PREFIX: Final = "LIBARCHIVE.xattr."
 
 EntryPath = tuple[bytes, ...]
 
@@ -188,21 +184,11 @@ class _Extra:
             whole = value.partition(b".")[0]
             self.mtime_s = 0 if value.startswith(b"-") else _decimal(whole, key)
         elif key.startswith(_XATTR_PREFIX):
-            self._xattr(key.removeprefix(_XATTR_PREFIX), value)
-        elif key.startswith(_LIBARCHIVE_PREFIX):
-            try:
-                decoded = base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
-            except binascii.Error:
-                raise LayerError("an extended attribute is not what its encoding says") from None
-            name = unquote_to_bytes(key.removeprefix(_LIBARCHIVE_PREFIX))
-            self._xattr(name.decode("utf-8", "replace"), decoded)
-
-    def _xattr(self, name: str, value: bytes) -> None:
-        self.xattrs[name] = value
-        if sum(len(k) + len(v) for k, v in self.xattrs.items()) > MAX_XATTR_BYTES:
-            raise LayerError(
-                f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes"
-            )
+            self.xattrs[key.removeprefix(_XATTR_PREFIX)] = value
+            if sum(len(k) + len(v) for k, v in self.xattrs.items()) > MAX_XATTR_BYTES:
+                raise LayerError(
+                    f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes"
+                )
 
 
 def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:

@@ -147,7 +147,7 @@ async def _clone(
         root=template.root,
         binds=(*disks, JailBind(source=template.memory, target=MEMORY_PATH)),
         part_of=part_of,
-        keeps_monitor=plan.policy.snapshots,
+        keeps_monitor=bool(plan.policy.snapshots),
     )
     vmm = Vmm(spec, home, recorder)
     try:

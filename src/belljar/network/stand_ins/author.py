@@ -37,13 +37,13 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
 def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> Examined:
     """Problems of a policy and of its stand-ins' files.
 
-    Also of the sound parts of a policy with wrong ones. Raises as `stand_in_problems`.
+    The latter are looked at once no field of the policy is wrong. Raises as `stand_in_problems`.
     """
     found = examine(text, base=base, default_name=default_name)
-    if found.sound is None:
+    if found.policy is None:
         return found
     known = {problem.field for problem in found.problems}
-    loaded = LoadedPolicy(policy=found.sound, text=text, source=source, base=base)
+    loaded = LoadedPolicy(policy=found.policy, text=text, source=source, base=base)
     more = [problem for problem in stand_in_problems(loaded) if problem.field not in known]
     problems = sorted((*found.problems, *more), key=lambda problem: problem.mark)
     return found._replace(problems=tuple(problems))

@@ -92,6 +92,7 @@ def drop(found: Connections, *frames: memoryview) -> None:
         whose.dropped += 1
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("options", [b"", b"\x01\x01\x08\x0a" + bytes(8)])
 def test_a_connection_that_is_whole_on_record_may_go(options: bytes) -> None:
     """All of its ordinary segments: bytes, acknowledgements, a segment that came twice, both ends'
@@ -112,6 +113,7 @@ def test_a_connection_that_is_whole_on_record_may_go(options: bytes) -> None:
     assert unaccounted(found) == len(frames)
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     "said",
     [
@@ -131,6 +133,7 @@ def test_another_count_or_another_connection_accounts_for_nothing(said: Event) -
     assert unaccounted(found, said) == 1
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("number", [1, None])
 def test_a_body_that_was_cut_is_not_whole(number: int | None) -> None:
     """An upload of which a part is kept, or an event that the budget cut down: its packets had the
@@ -172,6 +175,7 @@ def test_connections_that_share_a_port_are_each_accounted_for() -> None:
     assert unaccounted(found, closed(5), closed(6, connection=2), closed(6, connection=3)) == 2
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     "odd",
     [
@@ -205,6 +209,7 @@ def test_whatever_is_cut_off_is_evidence(size: int) -> None:
     assert opened().take(frame(b"x")[:size], sent=False) is Frame.EVIDENCE
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     "odd",
     [
@@ -235,6 +240,7 @@ def test_what_a_cell_sends_to_another_is_evidence() -> None:
     assert found.take(frame(b"x", sent=True), sent=True) is Frame.OURS
 
 
+@pytest.mark.promise("5.4")
 def test_what_is_sent_again_may_be_cut_another_way() -> None:
     """As TCP does it: the same bytes, in part with new ones. One other byte, or a gap, and it is
     never accounted for."""
@@ -245,6 +251,7 @@ def test_what_is_sent_again_may_be_cut_another_way() -> None:
     assert unaccounted(found, closed(10)) == 4
 
 
+@pytest.mark.promise("5.4")
 def test_segments_may_come_out_of_their_order() -> None:
     """They are the connection's when the gap is filled; one that waits for ever is never accounted
     for."""
@@ -295,6 +302,7 @@ segments = st.tuples(
 )
 
 
+@pytest.mark.promise("5.4")
 @given(st.lists(segments, max_size=12), st.booleans())
 @settings(deadline=None, max_examples=1000)
 def test_what_is_accounted_for_is_in_the_stream(

@@ -131,6 +131,7 @@ def test_what_was_said_is_put_together(
     assert not any(each.ambiguous or each.has_gap or each.cut_bytes for each in found)
 
 
+@pytest.mark.promise("5.4")
 @given(st.lists(st.tuples(st.integers(0, 12), st.binary(min_size=1, max_size=6)), max_size=12))
 def test_different_data_in_one_place_is_ambiguous(said: list[tuple[int, bytes]]) -> None:
     """Overlapping segments in any order: the same data is fine, different data is reported."""
@@ -176,6 +177,7 @@ def test_a_port_used_twice_is_two_conversations() -> None:
     assert [(each.sent, each.received) for each in found] == [(b"one", b"1"), (b"two", b"2")]
 
 
+@pytest.mark.promise("5.4")
 def test_unanswered_segments_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused and silent connections, other servers' and dropped packets take no place among those
     that are read."""

@@ -97,6 +97,7 @@ def rest_of(sent: bytes, received: bytes = b"", most_steps: int = MAX_STEPS) -> 
     return module.exchanges(said(sent, received), most_steps)[1]
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("head", "bound"),
     [
@@ -139,6 +140,7 @@ def test_as_much_as_the_bounds_allow_is_read() -> None:
     )
 
 
+@pytest.mark.promise("5.4")
 def test_chunks_take_steps_which_are_bounded() -> None:
     """Of one byte each, as many as the bound are read; one more is not, with a reason. A response
     is reported as far as it was read."""

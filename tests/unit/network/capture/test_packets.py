@@ -52,6 +52,7 @@ def ours(size: int) -> bytes:
     return (bytes(12) + b"\x08\0\x45" + bytes(11) + GATEWAY + CELL).ljust(size, b"o")
 
 
+@pytest.mark.promise("5.4")
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.integers(34, 65536), st.booleans()), max_size=60))
 def test_what_only_it_has_is_kept_and_the_rest_is_counted(

@@ -82,6 +82,7 @@ def limits(events: list[Event]) -> dict[object, object]:
     }
 
 
+@pytest.mark.promise("5.4")
 def test_a_request_and_its_response_are_two_events() -> None:
     """With client, target and both bodies; marked as written afterwards, with the time."""
     asked, answered = seen(spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED))
@@ -145,6 +146,7 @@ def test_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits(events) == {"traffic_analysis_events": 2, "traffic_analysis_connections": 2}
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("module", "bound", "value", "left_out"),
     [
@@ -183,6 +185,7 @@ def test_the_ledger_is_bounded() -> None:
     )
 
 
+@pytest.mark.promise("5.4")
 def test_steps_are_those_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """When they are used up, further bytes are reported by the first ones, with the reason; so is a
     request whose response they end at."""
@@ -197,6 +200,7 @@ def test_steps_are_those_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> 
     assert [event.bodies[-1].content for event in unread] == [ANSWERED] * 3
 
 
+@pytest.mark.promise("5.4")
 def test_the_budget_is_the_rests_of_the_range() -> None:
     """What the range has spent before is not there any more."""
     spent = replace(Budget.of(100_000), spent_bytes=123_200, events=9, cut_events=4)
@@ -288,6 +292,7 @@ def test_what_is_no_record_is_refused() -> None:
         read(b"")
 
 
+@pytest.mark.promise("5.4")
 @given(st.binary(max_size=400), st.binary(max_size=400), st.binary(max_size=60))
 def test_whatever_cells_say(sent: bytes, received: bytes, rest: bytes) -> None:
     """Every byte of it is a guest's: events that can be recorded, or none."""

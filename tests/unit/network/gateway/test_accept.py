@@ -78,6 +78,7 @@ async def answer_of(address: Any) -> bytes:  # noqa: ANN401 - as getsockname's
         writer.close()
 
 
+@pytest.mark.promise("4.5")
 @pytest.mark.parametrize("where", ["accept", "create_task", "handler", "record"])
 def test_a_connection_without_memory_is_cut_and_the_next_is_served(
     where: str, monkeypatch: pytest.MonkeyPatch

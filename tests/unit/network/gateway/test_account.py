@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ PLACE: dict[str, JsonValue] = {
 }
 
 
+@pytest.mark.promise("5.4")
 @given(
     st.lists(st.tuples(st.sampled_from(["record", "frame", "remain", "lose"]), st.integers(0, 50)))
 )
@@ -44,6 +46,7 @@ def test_what_is_nowhere_is_missing(steps: list[tuple[str, int]]) -> None:
     assert (data["missing_bytes"], data["accounted"]) == (lost, lost == 0)
 
 
+@pytest.mark.promise("5.4")
 def test_unread_bytes_are_not_accounted_for() -> None:
     """What stayed in the kernel is in no event."""
     account = Account()
@@ -51,6 +54,7 @@ def test_unread_bytes_are_not_accounted_for() -> None:
     assert account.item(dict(PLACE), closed=True).data["accounted"] is False
 
 
+@pytest.mark.promise("5.4")
 def test_each_part_of_the_remainder_is_in_one_event() -> None:
     """A part that is due is told while the connection goes on; the last event has the rest, and the
     sum of all."""
@@ -81,6 +85,7 @@ def test_more_than_is_kept_is_in_the_digest() -> None:
     assert (len(body.content), body.total_bytes) == (KEPT_BYTES, KEPT_BYTES + 5)
 
 
+@pytest.mark.promise("5.4")
 def test_the_bound_grows_with_what_is_recorded() -> None:
     """A connection of many messages may have many masks; one without any may not."""
     account = Account(free_bytes=100)
@@ -90,6 +95,7 @@ def test_the_bound_grows_with_what_is_recorded() -> None:
     assert not account.is_over
 
 
+@pytest.mark.promise("5.4")
 def test_a_late_body_counts_only_beyond_the_window() -> None:
     """512 KiB of each request that was answered before its body came."""
     account = Account(free_bytes=100)

@@ -73,6 +73,7 @@ def test_a_leaf_is_taken_by_who_trusts_the_authority(tmp_path: Path) -> None:
     assert certificate["subjectAltName"] == (("DNS", "shop.example"),)
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("suite", "is_taken"),
     [
@@ -159,6 +160,7 @@ def test_openssl_verifies_the_chain(tmp_path: Path) -> None:
     assert done.stdout == "shop.pem: OK\n", done.stderr
 
 
+@pytest.mark.promise("2.5")
 def test_no_key_stays_on_disk(tmp_path: Path) -> None:
     """The file that OpenSSL reads is gone when it has read it."""
     Authority(tmp_path, NOW, 4).context("shop.example", http=False)
@@ -178,6 +180,7 @@ def test_leaves_are_kept_and_bounded(tmp_path: Path) -> None:
     assert len(made) == 3
 
 
+@pytest.mark.promise("3.3")
 def test_two_authorities_have_nothing_in_common(tmp_path: Path) -> None:
     """Another range's certificate is not trusted."""
     one, two = (Authority(tmp_path, dt.datetime.now(dt.UTC), 4) for _ in range(2))

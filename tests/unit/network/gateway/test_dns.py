@@ -223,6 +223,7 @@ def calls_of(query: bytes) -> int:
     return count
 
 
+@pytest.mark.promise("4.5")
 def test_records_that_no_query_has_cost_nothing() -> None:
     """A message whose compressed authority records took millions of calls to parse is refused by
     its header."""
@@ -231,6 +232,7 @@ def test_records_that_no_query_has_cost_nothing() -> None:
     assert calls_of(ATTACK) < 300
 
 
+@pytest.mark.promise("4.5")
 @pytest.mark.parametrize("labels", [1, 127])
 def test_work_grows_with_the_labels_of_one_name(labels: int) -> None:
     """Linear: at most 32 calls for each label, whatever else is in the message."""
@@ -238,6 +240,7 @@ def test_work_grows_with_the_labels_of_one_name(labels: int) -> None:
     assert calls_of(query) < 300 + 32 * labels
 
 
+@pytest.mark.promise("4.5")
 @pytest.mark.parametrize(
     "counts", [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 2), (1, 65535, 65535, 65535)]
 )
@@ -279,6 +282,7 @@ def rebuilt(said: Answer) -> bytes:
     return bytes.fromhex(said.header) + counts + name + struct.pack("!HH", kind, 1) + opt
 
 
+@pytest.mark.promise("5.4")
 @given(
     labels=st.lists(
         st.one_of(
@@ -363,6 +367,7 @@ def test_hostile_messages_get_bounded_answers(query: bytes) -> None:
     dns.message.from_wire(said.wire)
 
 
+@pytest.mark.promise("2.5")
 @given(labels=st.lists(st.binary(min_size=1, max_size=63), min_size=1, max_size=8))
 @settings(deadline=None)
 def test_only_names_of_the_policy_ever_get_an_address(labels: list[bytes]) -> None:

@@ -57,6 +57,7 @@ def test_queries_of_a_sum_that_cannot_be_reported_are_cut() -> None:
     assert [item.data["count"] for item in items] == [1]
 
 
+@pytest.mark.promise("5.4")
 def test_a_sum_keeps_every_message() -> None:
     """Each with its length in front, up to the bound; beyond it the total and the digest are of
     all."""

@@ -31,6 +31,7 @@ def read(parser: h11.Connection) -> None:
         pass
 
 
+@pytest.mark.promise("4.5")
 @pytest.mark.parametrize("is_trailer", [False, True])
 def test_blanks_take_time_by_their_number_alone(is_trailer: bool) -> None:
     """Three million of them, and a NUL, in a head or a trailer: refused. With their square this

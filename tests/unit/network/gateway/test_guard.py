@@ -53,6 +53,7 @@ def test_a_guard_without_a_configuration_holds_nothing() -> None:
     assert not Guard(None).scan("shop", Channel.HTTP, [("body", SECRET.encode())], {}).blocked
 
 
+@pytest.mark.promise("5.7")
 def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
     """Class, place, digest and what was done, never the value."""
     looked = guard(Action.BLOCK, Action.BLOCK).scan(
@@ -73,6 +74,7 @@ def test_a_value_in_two_parts_of_one_flow_is_found() -> None:
     assert made.scan("shop", Channel.STREAM, [("data", second)], {"cell": "a"}).blocked
 
 
+@pytest.mark.promise("5.7")
 def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() -> None:
     """And goes on within the range; both are on record."""
     made = guard(Action.BLOCK, Action.BLOCK, ScanBounds(decoded_bytes=0))
@@ -86,6 +88,7 @@ def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() ->
         check_data(Kind.GUARD_UNSCANNED, dict(looked.items[0].data))
 
 
+@pytest.mark.promise("5.7")
 def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

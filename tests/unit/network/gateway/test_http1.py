@@ -89,6 +89,7 @@ def test_answers_have_the_reason_phrase_of_servers() -> None:
     assert b"HTTP/1.1 200 OK\r\n" in outcome.answer
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("size", [1 << 16, 7])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
@@ -100,6 +101,7 @@ def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
         assert SECRET in outcome.kept or SECRET.replace(b"-", b"") in outcome.kept
 
 
+@pytest.mark.promise("5.4")
 def test_an_ordinary_request_leaves_no_remainder() -> None:
     """Heads, bodies by length and in chunks, and pipelining: all is in requests, or follows from
     them."""
@@ -126,6 +128,7 @@ def long(texts: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]
     )
 
 
+@pytest.mark.promise("5.4")
 @settings(max_examples=300, deadline=None)
 @given(
     long(TOKENS, 70),
@@ -162,6 +165,7 @@ def text_head(event: Item) -> bytes:
     return line + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n"
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("pieces", "remains"),
     [
@@ -188,6 +192,7 @@ def test_what_a_chunks_length_leaves_open_remains(
     assert remains in outcome.kept
 
 
+@pytest.mark.promise("5.4")
 def test_too_much_beside_requests_ends_the_connection() -> None:
     """Chunk extensions over the bound: refused on record, and what came until then is kept."""
     piece = b"1;" + b"x" * 4000 + b"\r\nA\r\n"
@@ -220,6 +225,7 @@ WEBSOCKET_ATTACKS = {
 }
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("size", [1 << 16, 3])
 @pytest.mark.parametrize("attack", WEBSOCKET_ATTACKS.values(), ids=WEBSOCKET_ATTACKS)
 def test_what_a_websocket_hides_is_on_record(attack: tuple[bytes, bytes], size: int) -> None:
@@ -249,6 +255,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.promise("5.4")
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=8), st.integers(1, 400))
 def test_every_byte_is_accounted_for(pieces: list[bytes], size: int) -> None:
@@ -257,6 +264,7 @@ def test_every_byte_is_accounted_for(pieces: list[bytes], size: int) -> None:
     check(talk([sent[at : at + size] for at in range(0, len(sent), size)]), sent)
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("no_memory_at", [{0}, {1}, {2}, range(9)], ids=repr)
 @pytest.mark.parametrize("path", [b"/", b"/early"])
 def test_an_exchange_without_an_event_is_counted(no_memory_at: Container[int], path: bytes) -> None:

@@ -109,6 +109,7 @@ def long(texts: st.SearchStrategy[str], most: int) -> st.SearchStrategy[str]:
     )
 
 
+@pytest.mark.promise("5.4")
 @settings(max_examples=300, deadline=None)
 @given(
     long(TEXTS, 70),
@@ -143,6 +144,7 @@ def sent_fields(event: Item) -> list[tuple[str, str]]:
     return [*pseudo.items(), *((name, value) for name, value in more)]
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize("size", [1 << 16, 7])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
@@ -165,6 +167,7 @@ def test_no_preface() -> None:
     assert SECRET in outcome.kept
 
 
+@pytest.mark.promise("5.4")
 def test_numbers_that_a_sender_chooses_remain() -> None:
     """Window updates, priorities, errors, the reserved bit, unknown flags, table size updates,
     streams left out."""
@@ -204,6 +207,7 @@ def test_an_ordinary_request_leaves_next_to_no_remainder() -> None:
     assert not any(body.name == "head" for item in outcome.items for body in item.bodies)
 
 
+@pytest.mark.promise("5.4")
 def test_too_much_beside_requests_ends_the_connection() -> None:
     """Unknown frames over the bound, far fewer than a flood."""
     sent = [START, *[raw_frame(0xBB, bytes(16_000))] * 3, WHOLE]
@@ -213,6 +217,7 @@ def test_too_much_beside_requests_ends_the_connection() -> None:
     assert not any(item.kind == Kind.NETWORK_HTTP_ANSWERED for item in outcome.items)
 
 
+@pytest.mark.promise("5.4")
 def test_the_body_of_a_request_that_was_answered_does_not_count() -> None:
     """An ordinary client fills the window before it hears of the answer: its other requests go on,
     and the body is on record."""
@@ -259,6 +264,7 @@ FRAMES = st.sampled_from(
 )
 
 
+@pytest.mark.promise("5.4")
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(FRAMES, st.binary(max_size=12)), max_size=10), st.integers(1, 400))
 def test_every_byte_is_accounted_for(frames: list[bytes], size: int) -> None:

@@ -209,6 +209,7 @@ def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.promise("4.5")
 @pytest.mark.parametrize("without", ["timer", "event"])
 def test_signs_of_life_go_on_after_moments_without_memory(
     monkeypatch: pytest.MonkeyPatch, without: str

@@ -200,6 +200,7 @@ def spellings(name: bytes) -> list[bytes]:
     ]
 
 
+@pytest.mark.promise("2.7")
 def test_no_field_leads_to_another_method_than_the_judged_one() -> None:
     """Frameworks take `DELETE` from a field of a request that says GET; many servers know no
     difference between `-` and `_`."""
@@ -216,6 +217,7 @@ def test_no_field_leads_to_another_method_than_the_judged_one() -> None:
     assert server.requests[0]["headers"] == [("host", HOST), ("connection", "close")]
 
 
+@pytest.mark.promise("2.7")
 @pytest.mark.parametrize(
     "name",
     [
@@ -241,6 +243,7 @@ FORM = (b"content-type", b"application/x-www-form-urlencoded; charset=utf-8")
 PARTS = (b"content-type", b"Multipart/form-data; boundary=b")
 
 
+@pytest.mark.promise("2.7")
 @pytest.mark.parametrize(
     ("path", "headers", "body"),
     [
@@ -413,6 +416,7 @@ def test_an_upstream_that_never_answers_is_given_up() -> None:
         assert refused(Asker(server, wait_s=0.5), "/silent") == (504, "the upstream took too long")
 
 
+@pytest.mark.promise("2.7")
 @pytest.mark.parametrize("path", ["/drip", "/drip-head"])
 def test_an_answer_that_drips_is_given_up_in_all(path: str) -> None:
     """Each byte comes long before the idle bound: the whole exchange has one too, before the
@@ -421,6 +425,7 @@ def test_an_answer_that_drips_is_given_up_in_all(path: str) -> None:
         assert refused(Asker(server, exchange_s=0.6), path) == (504, "the upstream took too long")
 
 
+@pytest.mark.promise("2.7")
 def test_a_dial_costs_budget() -> None:
     """Also one that comes to nothing: after so many none is asked for any more."""
     with web_server() as server:

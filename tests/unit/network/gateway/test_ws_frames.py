@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import wsproto
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ def test_messages_and_the_rest_are_told_apart(messages: list[bytes], size: int) 
     assert account.remainder_bytes == len(messages) * (4 + 4 + 4)
 
 
+@pytest.mark.promise("5.4")
 @given(st.lists(st.binary(max_size=30), max_size=6))
 def test_no_byte_is_lost_of_what_is_no_frame(pieces: list[bytes]) -> None:
     """Whatever comes is framing, or in the remainder."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ EVENTS = st.builds(
 )
 
 
+@pytest.mark.promise("2.6")
 @settings(deadline=None, max_examples=50)
 @given(st.lists(EVENTS, max_size=10))
 def test_no_more_is_taken_than_it_may(events: list[Event]) -> None:

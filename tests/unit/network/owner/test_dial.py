@@ -273,6 +273,7 @@ def test_this_host_s_own_public_address_is_refused() -> None:
     assert not any(entry[0] == "connected" for entry in world.log)
 
 
+@pytest.mark.promise("2.7")
 @pytest.mark.parametrize(
     ("address", "net"), [(PUBLIC[0], "93.184.215.0/24"), (PUBLIC[1], "2606:2800:21f::/48")]
 )
@@ -432,6 +433,7 @@ def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
                 elsewhere.accept()
 
 
+@pytest.mark.promise("2.7")
 def test_each_address_that_is_tried_costs_budget() -> None:
     """So does a dial that comes to nothing; when it is used up nothing is resolved or dialled any
     more, and that is on record."""

@@ -108,6 +108,7 @@ def test_whose_events_they_are_is_the_owners_word() -> None:
 BODY = Body(name="request", content=b"", total_bytes=0, sha256="0" * 64)
 
 
+@pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     "items",
     [
@@ -151,6 +152,7 @@ def test_whatever_a_reader_says(said: list[bytes]) -> None:
     assert {event.kind for event in recorder.events} <= KINDS
 
 
+@pytest.mark.promise("5.4")
 def test_what_was_reported_is_kept(ends: tuple[socket.socket, socket.socket]) -> None:
     """When the reader is gone, silent, or breaks its protocol; and after its last message nothing
     is read."""

@@ -91,6 +91,7 @@ def test_a_range_has_its_budget_and_no_more() -> None:
             spending.charge_dial(second, plan)
 
 
+@pytest.mark.promise("2.7")
 def test_a_run_has_its_budget_over_all_ranges() -> None:
     """Of a range that is using it the whole budget is set aside; of one that is not, what it used;
     also after the range's end."""
@@ -113,6 +114,7 @@ def test_a_run_has_its_budget_over_all_ranges() -> None:
         dial(spending, spending.new_range(), plan)
 
 
+@pytest.mark.promise("2.7")
 def test_a_connection_beyond_its_time_is_ended() -> None:
     """However little passes: the other side sees its end, and the reason is reported once."""
     clock = [0.0]
@@ -152,6 +154,7 @@ def test_a_range_that_is_over_gets_no_connection() -> None:
         assert theirs.recv(1) == b""
 
 
+@pytest.mark.promise("2.7")
 @given(
     st.integers(DIAL_BYTES, 5000),
     st.integers(0, 20_000),

@@ -50,6 +50,7 @@ async def _converse(steps: Iterator[ServiceStep], sent: bytes, ledger: Ledger) -
     await serve(reader, cast("asyncio.StreamWriter", Gone()), "agent")
 
 
+@pytest.mark.promise("5.6")
 def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
     """A login behind a command whose reply nobody takes is recorded as a login, once."""
     ledger = Ledger()
@@ -63,6 +64,7 @@ def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
     assert [body.content for [body] in ledger.bodies] == [b"echo", b"decoy"]
 
 
+@pytest.mark.promise("5.6")
 def test_what_interrupts_a_session_loses_nothing_that_was_sent() -> None:
     """All bytes that the session was given are on record."""
 

@@ -39,6 +39,7 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
+@pytest.mark.promise("5.6")
 def test_an_npm_package_that_leaks_the_registrys_token() -> None:
     """Its file has the digest that its document says; the older version holds the token, the newer
     doesn't."""
@@ -59,6 +60,7 @@ def test_an_npm_package_that_leaks_the_registrys_token() -> None:
     assert document["dist-tags"] == {"latest": "1.4.2"}
 
 
+@pytest.mark.promise("5.6")
 def test_a_wheel_that_leaks_the_indexs_token() -> None:
     """Each file of it has the digest of its RECORD; its metadata is served beside it."""
     app, login = served(DecoyKind.PYPI, Ledger())
@@ -77,6 +79,7 @@ def test_a_wheel_that_leaks_the_indexs_token() -> None:
     assert any(login.password.encode() in text for text in texts.values())
 
 
+@pytest.mark.promise("5.6")
 def test_who_writes_to_npm_needs_the_token() -> None:
     """Without it nothing is taken, and what was sent is on record; a login by password is refused
     too."""
@@ -98,6 +101,7 @@ def test_who_writes_to_npm_needs_the_token() -> None:
     assert ask(app, "PUT", "/x", headers=right, body=b"{}").status != 401
 
 
+@pytest.mark.promise("5.6")
 def test_who_uploads_to_pypi_needs_the_token() -> None:
     """Each upload is on record, with why it was refused."""
     ledger = Ledger()
@@ -113,6 +117,7 @@ def test_who_uploads_to_pypi_needs_the_token() -> None:
     assert [bool(attempt["refused"]) for attempt in ledger.attempts] == [True, True, False]
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize("service", ["git-upload-pack", "git-receive-pack"])
 def test_who_pushes_to_git_needs_the_token(service: str) -> None:
     """Reading is open; a push is asked for credentials, so that git sends those that it has

@@ -44,6 +44,7 @@ def recorded(record: Recorded) -> Iterator[None]:
     assert [data["tool"] for _, data, _ in record.events] == ["export_customers", "read_secret"]
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     """It initializes, sees tempting tools, and gets rows and a key; each call is on record."""
@@ -74,6 +75,7 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
             assert not secret.is_error
 
 
+@pytest.mark.promise("5.6")
 def test_nobody_gets_in_without_the_token() -> None:
     """Neither without one nor with another; nothing is answered."""
     client, _ = server()
@@ -120,6 +122,7 @@ METHODS = st.sampled_from(
 )
 
 
+@pytest.mark.promise("5.6")
 @given(
     st.binary(max_size=300).map(lambda body: {"body": body})
     | st.fixed_dictionaries(

@@ -73,6 +73,7 @@ def query(text: str) -> bytes:
     return wire.message("Q", wire.text(text))
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     ("user", "database", "password", "code"),
     [
@@ -115,6 +116,7 @@ def test_the_beginning_has_its_forms() -> None:
     assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(), query("select 1"))) == ["08P01"]
 
 
+@pytest.mark.promise("5.6")
 def test_each_query_is_refused_and_the_next_one_read() -> None:
     """Simple ones and prepared ones, once until the next sync; each message is a step of its own, as
     it was sent."""
@@ -131,6 +133,7 @@ def test_each_query_is_refused_and_the_next_one_read() -> None:
     assert feed(session, wire.message("X"))[-1].close
 
 
+@pytest.mark.promise("5.6")
 @given(st.lists(st.tuples(st.sampled_from("QPBDECSHXdcfp?"), st.binary(max_size=30)), max_size=12))
 def test_any_messages_are_answered(sent: list[tuple[str, bytes]]) -> None:
     """Nothing raises."""
@@ -139,6 +142,7 @@ def test_any_messages_are_answered(sent: list[tuple[str, bytes]]) -> None:
         messages(feed(session, wire.message(kind, body)))
 
 
+@pytest.mark.promise("5.6")
 @given(st.binary(max_size=300), st.booleans(), st.integers(1, 50))
 def test_any_bytes_end_in_messages_or_a_problem(data: bytes, begun: bool, size: int) -> None:
     """Nothing raises, no byte is lost, and a problem ends the connection."""
@@ -161,6 +165,7 @@ def test_a_length_beyond_its_bound_is_a_problem_at_once(length: int, begun: bool
     assert session.rest == b""
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.skipif(PSQL is None, reason="psql (Debian: postgresql-client) is not installed")
 def test_the_real_client_logs_in() -> None:
     """psql logs in with the URL of its file, and is refused what it asks; a wrong password is

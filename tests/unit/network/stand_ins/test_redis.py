@@ -43,6 +43,7 @@ def say(session: RedisSession, *words: bytes) -> ServiceStep:
     return step
 
 
+@pytest.mark.promise("5.6")
 def test_only_the_password_opens_it() -> None:
     """Each attempt is a step of its own with all that was presented; also by HELLO. Nothing is
     given out before or after the login."""
@@ -82,6 +83,7 @@ def test_commands_are_read_in_any_pieces(commands: list[list[bytes]], size: int)
     assert session.rest == b""
 
 
+@pytest.mark.promise("5.6")
 @given(
     st.lists(
         st.sampled_from([b"*", b"$", b"-", b"1", b"3", b"\r\n", b"get"]) | st.binary(max_size=9)
@@ -99,6 +101,7 @@ def test_any_bytes_end_in_commands_or_a_problem(parts: list[bytes], size: int) -
     assert not any(step.close for step in steps[:-1])
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.parametrize(
     "begin",
     [
@@ -118,6 +121,7 @@ def test_a_command_beyond_its_bound_is_refused_at_once(begin: bytes) -> None:
     assert step.reply.startswith(b"-ERR Protocol error: ")
 
 
+@pytest.mark.promise("5.6")
 def test_all_that_comes_is_on_record(service: MintedService) -> None:
     """Each login by itself, and its words among no commands; commands together; what broke off."""
     password, ledger = service.login.password.encode(), Ledger()
@@ -142,6 +146,7 @@ def test_all_that_comes_is_on_record(service: MintedService) -> None:
     assert ledger.attempts[3]["names"] == ["dbsize", "get"]
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.skipif(CLI is None, reason="redis-cli (Debian: redis-tools) is not installed")
 def test_the_real_client_logs_in(service: MintedService) -> None:
     """redis-cli logs in, in both versions of the protocol, and is refused what it asks."""

@@ -98,6 +98,7 @@ def commands(ledger: Ledger) -> list[tuple[str, bytes]]:
     ]
 
 
+@pytest.mark.promise("5.6")
 @NEEDS_SSH
 @pytest.mark.parametrize("cipher", ["aes128-ctr", "aes256-gcm@openssh.com"])
 def test_the_real_client_enters_with_the_key(
@@ -119,6 +120,7 @@ def test_the_real_client_enters_with_the_key(
     assert ("input", b"what it stole\n") in commands(ledger)
 
 
+@pytest.mark.promise("5.6")
 @NEEDS_SSH
 def test_another_key_is_recorded_and_refused(service: MintedService, tmp_path: Path) -> None:
     """A key that is offered and opens nothing is a login that failed, with its public half; so is
@@ -144,6 +146,7 @@ def test_another_key_is_recorded_and_refused(service: MintedService, tmp_path: P
     assert public in credential
 
 
+@pytest.mark.promise("5.6")
 @NEEDS_SSH
 def test_the_real_client_enters_with_the_password(service: MintedService, tmp_path: Path) -> None:
     """A guess is refused; the minted one opens a session with or without a terminal, which is
@@ -173,6 +176,7 @@ def test_the_real_client_enters_with_the_password(service: MintedService, tmp_pa
     ]
 
 
+@pytest.mark.promise("5.6")
 @NEEDS_SSH
 def test_the_real_client_gets_nothing_else(service: MintedService, tmp_path: Path) -> None:
     """No forwarding, no listening and no file transfer; each is on record."""
@@ -188,6 +192,7 @@ def test_the_real_client_gets_nothing_else(service: MintedService, tmp_path: Pat
     assert any(name == "listen" for name, _ in commands(ledger))
 
 
+@pytest.mark.promise("5.6")
 @NEEDS_SSH
 def test_nothing_is_answered_that_is_not_on_record(service: MintedService, tmp_path: Path) -> None:
     """With a full record the right key opens nothing."""
@@ -197,6 +202,7 @@ def test_nothing_is_answered_that_is_not_on_record(service: MintedService, tmp_p
     assert REFUSAL not in done.stdout
 
 
+@pytest.mark.promise("5.6")
 @given(st.sampled_from([b"", b"SSH-2.0-x\r\n"]), st.binary(max_size=300))
 @settings(deadline=None, max_examples=30)
 def test_any_bytes_end_within_bounds(head: bytes, data: bytes) -> None:
@@ -215,6 +221,7 @@ def test_any_bytes_end_within_bounds(head: bytes, data: bytes) -> None:
             assert received.startswith(b"SSH-2.0-OpenSSH_")
 
 
+@pytest.mark.promise("5.6")
 def test_connections_are_bounded(service: MintedService, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by the real server, further ones are turned away until another one ends."""
     monkeypatch.setattr("belljar.network.stand_ins.ssh.MAX_CONNECTIONS", 2)

@@ -56,6 +56,7 @@ def stored(repository: MadeRepository, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise("5.6")
 @pytest.mark.skipif(shutil.which("git") is None, reason="git isn't installed: apt-get install git")
 def test_git_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
     """Its history, trees in trees and names that sort as only git sorts them pass fsck; what was
@@ -79,6 +80,7 @@ def test_git_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
     assert "-TOKEN=t0ken" in log
 
 
+@pytest.mark.promise("5.6")
 @given(st.dictionaries(NAME, st.text(max_size=50), min_size=1, max_size=8))
 def test_each_object_is_there_under_its_id(files: dict[str, str]) -> None:
     """From the branch to the last file; none is read from a disk."""

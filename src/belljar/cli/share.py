@@ -1,0 +1,122 @@
+"""`belljar share` and `belljar purge`: a run without its contents, which still verifies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from belljar.cli.console import Misuse, json_option, print_json, reading, run_argument
+from belljar.ledger import redaction
+from belljar.ledger.keys import SigningKey, load_or_make_key
+from belljar.ledger.redaction import CLASSES, Chosen
+from belljar.units import format_size, printable
+
+_OFFERED: Final = (*CLASSES, "all")
+
+
+@click.command()
+@run_argument
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--redact",
+    "classes",
+    multiple=True,
+    required=True,
+    type=click.Choice(_OFFERED),
+    help="Leave out this class of contents. Repeatable.",
+)
+@json_option()
+def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> None:
+    """Copy RUN to the new directory OUT, without the classes named.
+
+    \b
+    requests  bodies of requests and answers; with them packets and logs, which quote them
+    outputs   what commands printed; with it logs
+    inputs    what commands read, and what an operator typed; with it logs
+    files     contents of files that were read and written; with them logs
+    other     bodies of other events, as of containment tests
+    packets   packet records
+    logs      Inspect's logs
+    secrets   the key that decoys are made with
+    all       all of these
+
+    The events stay whole, with arguments, paths, addresses, headers and sizes: read them before you
+    give the copy away. It says what is missing, signed by the key that sealed the run; `belljar
+    ledger verify` and `belljar-verify` report it as partial.
+    """
+    path, chosen, key = _chosen(run, classes)
+    with reading(path, "RUN"):
+        if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
+            raise Misuse(
+                f"{printable(str(out))} can't be made",
+                param="OUT",
+                hint="name a new directory in one that exists, outside of the run",
+            )
+        redaction.share(path, out, chosen, key)
+    _report(chosen, out, "left out", as_json=as_json)
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    default=("all",),
+    show_default=True,
+    type=click.Choice(_OFFERED),
+    help="Only this class, as of `belljar share`. Repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@json_option()
+def purge(run: str, classes: tuple[str, ...], *, dry_run: bool, force: bool, as_json: bool) -> None:
+    """Delete contents of RUN for good: bodies, packets, Inspect's logs.
+
+    The events stay. A statement signed by the key that sealed the run says what was deleted, so
+    that the run still verifies, as partial; without Inspect's logs its samples can't be judged
+    again. Its report is deleted too: `belljar report` makes it again of what is left. Copies of the
+    run, reports elsewhere, and Inspect's logs of a plain `inspect eval` are not found.
+    """
+    from belljar.cli.report import page_path
+
+    if as_json and not (force or dry_run):
+        raise Misuse("it can't ask", param="--json", hint="add --force, or --dry-run")
+    path, chosen, key = _chosen(run, classes)
+    if not dry_run:
+        what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"
+        if not force:
+            click.confirm(f"Delete {what} of {printable(path.name)} for good?", abort=True)
+        with reading(path, "RUN"):
+            redaction.purge(path, chosen, key)
+            page_path(path).unlink(missing_ok=True)
+    _report(chosen, path, "would be deleted" if dry_run else "deleted", as_json=as_json)
+
+
+def _chosen(run: str, classes: tuple[str, ...]) -> tuple[Path, Chosen, SigningKey]:
+    from belljar.cli.ledger import run_path
+    from belljar.store.home import belljar_home
+
+    path = run_path(run)
+    key = load_or_make_key(belljar_home())
+    with reading(path, "RUN"):
+        return path, redaction.choose(path, CLASSES if "all" in classes else classes), key
+
+
+def _report(chosen: Chosen, path: Path, word: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "path": str(path),
+                "classes": list(chosen.classes),
+                "bodies": len(chosen.bodies),
+                "files": sorted(chosen.files),
+                "bytes": chosen.bytes,
+            }
+        )
+        return
+    what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"
+    click.echo(f"{printable(str(path))}: {what} ({format_size(chosen.bytes)}) {word}")
+    click.echo(f"  classes: {', '.join(chosen.classes)}; the events themselves stay")

@@ -1,0 +1,131 @@
+"""Signed statements of what was left out of a run directory on purpose.
+
+They lie beside the ledger, which stays as it is: its lines name the digest of each missing body,
+the manifest that of each missing file. Only the key that sealed the run can sign a statement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Final
+
+from belljar.dataclass import dataclass
+from belljar.errors import LedgerError
+from belljar.ledger.chain import canonical, parse_canonical
+from belljar.ledger.files import Directory, exists, open_beneath, raw_lines
+from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
+from belljar.ledger.kinds import HEX64, RUN_ID, check_shape, exactly, items, one_of, texts
+from belljar.ledger.schema import HEX128, SCHEMA_VERSION, WALL_TIME, Checkpoint
+
+OMISSIONS: Final = "omissions.jsonl"
+_DOMAIN: Final = b"ledger omission v1\n"
+_MAX_LINE_BYTES: Final = 64 << 20  # nearly a million bodies
+_SHAPE: Final = {
+    "v": exactly(SCHEMA_VERSION),
+    "run_id": RUN_ID,
+    "manifest_sha256": HEX64,
+    "action": one_of("redacted", "purged"),
+    "time": WALL_TIME,
+    "classes": texts,
+    "bodies": items(HEX64),
+    "files": texts,
+    "key": HEX64,
+    "public_key": HEX64,
+    "signature": HEX128,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Omission:
+    """One statement. `bodies`: digests; `files`: paths in the run directory."""
+
+    action: str
+    time: str
+    classes: tuple[str, ...]
+    bodies: frozenset[str]
+    files: frozenset[str]
+    run_id: str
+    key: str
+    manifest_sha256: str
+
+    def check_of(self, final: Checkpoint, where: str) -> None:
+        """Raise `LedgerError` unless the key that sealed this very run signed it."""
+        sealed = (final.run_id, final.key, final.manifest_sha256)
+        if (self.run_id, self.key, self.manifest_sha256) != sealed:
+            raise LedgerError("of another run or key than the final checkpoint", where=where)
+
+    def sentence(self, missing_bodies: int, missing_files: int) -> str:
+        """Say what was left out, when and of which kind."""
+        what = f"{missing_bodies} bodies and {missing_files} files"
+        here = len(self.bodies) + len(self.files) - missing_bodies - missing_files
+        rest = f"; {here} more that it names are still here" if here else ""
+        return f"{what} were {self.action} on {self.time[:10]} ({', '.join(self.classes)}){rest}"
+
+
+def make_omission(
+    key: SigningKey,
+    final: Checkpoint,
+    *,
+    action: str,
+    time: str,
+    classes: Iterable[str],
+    bodies: Iterable[str],
+    files: Iterable[str],
+) -> bytes:
+    """A signed statement, a line without newline. Raises `LedgerError` if it is too long."""
+    statement = {
+        "v": SCHEMA_VERSION,
+        "run_id": final.run_id,
+        "manifest_sha256": final.manifest_sha256,
+        "action": action,
+        "time": time,
+        "classes": list(classes),
+        "bodies": sorted(bodies),
+        "files": sorted(files),
+        "key": key.fingerprint,
+        "public_key": key.public_key,
+    }
+    line = canonical(statement | {"signature": key.sign(_DOMAIN + canonical(statement))})
+    if len(line) >= _MAX_LINE_BYTES:
+        raise LedgerError("too many bodies for one statement", where=OMISSIONS)
+    return line
+
+
+def read_omissions(root: Directory) -> list[Omission]:
+    """The statements of a run directory, each signed by the key that it names.
+
+    The caller checks that this is the run's. Raises `LedgerError`, `OSError`.
+    """
+    if not exists(root, OMISSIONS):
+        return []
+    with open_beneath(root, OMISSIONS) as file:
+        # Any key can sign any number of them, and all are read before the run's key is compared
+        if os.fstat(file.fileno()).st_size > 2 * _MAX_LINE_BYTES:
+            raise LedgerError("statements of what was left out are too large", where=OMISSIONS)
+        lines = raw_lines(file, max_bytes=_MAX_LINE_BYTES, name=OMISSIONS)
+        return [_parsed(raw, f"{OMISSIONS}:{number}") for number, raw, _ in lines]
+
+
+def _parsed(raw: bytes, where: str) -> Omission:
+    try:
+        statement: dict[str, Any] = parse_canonical(raw)
+        check_shape(statement, _SHAPE)
+        signature, public_key = statement.pop("signature"), statement["public_key"]
+        is_good = statement["key"] == fingerprint_of(public_key) and signature_is_good(
+            public_key, signature, _DOMAIN + canonical(statement)
+        )
+    except ValueError as error:
+        raise LedgerError(f"not a statement of what was left out: {error}", where=where) from error
+    if not is_good:
+        raise LedgerError("the signature is not good", where=where)
+    return Omission(
+        action=statement["action"],
+        time=statement["time"],
+        classes=tuple(statement["classes"]),
+        bodies=frozenset(statement["bodies"]),
+        files=frozenset(statement["files"]),
+        run_id=statement["run_id"],
+        key=statement["key"],
+        manifest_sha256=statement["manifest_sha256"],
+    )

@@ -1,0 +1,194 @@
+"""Copies of a run with classes of its contents left out, and deletion in place, both on record."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from belljar.dataclass import dataclass
+from belljar.errors import HostError, LedgerError
+from belljar.events import Kind
+from belljar.ledger.chain import parse_checkpoint
+from belljar.ledger.files import (
+    body_path,
+    open_beneath,
+    open_directory,
+    read_raw,
+    walk_files,
+    write_file,
+)
+from belljar.ledger.keys import SigningKey
+from belljar.ledger.omission import OMISSIONS, make_omission, read_omissions
+from belljar.ledger.proof import last_checkpoint
+from belljar.ledger.schema import SPILLED, SPILLED_BODY, Checkpoint, Line
+from belljar.ledger.verification import Status, parse_line, verify
+from belljar.ledger.writer import wall_time
+from belljar.store.home import sync_file
+
+_OF_KINDS: Final = {
+    "network": "requests",
+    "connect": "requests",
+    "model": "requests",
+    "exec": "outputs",
+    "file": "files",
+    "files": "files",
+}
+CLASSES: Final = (
+    *("requests", "outputs", "inputs", "files", "other"),  # bodies of events
+    *("packets", "logs", "secrets"),  # files of the run directory
+)
+# What quotes the bodies of a class is left out with them.
+_QUOTED_IN: Final = {
+    "requests": {"packets", "logs"},
+    "outputs": {"logs"},
+    "inputs": {"logs"},
+    "files": {"logs"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What is to be left out: classes with those that quote them, digests of bodies, and files."""
+
+    classes: tuple[str, ...]
+    bodies: frozenset[str]
+    files: frozenset[str]
+    bytes: int
+
+
+def class_of(line: Line, body: str) -> str:
+    """The class of an event's body of that name."""
+    if line.kind is Kind.EXEC_INPUT or (line.kind.startswith("exec.") and body == "stdin"):
+        return "inputs"
+    return _OF_KINDS.get(line.kind.partition(".")[0], "other")
+
+
+def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
+    """Find the contents of these classes that are still there. Raises `LedgerError`, `OSError`."""
+    wanted = {*classes}.union(*(_QUOTED_IN.get(each, ()) for each in classes))
+    found, needed = set[str](), set[str]()
+    for line in _lines(run_dir):
+        for body in line.bodies:
+            is_data = line.data == SPILLED and body.name == SPILLED_BODY
+            if body.stored and (is_data or class_of(line, body.name) in wanted):
+                (needed if is_data else found).add(body.stored)
+    bodies = {digest for digest in found - needed if (run_dir / body_path(digest)).exists()}
+    with open_directory(run_dir) as root:
+        files = {path for path in walk_files(root) if _class_of_file(path) in wanted}
+    paths = [run_dir / path for path in (*files, *map(body_path, bodies))]
+    return Chosen(
+        classes=tuple(each for each in CLASSES if each in wanted),
+        bodies=frozenset(bodies),
+        files=frozenset(files),
+        bytes=sum(path.lstat().st_size for path in paths),
+    )
+
+
+def _class_of_file(path: str) -> str:
+    if path.startswith("ranges/") and path.endswith(".pcapng"):
+        return "packets"
+    if path.startswith("inspect/"):
+        return "logs"
+    return "secrets" if path == "decoys.key" else ""
+
+
+def _lines(run_dir: Path) -> Iterator[Line]:
+    for number, raw, _ in read_raw(run_dir):
+        try:
+            yield parse_line(raw)
+        except ValueError as error:
+            raise LedgerError(f"not an event: {error}", where=f"line {number}") from error
+
+
+def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
+    """Return the final checkpoint of a run that verifies and that this key sealed.
+
+    Raises `LedgerError`, `HostError`, `OSError`.
+    """
+    result = verify(run_dir)
+    if result.problem is not None:
+        raise LedgerError(result.problem.what, where=result.problem.where)
+    if result.status is Status.UNFINISHED:
+        raise LedgerError(
+            "only of a finished run can a part be left out",
+            where=str(run_dir),
+            hint="delete the whole directory of an unfinished one",
+        )
+    if result.key != key.fingerprint:
+        raise HostError(
+            "only the key that sealed the run can sign what is left out of it",
+            where=str(run_dir),
+            hint="do it on the host that made the run",
+        )
+    return parse_checkpoint(last_checkpoint(run_dir))
+
+
+def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
+    """Copy a run without what is chosen, whole or not at all; the copy verifies.
+
+    Raises `LedgerError`, `HostError`, `OSError`.
+    """
+    final = check_may_leave_out(run_dir, key)
+    left_out = {*chosen.files, *map(body_path, chosen.bodies)}
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        part = Path(scratch) / "run"
+        part.mkdir(mode=0o700)
+        with open_directory(run_dir) as root:
+            for path in walk_files(root):
+                if path in left_out:
+                    continue
+                (part / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with open_beneath(root, path) as source, (part / path).open("xb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+        _state(part, final, chosen, key, "redacted")
+        result = verify(part, expected_key=key.fingerprint, expected_run=final.run_id)
+        if result.status is not Status.PARTIAL:
+            raise LedgerError(f"the copy does not verify: {result.problem}", where=str(run_dir))
+        if target.exists():
+            raise FileExistsError(17, "it exists", str(target))
+        part.rename(target)
+
+
+def purge(run_dir: Path, chosen: Chosen, key: SigningKey) -> None:
+    """Delete what is chosen, after a signed statement of it is on the disk.
+
+    What an interrupted call has stated and not deleted goes with the next.
+    Raises `LedgerError`, `HostError`, `OSError`.
+    """
+    final = check_may_leave_out(run_dir, key)
+    with open_directory(run_dir) as root:
+        stated = [each for each in read_omissions(root) if each.action == "purged"]
+    known = {path for each in stated for path in (*each.files, *map(body_path, each.bodies))}
+    paths = {*chosen.files, *map(body_path, chosen.bodies)}
+    if not paths <= known:
+        _state(run_dir, final, chosen, key, "purged")
+    for path in sorted(paths):
+        (run_dir / path).unlink(missing_ok=True)
+    for folder in {(run_dir / path).parent for path in paths}:
+        sync_file(folder)
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+
+
+def _state(run_dir: Path, final: Checkpoint, chosen: Chosen, key: SigningKey, action: str) -> None:
+    """Add a statement to those of the run directory; the file is replaced whole."""
+    line = make_omission(
+        key,
+        final,
+        action=action,
+        time=wall_time(time.time_ns()),
+        classes=chosen.classes,
+        bodies=chosen.bodies,
+        files=chosen.files,
+    )
+    path, part = run_dir / OMISSIONS, run_dir.with_name(f".{run_dir.name}.omissions")
+    before = path.read_bytes() if path.exists() else b""
+    part.unlink(missing_ok=True)
+    write_file(part, before + line + b"\n")
+    part.rename(path)
+    sync_file(run_dir)

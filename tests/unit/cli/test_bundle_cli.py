@@ -1,0 +1,128 @@
+"""`belljar bundle create --task`: the images of a task's samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.bundle.test_bundle import FILES, written
+from tests.unit.harness.test_builds import add
+
+from belljar.bundle.create import Contents, store_files
+from belljar.bundle.install import Report, install_bundle
+from belljar.cli.image import wanted_by_tasks
+from belljar.cli.main import run
+from belljar.errors import HostError
+from belljar.harness.source import build_missing
+from belljar.image.buildah import BuildRequest, read_recipe
+from belljar.image.kernel import REQUIRED_MODULES, Kernel
+from belljar.image.store import Store
+from belljar.ledger.keys import load_or_make_key
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+
+@task
+def two():
+    samples = [
+        Sample(input="x", sandbox=("docker", "one/compose.yaml")),
+        Sample(input="x", sandbox=("docker", "two/Dockerfile")),
+    ]
+    return Task(dataset=samples)
+"""
+COMPOSE = "services: {default: {image: own}, db: {image: 'db:1'}}\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with what the task of the working directory runs in, and more than that."""
+    for name, text in (("one/compose.yaml", COMPOSE), ("two/Dockerfile", "FROM base\n")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    (tmp_path / "task.py").write_text(TASK)
+    store, folder = tmp_path / "store", tmp_path / "two"
+    for name in ("default", "own", "db:1", "base", "other"):
+        add(store, name)
+    request = BuildRequest(context=folder, name="x", dockerfile=folder / "Dockerfile")
+    recipe = read_recipe(Store(store), request)
+    add(store, "two-default", recipe.provenance(has_network=False, keep_setuid=True))
+    monkeypatch.setenv("BELLJAR_HOME", str(store))
+    monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)  # nothing is built
+    monkeypatch.chdir(tmp_path)
+    return store
+
+
+CREATE = ["bundle", "create", "out", "--task", "task.py"]
+
+
+def test_the_images_of_a_task_are_in_the_bundle(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each service and each Dockerfile, with its base, and no more than that. Where the bundle
+    is installed, a run of the task has nothing to build."""
+    kernel = Kernel(
+        digest="0" * 64,
+        vmlinuz=tmp_path / "boot/vmlinuz",
+        wanted=REQUIRED_MODULES,
+        config=tmp_path / "boot/config",
+        modules=(),
+        **dict.fromkeys(("version", "package", "package_sha256"), "1"),
+    )
+    kernel.vmlinuz.parent.mkdir()
+    monkeypatch.setattr("belljar.bundle.create.current_kernel", lambda _home: kernel)
+    monkeypatch.setattr("belljar.bundle.create.tool", lambda name: f"/usr/bin/{name}")
+    found = list[dict[str, Any]]()
+
+    def gather(home: Path, out: Path, wanted: Contents, *, report: Report) -> None:
+        del out, report
+        paths, about = store_files(home, wanted)
+        files = {name: path.read_bytes() for name, path in paths.items() if "images/" in name}
+        found.append(about)
+        bundle = written(tmp_path / "bundle", key, {**FILES, **files}, **about)
+        install_bundle(
+            tmp_path / "other",
+            bundle,
+            expected_key=key.fingerprint,
+            packages=False,
+            allow_older=False,
+            report=lambda _line: None,
+        )
+        raise HostError("this is enough")
+
+    key = load_or_make_key(tmp_path / "signer")
+    monkeypatch.setattr("belljar.bundle.install.check_host", lambda _about: None)
+    monkeypatch.setattr("belljar.bundle.install.adopt_kernel", lambda *_: None)
+    monkeypatch.setattr("belljar.cli.bundle.create_bundle", gather)
+    assert run(CREATE) == 3
+    names = {name for image in found[0]["images"] for name in image["names"]}
+    assert names == {"default", "own", "db:1", "two-default", "base"}
+    there = Store(tmp_path / "other")
+    assert {name for image in there.list() for name in image.names} == names
+    builds = [each.build for each in wanted_by_tasks(["task.py"]) if each.build]
+    assert builds
+    build_missing(builds, {"two-default"}, there.home)
+
+
+@pytest.mark.parametrize("lost", ["own", "db:1", "base", "two-default"])
+def test_an_image_of_a_task_that_is_missing_is_named(
+    lost: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is gathered; one that has to be built first says what that needs."""
+    Store(home).remove(lost)
+    assert run(CREATE) == 3
+    said = capsys.readouterr().err
+    assert ("buildah" if lost == "two-default" else lost) in said
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / ".out.part").exists()
+
+
+def test_a_task_that_is_refused_makes_no_bundle(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `belljar check` refuses it."""
+    (tmp_path / "one/compose.yaml").write_text("services: {default: {image: own, pid: host}}\n")
+    assert run(CREATE) == 4
+    assert "pid" in capsys.readouterr().err
+    assert home.exists()

@@ -1,0 +1,182 @@
+"""Copies of a run without its contents, and deletion in place: both still verify, and say so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError, LedgerError
+from belljar.events import Body, Event, Kind
+from belljar.ledger import SigningKey, Status, create_run, load_or_make_key, verify
+from belljar.ledger.files import body_path, open_directory
+from belljar.ledger.omission import OMISSIONS, read_omissions
+from belljar.ledger.redaction import CLASSES, choose, purge, share
+
+from .conftest import make_run
+
+
+@pytest.fixture
+def key(home: Path) -> SigningKey:
+    """The store's key."""
+    return load_or_make_key(home)
+
+
+@pytest.fixture
+def copy(finished: Path, key: SigningKey, tmp_path: Path) -> Path:
+    """A copy without what commands printed."""
+    share(finished, tmp_path / "copy", choose(finished, ["outputs"]), key)
+    return tmp_path / "copy"
+
+
+def bodies(run: Path) -> list[Path]:
+    """The files of bodies that are there."""
+    return sorted(path for path in (run / "bodies").rglob("*") if path.is_file())
+
+
+def test_a_copy_verifies_and_says_what_is_missing(
+    finished: Path, copy: Path, key: SigningKey
+) -> None:
+    """With the log that quotes the outputs; the original is as it was, and strict means whole."""
+    assert bodies(finished)
+    assert not bodies(copy)
+    assert not (copy / "inspect/log.eval").exists()
+    result = verify(copy, expected_key=key.fingerprint, expected_run=finished.name)
+    assert (result.status, result.problem) == (Status.PARTIAL, None)
+    assert "6 bodies and 1 files were redacted" in result.warnings[0]
+    assert "outputs, logs" in result.warnings[0]
+    assert result.ok()
+    assert not result.ok(strict=True)
+    assert result.root == verify(finished).root
+    assert verify(finished).status is Status.VERIFIED
+
+
+def test_a_class_that_is_kept_is_there(finished: Path, key: SigningKey, tmp_path: Path) -> None:
+    """Only what was chosen goes."""
+    share(finished, tmp_path / "copy", choose(finished, ["files", "packets"]), key)
+    assert len(bodies(tmp_path / "copy")) == len(bodies(finished))
+
+
+def test_data_that_is_a_body_of_its_own_is_never_left_out(home: Path, key: SigningKey) -> None:
+    """Also where another event names the same bytes as contents: the events must stay readable."""
+    data = {"reason": "x" * 100_000}
+    content = json.dumps(data, separators=(",", ":")).encode()
+    with create_run(home, "exec", ["x"]) as run:
+        run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
+        body = Body(name="stdout", content=content, total_bytes=len(content), sha256="")
+        run.recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": ""}, bodies=(body,)))
+    purge(run.path, choose(run.path, CLASSES), key)
+    assert verify(run.path).status is Status.VERIFIED
+
+
+def test_a_purge_deletes_and_says_so(finished: Path, key: SigningKey) -> None:
+    """An interrupted one is completed by the next, without a second statement."""
+    chosen, kept = choose(finished, CLASSES), bodies(finished)[0].read_bytes()
+    purge(finished, chosen, key)
+    assert not bodies(finished)
+    result = verify(finished)
+    assert result.status is Status.PARTIAL
+    assert "6 bodies and 1 files were purged on 20" in result.warnings[0]
+    back = finished / body_path(min(chosen.bodies))
+    back.parent.mkdir(parents=True)
+    back.write_bytes(kept)
+    assert "1 more that it names are still here" in verify(finished).warnings[0]
+    purge(finished, choose(finished, CLASSES), key)
+    assert not back.exists()
+    with open_directory(finished) as root:
+        assert len(read_omissions(root)) == 1
+
+
+def test_a_copy_of_a_purged_run_names_both(finished: Path, key: SigningKey, tmp_path: Path) -> None:
+    """Statements add up."""
+    purge(finished, choose(finished, ["logs"]), key)
+    share(finished, tmp_path / "copy", choose(finished, ["outputs"]), key)
+    purged, redacted = verify(tmp_path / "copy").warnings
+    assert "0 bodies and 1 files were purged" in purged
+    assert "6 bodies and 0 files were redacted" in redacted
+
+
+def _other_key(copy: Path) -> None:
+    """Another host's run, redacted there: its statement, signed well, of another run."""
+    home = copy.parent / "forger"
+    run = make_run(home)
+    purge(run, choose(run, CLASSES), load_or_make_key(home))
+    shutil.copy(run / OMISSIONS, copy / OMISSIONS)
+
+
+def _same_key(copy: Path) -> None:
+    home = copy.parent / "store"
+    run = make_run(home)
+    purge(run, choose(run, CLASSES), load_or_make_key(home))
+    shutil.copy(run / OMISSIONS, copy / OMISSIONS)
+
+
+def _edit(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def tamper(copy: Path) -> None:
+        path = copy / OMISSIONS
+        path.write_bytes(change(path.read_bytes()))
+
+    return tamper
+
+
+def _other_log(copy: Path) -> None:
+    (copy / "inspect").mkdir()
+    (copy / "inspect/log.eval").write_bytes(b"lie")
+
+
+def _no_end(copy: Path) -> None:
+    lines = (copy / "checkpoints.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "checkpoints.jsonl").write_bytes(b"".join(lines[:-1]))
+
+
+TAMPERS: dict[str, Callable[[Path], None]] = {
+    "the statement is gone": lambda copy: (copy / OMISSIONS).unlink(),
+    "the statement is empty": _edit(lambda _: b""),
+    "it has another class": _edit(lambda text: text.replace(b"outputs", b"inputss")),
+    "it is cut": _edit(lambda text: text[:-40]),
+    "it is no statement": _edit(lambda text: text + b"{}\n"),
+    "of another key": _other_key,
+    "of another run": _same_key,
+    "one more file is gone": lambda copy: (copy / "policy.yaml").unlink(),
+    "the ledger is gone": lambda copy: (copy / "ledger.jsonl").unlink(),
+    "the manifest is gone": lambda copy: (copy / "manifest.json").unlink(),
+    "a file is another": _other_log,
+    "the final checkpoint is gone": _no_end,
+}
+
+
+@pytest.mark.promise("5.2")
+@pytest.mark.parametrize("tamper", TAMPERS.values(), ids=TAMPERS.keys())
+def test_a_tampered_copy_fails(copy: Path, tamper: Callable[[Path], None]) -> None:
+    """What is missing without a good statement of this run's key is a fault, as ever."""
+    tamper(copy)
+    assert verify(copy).status is Status.BAD
+
+
+@pytest.mark.promise("5.2")
+def test_a_body_that_is_put_back_changed_is_found(copy: Path, finished: Path) -> None:
+    """A statement allows nothing but absence."""
+    back = copy / bodies(finished)[0].relative_to(finished)
+    back.parent.mkdir(parents=True)
+    back.write_bytes(b"lie")
+    assert verify(copy).status is Status.BAD
+
+
+def test_who_may_not_leave_anything_out(finished: Path, home: Path, tmp_path: Path) -> None:
+    """Another key, an unfinished run and one that does not verify are refused; nothing is lost."""
+    chosen = choose(finished, CLASSES)
+    other = load_or_make_key(tmp_path / "other")
+    with pytest.raises(HostError):
+        share(finished, tmp_path / "copy", chosen, other)
+    with pytest.raises(HostError):
+        purge(finished, chosen, other)
+    with create_run(home, "exec", ["x"]) as run, pytest.raises(LedgerError):
+        purge(run.path, choose(run.path, CLASSES), load_or_make_key(home))
+    (finished / "policy.yaml").write_text("another")
+    with pytest.raises(LedgerError):
+        purge(finished, chosen, load_or_make_key(home))
+    assert len(bodies(finished)) == 6
+    assert not (tmp_path / "copy").exists()
