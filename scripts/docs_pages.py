@@ -266,7 +266,8 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "reference-events.md": events_page,
     "reference-reasons.md": reasons_page,
     "reference-compose.md": compose_page,
-    "reference-promises.md": promises.page,
+    # Its texts, and so its links, are those of a page in the repository's root.
+    "reference-promises.md": lambda: relinked(promises.page(), "SPECIFICATION.md", site_pages()),
 }
 
 

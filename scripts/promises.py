@@ -38,7 +38,7 @@ def tests_by_promise() -> dict[str, list[str]]:
 def page() -> str:
     """Return the table as a page of the documentation."""
     tests = tests_by_promise()
-    lines = ["# Promises and their tests", "", "[The promises](specification.md) in full.", ""]
+    lines = ["# Promises and their tests", "", "[The promises](SPECIFICATION.md) in full.", ""]
     for number, text in promises():
         lines += [f"## {number}", "", text, "", *(f"- `{test}`" for test in tests[number]), ""]
     return "\n".join(lines)

@@ -44,6 +44,8 @@ def run(argv: list[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="the run is finished, the key known")
     parser.add_argument("--json", action="store_true", help="print one JSON object (with RUN)")
     given = parser.parse_args(argv)
+    if given.proof and given.run_id:
+        parser.error("--run-id goes with RUN: a proof's first lines name its run")
     origin = "the key given" if given.key else ""
     try:
         if given.proof:

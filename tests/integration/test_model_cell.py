@@ -200,14 +200,15 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     assert b"no network device" in judged.stdout
 
 
-def write_script(folder: Path, belljar: Belljar, program: str, **fields: object) -> None:
-    """The policy of a model whose server is this program."""
+def write_script(folder: Path, belljar: Belljar, program: str, **fields: object) -> str:
+    """Write the policy of a model whose server is this program; return its weights' digest."""
     (folder / "weights").write_text("of a script")
     added = json.loads(belljar("model", "add", "weights", "--json").stdout)
     server = ["python3", "-c", program, "{port}"]
     model = {"weights": {"sha256": added["digest"]}, "server": server}
     policy = {"belljar": 1, "risk": "low", "model": model, **fields}
     (folder / "model.yaml").write_text(json.dumps(policy))
+    return str(added["digest"])
 
 
 def test_a_model_calls_tools(
@@ -493,16 +494,16 @@ def test_two_processes_share_one_models_weights(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
     """Each has a cell of its own; the weights stay until both have ended."""
-    write_script(folder, belljar, TOOL_CALLER)
+    digest = write_script(folder, belljar, TOOL_CALLER)
     asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
     with serving(belljar) as one:
         with serving(belljar) as other:
             assert one.cell != other.cell
             for at in (one, other):
                 assert at.ask(asked)["choices"][0]["message"]["content"] == "it is 3"
-            assert b"in use" in belljar("model", "rm", "weights").stderr
+            assert b"in use" in belljar("model", "rm", digest).stderr
         assert one.ask(asked)["choices"]
-    assert belljar("model", "rm", "weights").returncode == 0
+    assert belljar("model", "rm", digest).returncode == 0
     clean_after()
 
 

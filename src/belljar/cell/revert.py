@@ -119,6 +119,9 @@ class Machines:
                         opened = await stack.enter_async_context(make())
                         made = opened
                         self._check(old.cell, opened.cell)
+                        # Else a sample would go on with another one's rights, files and rules
+                        if to is not None and opened.cell.plan.policy != old.cell.plan.policy:
+                            raise CellError("the snapshot's cell has another policy", where=where)
                         if canary is not None:
                             await canary.search(opened.cell)
                         if on_ready is not None:

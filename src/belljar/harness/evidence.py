@@ -324,6 +324,10 @@ def stored_evidence(
     found = _evidence(
         path, (state, problem), logs=logs, remote=False, key=expected_key, timelines=timelines
     )
+    if any(name.startswith(f"{INSPECT_LOGS}/") for name in result.files_left_out):
+        # Whichever samples it had, their words are missing here
+        gone = LogRecord(location=INSPECT_LOGS, missing=True)
+        found = replace(found, logs=[*(log for log in found.logs if not log.missing), gone])
     return replace(found, verification=result)
 
 

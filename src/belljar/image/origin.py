@@ -236,7 +236,9 @@ def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -
     if not isinstance(layers, list) or not all(isinstance(each, str) for each in (config, *layers)):
         raise LayerError("a document is broken: manifest.json")
     plain = tuple((posixpath.normpath(name), "") for name in (config, *layers))
-    return ImageParts(files=files, config=plain[0], layers=plain[1:], names=names[at])
+    # Asked for by a name, an image takes that one alone: its others may be other images' here
+    called = names[at] if not tag else (wanted,)
+    return ImageParts(files=files, config=plain[0], layers=plain[1:], names=called)
 
 
 def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:

@@ -27,13 +27,17 @@ from belljar.policy.files import open_regular, read_regular
 from belljar.units import format_size, printable
 
 RESULT: Final = "localhost/result"
+# A sparse file takes its whole size in the archive: it is stopped here, in the shell's units of 512
+# bytes, before it fills the disk.
+_MAX_BLOCKS: Final = (ImportLimits().max_bytes + (1 << 30)) // 512
 # Times in whole seconds, as in squashfs: a fraction would cost a header of its own for each file.
 _EXPORT: Final = f"""
 container=$({{buildah}} from --pull=never {RESULT})
 mounted=$({{buildah}} mount "$container")
-tar --create --file={WORK}/out/layer --one-file-system --numeric-owner --xattrs \\
+(ulimit -f {_MAX_BLOCKS}; exec tar --create --file={WORK}/out/layer --one-file-system \\
+  --numeric-owner --xattrs \\
   --xattrs-include='*' --format=posix --pax-option=delete=atime,delete=ctime,delete=mtime \\
-  --directory="${{{{mounted:?}}}}" .
+  --directory="${{{{mounted:?}}}}" .)
 {{buildah}} rm "$container"
 {{buildah}} inspect --type image {RESULT} > {WORK}/out/image
 du -xsm {WORK}/storage | cut -f1 > {WORK}/out/layers

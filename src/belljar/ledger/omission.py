@@ -6,6 +6,7 @@ the manifest that of each missing file. Only the key that sealed the run can sig
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -99,6 +100,9 @@ def read_omissions(root: Directory) -> list[Omission]:
     if not exists(root, OMISSIONS):
         return []
     with open_beneath(root, OMISSIONS) as file:
+        # Any key can sign any number of them, and all are read before the run's key is compared
+        if os.fstat(file.fileno()).st_size > 2 * _MAX_LINE_BYTES:
+            raise LedgerError("statements of what was left out are too large", where=OMISSIONS)
         lines = raw_lines(file, max_bytes=_MAX_LINE_BYTES, name=OMISSIONS)
         return [_parsed(raw, f"{OMISSIONS}:{number}") for number, raw, _ in lines]
 

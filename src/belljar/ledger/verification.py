@@ -90,6 +90,7 @@ class Checker:
     warnings: list[str] = field(default_factory=list)
     omissions: list[Omission] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
+    missing_files: frozenset[str] = frozenset()
 
     def check(self) -> None:
         """Raises `LedgerError` at the first problem; sets `final`, `warnings`."""
@@ -312,6 +313,7 @@ class Checker:
         warnings, files = check_finished_files(self.root, final, self.bodies, beside)
         if unsaid := files - frozenset().union(*(each.files for each in self.omissions)):
             raise LedgerError("missing: the manifest lists it", where=min(unsaid))
+        self.missing_files = frozenset(files)
         self.warnings += warnings
         self.warnings += [
             each.sentence(len(each.bodies & self.missing), len(each.files & files))
@@ -359,6 +361,8 @@ class Verification:
     checkpoints: int
     bodies: int
     root: str
+    files_left_out: frozenset[str] = frozenset()
+    """Files of the manifest that a statement of the signer names, and that are not there."""
 
     def ok(self, *, strict: bool = False) -> bool:
         """Nothing is wrong; `strict`: and the run was finished and is whole."""
@@ -403,4 +407,5 @@ def verify(
         checkpoints=checker.checkpoints,
         bodies=len(checker.bodies) - len(checker.missing),
         root=checker.tree.root().hex(),
+        files_left_out=checker.missing_files,
     )

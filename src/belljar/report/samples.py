@@ -195,7 +195,8 @@ class RunFindings:
     @property
     def failed(self) -> bool:
         """Whether the evaluation had errors, or a score is in doubt."""
-        return bool(self.errors) or any(row.transcript.error or row.degraded for row in self.rows)
+        is_failed = any(row.transcript.error or row.degraded for row in self.rows)
+        return bool(self.errors) or is_failed or any(cell.degraded for cell in self.models)
 
     @property
     def exit_code(self) -> int:
@@ -257,6 +258,7 @@ def _headline(findings: RunFindings) -> str:
     broken = [row for row in findings.rows if row.degraded]
     causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
     degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
+    degraded += "; the model's cell is degraded" * any(cell.degraded for cell in findings.models)
     unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
     begun = len(findings.rows) + len(unprepared)
     logged = sum(row.is_logged for row in findings.rows)

@@ -329,6 +329,22 @@ def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
     assert "were purged on 20" in capsys.readouterr().out
 
 
+def test_one_log_that_is_left_out_is_missing_evidence(home: Path, said: Said) -> None:
+    """Though others are there, and a statement names it: nobody knows what it said."""
+    words = ["task.py", "task.py", "--model", "mockllm/model", "--no-fail-on-error"]
+    request = RunRequest(inspect_args=words, quiet=True, home=home, source=RecordedCells())
+    run = run_evaluation(request).path
+    logs = {log: log.read_bytes() for log in sorted((run / "inspect").iterdir())}
+    assert len(logs) > 1
+    assert belljar(["purge", run.name, "--force", "--class", "logs"]) == 0
+    for log, content in [*logs.items()][1:]:
+        log.parent.mkdir(exist_ok=True)
+        log.write_bytes(content)
+    code, found = said(run.name)
+    assert (code, found["verdict"]) == (2, "void")
+    assert "log_missing" in {each["code"] for each in found["problems"]}
+
+
 def test_a_purge_asks_first_and_a_dry_run_deletes_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
