@@ -13,6 +13,7 @@ import contextlib
 import socket
 import time
 from functools import partial
+from http import HTTPStatus
 from typing import Final, TypeAlias
 
 import h11
@@ -174,8 +175,12 @@ class _Relay:
                     way.room = way.kept_bytes
                     return items
             except NotHttpError:
-                items += self._leave_http(self._observer)
-        if not self._is_opened and (self._received.raw.total_bytes or self._sent.raw.total_bytes):
+                return items + self._leave_http(self._observer)
+        return items + self._piece_items(way, data)
+
+    def _piece_items(self, way: _Direction, data: bytes) -> list[Item]:
+        items: list[Item] = []
+        if self._observer is None and data and not self._is_opened:
             self._is_opened = True
             items.append(self._stream_item("opened", way, 0))
         if piece := data[: way.room]:
@@ -204,15 +209,18 @@ class _Relay:
         return is_whole() and bool(done)
 
     def _leave_http(self, observer: Observer) -> list[Item]:
-        """What HTTP there was; bytes of no message are a stream's."""
+        """What HTTP there was; bytes of no message are a stream's, whatever pieces had them."""
         self._observer = None
         items = []
-        for way in (self._received, self._sent):
-            way.raw.feed(observer.rest(sent=way is self._sent))
         for exchange in observer.unanswered:
             if exchange.recorded_bytes is None:
                 items.append(self._request_item(exchange))
             items.append(self._answer_item(exchange))
+        for way in (self._received, self._sent):
+            rest = observer.rest(sent=way is self._sent)
+            way.raw.feed(rest)
+            way.room = way.kept_bytes
+            items += self._piece_items(way, rest)
         return items
 
     def _last_items(self, reason: str) -> list[Item]:
@@ -254,41 +262,60 @@ class _Relay:
         exchange.recorded_bytes = request.body.total_bytes
         host = next((value for name, value in head.headers if name == b"host"), b"")
         host = host or f"{self._peer.address}:{self._peer.port}".encode()
-        url = head.target if b"://" in head.target else b"http://" + host + head.target
+        origin = b"" if b"://" in head.target else b"http://" + host
+        url = printable_text(origin + head.target, MAX_RECORDED_URL_CHARS)
+        method, version = printable_text(head.method, 64), head.http_version.decode("ascii")
+        line = f"{method} {url[len(origin) :]} HTTP/{version}\r\n"
+        headers, bodies = self._head_of(request, line)
         data: dict[str, JsonValue] = {
             **self._common(exchange),
-            "method": printable_text(head.method, 64),
-            "url": printable_text(url, MAX_RECORDED_URL_CHARS),
+            "method": method,
+            "url": url,
             "verdict": "allowed",
             "reason": _REASON,
             "address": self._peer.address,
             "port": self._peer.port,
             "bytes": request.body.total_bytes,
             "complete": request.is_complete,
-            "version": head.http_version.decode("ascii"),
-            **_headers(request),
+            "version": version,
+            **headers,
         }
-        return Item(Kind.NETWORK_HTTP, data, request.body.bodies("request"))
+        return Item(Kind.NETWORK_HTTP, data, request.body.bodies("request") + bodies)
 
     def _answer_item(self, exchange: PassingExchange) -> Item:
         request, answer = exchange.request, exchange.answer
+        status, line = 0, ""
+        if isinstance(answer.head, h11.Response | h11.InformationalResponse):
+            status = answer.head.status_code
+            # The usual first line is not in the event
+            line = f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
+        headers, bodies = self._head_of(answer, line)
         data: dict[str, JsonValue] = {
             **self._common(exchange),
-            "status": 0 if not isinstance(answer.head, _ANSWERS) else answer.head.status_code,
+            "status": status,
             "bytes": answer.body.total_bytes,
             "request_bytes": request.body.total_bytes,
             "duration_ms": since_ms(exchange.start_s),
-            **_headers(answer),
+            **headers,
             **({} if answer.is_complete else {"reason": "it has no end"}),
         }
         went_on = request.body.total_bytes > (exchange.recorded_bytes or 0)
-        bodies = answer.body.bodies("response") + (request.body.bodies("request") * went_on)
+        bodies += answer.body.bodies("response") + (request.body.bodies("request") * went_on)
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
 
+    def _head_of(
+        self, message: PassingMessage, line: str
+    ) -> tuple[dict[str, JsonValue], tuple[Body, ...]]:
+        """A head's fields, and the head as it came unless these and its first line are all."""
+        pairs, dropped = printable_headers(message.fields)
+        shown = line + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
+        fields: dict[str, JsonValue] = {"headers": pairs}
+        if dropped:
+            fields["dropped_headers"] = dropped
+        if not message.raw_head or (shown.encode() == message.raw_head and not dropped):
+            return fields, ()
+        kept = self._site.bounds.kept_body_bytes
+        return fields, (body_of("head", message.raw_head, kept),)
 
-_ANSWERS: Final = (h11.Response, h11.InformationalResponse)
 
-
-def _headers(message: PassingMessage) -> dict[str, JsonValue]:
-    pairs, dropped = printable_headers(message.fields)
-    return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
