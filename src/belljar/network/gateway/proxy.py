@@ -21,6 +21,7 @@ import h11
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
+from belljar.network.decide import split_target
 from belljar.network.gateway.observer import (
     NotHttpError,
     Observer,
@@ -89,7 +90,7 @@ class Proxy:
         self._take_halves()  # the connection may have been accepted first
         half, timer = self._halves.pop(key, (None, None))
         if half is None or timer is None:
-            peer.account.end_for("the target has not accepted it")
+            peer.account.end_for("no half of it is there")
             reset(sock)
             return
         timer.cancel()
@@ -124,6 +125,9 @@ class _Relay:
         kept = site.bounds.kept_stream_bytes
         self._received, self._sent = _Direction("received", kept), _Direction("sent", kept)
         self._is_opened = False
+        patterns = (name.pattern for name in site.layout.names if name.stand_in == target)
+        name = next((pattern for pattern in patterns if "*" not in pattern), peer.address)
+        self._origin = f"http://{name}" + (f":{peer.port}" if peer.port != 80 else "")
 
     async def run(self) -> None:
         """Relay until both sides have ended, or one is reset."""
@@ -147,6 +151,7 @@ class _Relay:
             except MemoryError:
                 self._site.unreported += 1
             if reason == "cut":
+                self._peer.account.end_for(reason)
                 reset(self._client.sock)
 
     async def _pump(self, source: TcpPipe, to: TcpPipe, way: _Direction) -> None:
@@ -260,12 +265,12 @@ class _Relay:
         if not isinstance(head, h11.Request):
             raise TypeError("an exchange without a request")
         exchange.recorded_bytes = request.body.total_bytes
-        host = next((value for name, value in head.headers if name == b"host"), b"")
-        host = host or f"{self._peer.address}:{self._peer.port}".encode()
-        origin = b"" if b"://" in head.target else b"http://" + host
-        url = printable_text(origin + head.target, MAX_RECORDED_URL_CHARS)
+        # A client may write any Host: it stays in the headers
+        _, path, query = split_target(head.target)
+        path = path.removeprefix(b"/") + (b"?" + query if query else b"")
+        url = printable_text(self._origin.encode() + b"/" + path, MAX_RECORDED_URL_CHARS)
         method, version = printable_text(head.method, 64), head.http_version.decode("ascii")
-        line = f"{method} {url[len(origin) :]} HTTP/{version}\r\n"
+        line = f"{method} {url[len(self._origin) :]} HTTP/{version}\r\n"
         headers, bodies = self._head_of(request, line)
         data: dict[str, JsonValue] = {
             **self._common(exchange),
