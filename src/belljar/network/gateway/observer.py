@@ -23,6 +23,7 @@ MAX_HEAD_BYTES: Final = 64 << 10  # Of an answer: with the interim ones before i
 MAX_LINES: Final = 130  # Of a head.
 MAX_BLANKS: Final = 64  # In a row, of a head.
 MAX_UNANSWERED: Final = 64  # Requests of one connection.
+_EXCHANGE_BYTES: Final = 2 << 10  # In memory, without heads and bodies.
 _HEAD_END: Final = b"\r\n\r\n"
 _BLANKS: Final = re.compile(rb"[ \t]{%d}" % (MAX_BLANKS + 1))
 _METHOD: Final = re.compile(rb"[A-Z-]{1,32}(?: |\Z)")
@@ -58,6 +59,16 @@ class PassingMessage:
     def fields(self) -> Sequence[tuple[bytes, bytes]]:
         """The head's fields as they came."""
         return () if self.head is None else self.head.headers.raw_items()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory: of a body, and of a head, which the parser has twice more."""
+        return self.body.total_bytes - self.body.dropped_bytes + 3 * len(self.raw_head)
+
+    def release(self) -> None:
+        """Forget all but counts, as it is on record."""
+        self.head, self.raw_head = None, b""
+        self.body.forget()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,6 +161,15 @@ class Observer:
         way = self._answers if sent else self._requests
         is_begun = sent and bool(self.unanswered) and self.unanswered[0].answer.head is not None
         return way.framing is None and not way.waiting and not is_begun
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory."""
+        waiting = len(self._requests.waiting) + len(self._answers.waiting)
+        return waiting + sum(
+            _EXCHANGE_BYTES + each.request.held_bytes + each.answer.held_bytes
+            for each in self.unanswered
+        )
 
     def rest(self, *, sent: bool) -> bytes:
         """Bytes of this direction that are in no message."""

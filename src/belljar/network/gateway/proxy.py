@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import Counter
 from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeAlias
@@ -53,6 +54,7 @@ class Proxy:
         self._site, self._from_supervisor = site, dialled
         self._halves: dict[_Key, tuple[socket.socket, asyncio.TimerHandle]] = {}
         self._joined = 0
+        self._kept: Counter[str] = Counter()  # Bytes of unrecorded messages, by client.
         self._targets = {
             site.layout.cell(plan.id).address: plan.id for plan in site.stand_ins if plan.is_target
         }
@@ -97,7 +99,7 @@ class Proxy:
         self._joined += 1
         try:
             target = self._targets.get(peer.address, "")
-            await _Relay(self._site, peer, target, sock, half).run()
+            await _Relay(self._site, peer, target, self._kept, (sock, half)).run()
         finally:
             self._joined -= 1
             half.close()
@@ -116,9 +118,17 @@ class _Relay:
     """One connection between two cells."""
 
     def __init__(
-        self, site: Site, peer: Peer, target: str, client: socket.socket, half: socket.socket
+        self,
+        site: Site,
+        peer: Peer,
+        target: str,
+        kept: Counter[str],
+        halves: tuple[socket.socket, socket.socket],
     ) -> None:
-        self._site, self._peer, self._target = site, peer, target
+        """`kept`: bytes of unrecorded messages by client. `halves`: the client's, the target's."""
+        self._site, self._peer, self._target, self._kept = site, peer, target, kept
+        self._kept_bytes = 0
+        client, half = halves
         self._client, self._half = TcpPipe(client, peer.account), TcpPipe(half)
         self._start = time.monotonic()
         self._observer: Observer | None = Observer(site.bounds.kept_body_bytes)
@@ -176,12 +186,24 @@ class _Relay:
             way.raw.feed(data)
         else:
             try:
-                if self._add_http_items(items, self._observer, way, data):
+                is_whole = self._add_http_items(items, self._observer, way, data)
+                self._charge(self._observer.held_bytes)
+                if is_whole:
                     way.room = way.kept_bytes
                     return items
             except NotHttpError:
                 return items + self._leave_http(self._observer)
         return items + self._piece_items(way, data)
+
+    def _charge(self, kept_bytes: int) -> None:
+        """Take memory. Raises `NotHttpError` beyond the client's share of half of it."""
+        change, self._kept_bytes = kept_bytes - self._kept_bytes, kept_bytes
+        self._site.bodies_bytes += change
+        self._kept[self._peer.cell] += change
+        share = self._site.bounds.bodies_bytes // (2 * len(self._site.layout.cells))
+        if change > 0 and self._kept[self._peer.cell] > share:
+            self._site.hit("bodies_bytes")
+            raise NotHttpError
 
     def _piece_items(self, way: _Direction, data: bytes) -> list[Item]:
         items: list[Item] = []
@@ -216,6 +238,7 @@ class _Relay:
     def _leave_http(self, observer: Observer) -> list[Item]:
         """What HTTP there was; bytes of no message are a stream's, whatever pieces had them."""
         self._observer = None
+        self._charge(0)
         items = []
         for exchange in observer.unanswered:
             if exchange.recorded_bytes is None:
@@ -285,7 +308,10 @@ class _Relay:
             "version": version,
             **headers,
         }
-        return Item(Kind.NETWORK_HTTP, data, request.body.bodies("request") + bodies)
+        bodies += request.body.bodies("request")
+        if request.is_complete:
+            request.release()
+        return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self, exchange: PassingExchange) -> Item:
         request, answer = exchange.request, exchange.answer

@@ -125,7 +125,7 @@ class CellDialler:
         """Take the outcome of a dial that is over."""
         first = self.waiting.pop(end)
         number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # The kernel ends the dial by this call alone: without it, the half's next `connect` succeeds
+        # This call alone ends the dial in the kernel: else the half's next `connect` succeeds
         number = number or end.connect_ex(first.target)
         self._dialled(end, first, 0 if number == errno.EISCONN else number)
 

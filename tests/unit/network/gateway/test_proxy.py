@@ -33,7 +33,7 @@ class Joined:
     def __init__(self, client: socket.socket, target: socket.socket) -> None:
         self.client, self.target = client, target
         self.items: list[Item] = []
-        self.limits: list[str] = []
+        self.site: Any = None
 
     async def send(self, data: bytes, *, sent: bool = False) -> None:
         """Send from one end and wait until the other has it."""
@@ -44,6 +44,12 @@ class Joined:
         while len(got) < len(data):
             got += await loop.sock_recv(to, 1 << 16)
         assert got == data
+
+    @property
+    def limits(self) -> list[JsonValue]:
+        """The bounds that were hit."""
+        self.site.post_limits()
+        return [data["limit"] for data, _ in self.of("limit.hit")]
 
     def of(self, kind: str) -> list[tuple[dict[str, JsonValue], dict[str, bytes]]]:
         """The recorded events of a kind, and their bodies."""
@@ -90,6 +96,7 @@ async def joined(bounds: Bounds | None = None) -> AsyncIterator[Joined]:
             bounds=bounds or Bounds(),
             reporter=cast("Reporter", reporter),
         )
+        made.site = site
         with sock, target_end, half, supervisor, dialled:
             for end in (sock, client, target_end):
                 end.setblocking(False)
@@ -97,12 +104,12 @@ async def joined(bounds: Bounds | None = None) -> AsyncIterator[Joined]:
             message = {"client": list(source), "target": [TARGET, PORT]}
             ipc.send(supervisor, message, [half.fileno()])
             peer = Peer(cell="agent", address=TARGET, port=PORT, account=Account(1))
-            serving = asyncio.create_task(proxy.serve(sock, peer))
-            half.close()
-            yield made
-            client.shutdown(socket.SHUT_WR)
-            target_end.shutdown(socket.SHUT_WR)
-            await serving
+            async with asyncio.TaskGroup() as group:
+                group.create_task(proxy.serve(sock, peer))
+                half.close()
+                yield made
+                client.shutdown(socket.SHUT_WR)
+                target_end.shutdown(socket.SHUT_WR)
             asyncio.get_running_loop().remove_reader(dialled.fileno())
 
 
@@ -147,3 +154,28 @@ async def test_what_ends_http_is_on_record_wherever_it_stands() -> None:
     assert [data["phase"] for data, _ in made.of("network.stream")] == [
         *("data", "opened", "data", "closed")
     ]
+
+
+@pytest.mark.promise("5.4")
+@in_a_loop
+async def test_what_a_cell_makes_the_gateway_keep_is_bounded() -> None:
+    """A recorded request is not kept, however many wait for an answer. Beyond the cell's share of
+    the memory, HTTP is recorded as a stream.
+    """
+    head = b"POST / HTTP/1.1\r\nHost: b\r\nContent-Length: %d\r\n\r\n"
+    async with joined(Bounds(bodies_bytes=400_000, kept_body_bytes=200_000)) as made:
+        for _ in range(20):
+            await made.send(head % 10_000 + bytes(10_000))
+        for _ in range(20):
+            await made.send(OK, sent=True)
+        assert len(made.of("network.http.answered")) == 20
+        assert not made.of("network.stream")
+        for data in (head % 200_000, *[b"b" * 30_000] * 5):
+            await made.send(data)
+    request, bodies = made.of("network.http")[20]
+    assert not request["complete"]
+    assert 90_000 < len(bodies["request"]) < 130_000
+    *_, (closed, _) = made.of("network.stream")
+    assert closed["bytes"] == 150_000 - len(bodies["request"])
+    assert made.site.bodies_bytes == 0
+    assert made.limits == ["bodies_bytes"]
