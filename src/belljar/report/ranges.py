@@ -86,8 +86,9 @@ class RangeFindings:
 
     `cells`: names by id. `packets`: path of the packet record. `requests`: to stand-ins and
     upstreams. `remainder`: received bytes outside of messages, by kind; `missing_bytes`: in no
-    event. Of older runs, whose traffic between cells was read from the packet record:
-    `unread_packets`, and `reader_ended`: why reading stopped early.
+    event. `without_secrets`: numbers of TLS connections. Of older runs, whose traffic between cells
+    was read from the packet record: `unread_packets`, and `reader_ended`: why reading stopped
+    early.
     """
 
     range_id: str
@@ -97,6 +98,7 @@ class RangeFindings:
     between_cells: Requests = field(default_factory=Requests)
     remainder: dict[str, int] = field(default_factory=dict)
     missing_bytes: int = 0
+    without_secrets: set[int] = field(default_factory=set)
     unread_packets: int = 0
     reader_ended: str = ""
     flows: dict[tuple[str, str, str, str], Flow] = field(default_factory=dict)
@@ -150,6 +152,8 @@ class RangeFindings:
         unread = self.unread_packets - self.counters.get("packets_not_recorded", 0)
         counted.append((ReasonCode.PACKETS_OVERWRITTEN, max(unaccounted, unread)))
         counted.append((ReasonCode.BYTES_NOT_RECORDED, self.missing_bytes))
+        if "packets_cut" in self.counters:  # else an older run, whose gateways logged no secrets
+            counted.append((ReasonCode.SECRETS_NOT_RECORDED, len(self.without_secrets)))
         lost = [self._reason(code, str(count)) for code, count in counted if count]
         if self.opened and self.destroyed and not self.counters:
             lost.append(self._reason(ReasonCode.PACKETS_NOT_RECORDED, "an unknown number of"))
@@ -247,12 +251,17 @@ def _add(found: RangeFindings, line: Line) -> None:
                 shown = name if answer == "NXDOMAIN" else f"{name} ({answer})"
                 found.names_refused.add(shown, times_of(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
+            # Behind an allowed one: its handshake failed, so that nothing was encrypted
+            found.without_secrets.discard(data.get("connection", 0))
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
+        case Kind.NETWORK_TLS:
+            found.without_secrets.add(data.get("connection", 0))
         case Kind.NETWORK_CONNECTION:
             # Without the secrets of a connection, its packets prove nothing.
-            found.missing_bytes += sum(
-                body.total_bytes - body.kept_bytes for body in line.bodies if body.name == "secrets"
-            )
+            for body in line.bodies:
+                if body.name == "secrets":
+                    found.without_secrets.discard(data["connection"])
+                    found.missing_bytes += body.total_bytes - body.kept_bytes
             if data["phase"] != "closed":
                 return
             found.missing_bytes += data["missing_bytes"]

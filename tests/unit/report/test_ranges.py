@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.unit.report.stories import (
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
+from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 
@@ -224,3 +226,27 @@ def test_bytes_that_are_in_no_event_void_the_sample() -> None:
     lost = connection(missing_bytes=3, accounted=False)
     (found,) = ranges_of([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, lost)]).values()
     assert [each.code for each in found.lost if each.code is ReasonCode.BYTES_NOT_RECORDED] != []
+
+
+@pytest.mark.promise("5.4")
+def test_tls_without_its_secrets_voids_the_sample() -> None:
+    """A connection whose packets nobody can decrypt, unless its handshake failed. Older runs, which
+    have another counter less, logged no secrets.
+    """
+    hello = {"cell": "agent", "address": "10.0.0.2", "port": 443, "sni": "a", "stand_in": "shop"}
+    begun, other, failed = (
+        line(Kind.NETWORK_TLS, **hello, connection=number, verdict="allowed", reason="")
+        for number in (1, 2, 3)
+    )
+    end = line(Kind.NETWORK_TLS, **hello, connection=3, verdict="refused", reason="cut")
+    digest = "0" * 64
+    body = BodyRef(name="secrets", sha256=digest, total_bytes=9, kept_bytes=9, stored_sha256=digest)
+    event = replace(line(Kind.NETWORK_CONNECTION, **connection(phase="open")), bodies=(body,))
+    for lines, counters, count in (
+        ([begun, event, failed, end], {"packets_cut": 0}, 0),
+        ([begun, event, other, failed, end], {"packets_cut": 0}, 1),
+        ([begun, other], {"logs_lost": 0}, 0),
+    ):
+        (found,) = ranges_of(story(*lines, counters=counters)).values()
+        codes = [reason.code for reason in found.lost]
+        assert codes == [ReasonCode.SECRETS_NOT_RECORDED] * count

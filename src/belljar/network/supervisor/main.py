@@ -342,6 +342,7 @@ class _Supervisor:
             "only_counted": sum(packets.values()) - packets[Reason.ARP] - logged(listed),
             "packets_recorded": self._file.packets,
             "packets_not_recorded": self._tap.count_lost() + self._file.dropped_packets,
+            "packets_cut": self._file.cut_packets,
             "logs_lost": self._flows.lost,
             "not_dialled": 0 if self._dialler is None else self._dialler.not_dialled,
         }
