@@ -71,6 +71,9 @@ class Proxy:
             except (ipc.Closed, OSError):  # the owner sees its end
                 loop.remove_reader(self._from_supervisor.fileno())
                 return
+            except (ValueError, MemoryError):  # no room for a descriptor: the client gets a reset
+                self._site.hit("cell_connections")
+                continue
             half = socket.socket(fileno=fds[0])
             half.setblocking(False)  # noqa: FBT003 - the library's signature
             key = (*message["client"], *message["target"])
