@@ -114,6 +114,7 @@ def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
 
 
 _FORKS = """
+import os
 from pathlib import Path
 from belljar.network.gateway import tls
 
