@@ -135,8 +135,8 @@ class _Relay:
         self._client, self._half = TcpPipe(client, peer.account), TcpPipe(half)
         self._start = time.monotonic()
         self._observer: Observer | None = Observer(site.bounds.kept_body_bytes)
-        kept = site.bounds.kept_stream_bytes
-        self._received, self._sent = _Direction("received", kept), _Direction("sent", kept)
+        room = site.bounds.kept_stream_bytes
+        self._received, self._sent = _Direction("received", room), _Direction("sent", room)
         self._is_opened = False
         patterns = (name.pattern for name in site.layout.names if name.stand_in == target)
         name = next((pattern for pattern in patterns if "*" not in pattern), peer.address)
