@@ -28,7 +28,8 @@ class Carried:
     """Bytes that an event reports as transferred.
 
     `flow`: its bytes are also scanned joined. `to`: "" for the harness.
-    `missing_bytes`: not kept. `where`: range and cell's name.
+    `missing_bytes`: not kept. `where`: range and cell's name. `is_between_cells`: no gateway has
+    looked at it.
     """
 
     place: Place
@@ -41,6 +42,7 @@ class Carried:
     to: str = ""
     missing_bytes: int = 0
     where: Mapping[str, JsonValue] = field(default_factory=dict)
+    is_between_cells: bool = False
 
 
 _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
@@ -201,6 +203,7 @@ def _part(
         to=to,
         missing_bytes=missing_bytes,
         where={name: named[name] for name in ("range", "cell") if name in named},
+        is_between_cells=named.get("between_cells") is True,
     )
 
 
