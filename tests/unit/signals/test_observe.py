@@ -126,14 +126,14 @@ def test_names_that_are_asked_for_are_looked_at() -> None:
 
 def test_between_cells_an_answer_s_header_is_looked_at() -> None:
     """A cell chose it, as it did a request's."""
-    data = {"between_cells": True, "headers": [["set-cookie", "12345678"]]}
+    data: dict[str, Any] = {"between_cells": True, "headers": [["set-cookie", "12345678"]]}
     [part] = carried(Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data))
     assert part.data == b"set-cookie: 12345678"
 
 
 def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
     """Its last event says how much none of them had."""
-    data = {"between_cells": True, "phase": "closed"}
+    data: dict[str, Any] = {"between_cells": True, "phase": "closed"}
     whole, part = body("received", SECRET), body("sent", SECRET, 5_000)
     [found] = carried(Event(kind=Kind.NETWORK_STREAM, data=data, bodies=(whole, part)))
     assert (found.data, found.missing_bytes) == (b"", 5_000 - len(SECRET))

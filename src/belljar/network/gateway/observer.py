@@ -310,12 +310,11 @@ def _read_head(way: _Way, message: PassingMessage, method: bytes) -> _Head | Non
 def _framing_of(head: _Head, method: bytes) -> _Framing:
     """RFC 9112, section 6.3."""
     fields = dict(head.headers)
-    is_answer = isinstance(head, h11.Response)
-    if is_answer and (method == b"HEAD" or head.status_code in (204, 304)):
+    if isinstance(head, h11.Response) and (method == b"HEAD" or head.status_code in (204, 304)):
         return _Framing(0)
     if b"transfer-encoding" in fields:
         return _Framing(0, is_chunked=True)
-    if is_answer and b"content-length" not in fields:
+    if isinstance(head, h11.Response) and b"content-length" not in fields:
         return _Framing(None)
     return _Framing(int(fields.get(b"content-length", b"0")))
 

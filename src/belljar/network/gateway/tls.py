@@ -107,7 +107,7 @@ class Authority:
         if len(self._leaves) > self._max_leaves:
             # Each log of secrets is a descriptor, and a connection keeps its context
             _, oldest = self._leaves.popitem(last=False)
-            oldest.keylog_filename = None
+            oldest.keylog_filename = None  # type: ignore[assignment]
         return found
 
     def _leaf_pem(self, name: str) -> bytes:
