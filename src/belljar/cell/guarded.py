@@ -304,6 +304,7 @@ class GuardedRecorder:
             part.place in {Place.RANGE, Place.UPSTREAM}
             and action is not Action.FLAG
             and not is_known
+            and not part.is_between_cells
         ):
             return  # the gateway has looked at it before, and reported what it did
         done = action if action is Action.STOP else Action.FLAG

@@ -60,11 +60,12 @@ class PacketFile:
     """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
 
     `dropped_packets`: inbound and handshakes' frames without room, which are missing evidence.
+    `cut_packets`: others of the range's, cut or without room.
     """
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         """Take over the descriptor of an empty file. Raises `OSError`."""
-        self.packets = self.dropped_packets = 0
+        self.packets = self.dropped_packets = self.cut_packets = 0
         self.room: Final = memoryview(bytearray(SNAP_BYTES))
         """Where the caller puts a frame before it calls `keep`."""
         self._fd, self._max_bytes = fd, max(max_bytes, MIN_BYTES)
@@ -85,8 +86,10 @@ class PacketFile:
         kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
         padding = -kept & 3
         size = _BLOCK_BYTES + kept + padding
-        if used + size > self._max_bytes:
-            self.dropped_packets += is_evidence
+        has_room = used + size <= self._max_bytes
+        self.dropped_packets += is_evidence and not has_room
+        self.cut_packets += not is_evidence and (kept < length or not has_room)
+        if not has_room:
             return
         if self._end + size > _PENDING_BYTES:
             self.flush()

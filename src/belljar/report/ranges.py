@@ -83,9 +83,9 @@ class RangeFindings:
     """One range.
 
     `cells`: names by id. `packets`: path of the packet record. `requests`: to stand-ins and
-    upstreams. `missing_bytes`: of secrets of TLS. Of older runs: of what no event had, too;
-    `unread_packets` of traffic between cells, which was read from the packet record; and
-    `reader_ended`: why that reading stopped early.
+    upstreams. `missing_bytes`: of secrets of TLS. `without_secrets`: numbers of TLS connections.
+    Of older runs, `missing_bytes` counts what no event had, too; `unread_packets` those of traffic
+    between cells, which was read from the packet record; `reader_ended`: why that stopped early.
     """
 
     range_id: str
@@ -94,6 +94,7 @@ class RangeFindings:
     requests: Requests = field(default_factory=Requests)
     between_cells: Requests = field(default_factory=Requests)
     missing_bytes: int = 0
+    without_secrets: set[int] = field(default_factory=set)
     unread_packets: int = 0
     reader_ended: str = ""
     flows: dict[tuple[str, str, str, str], Flow] = field(default_factory=dict)
@@ -147,6 +148,8 @@ class RangeFindings:
         unread = self.unread_packets - self.counters.get("packets_not_recorded", 0)
         counted.append((ReasonCode.PACKETS_OVERWRITTEN, max(unaccounted, unread)))
         counted.append((ReasonCode.BYTES_NOT_RECORDED, self.missing_bytes))
+        if "packets_cut" in self.counters:  # else an older run, whose gateways logged no secrets
+            counted.append((ReasonCode.SECRETS_NOT_RECORDED, len(self.without_secrets)))
         lost = [self._reason(code, str(count)) for code, count in counted if count]
         if self.opened and self.destroyed and not self.counters:
             lost.append(self._reason(ReasonCode.PACKETS_NOT_RECORDED, "an unknown number of"))
@@ -243,12 +246,17 @@ def _add(found: RangeFindings, line: Line) -> None:
                 shown = name if answer == "NXDOMAIN" else f"{name} ({answer})"
                 found.names_refused.add(shown, times_of(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
+            # Behind an allowed one: its handshake failed, so that nothing was encrypted
+            found.without_secrets.discard(data.get("connection", 0))
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
+        case Kind.NETWORK_TLS:
+            found.without_secrets.add(data.get("connection", 0))
         case Kind.NETWORK_CONNECTION:
             # Without the secrets of a connection, its packets prove nothing.
-            found.missing_bytes += sum(
-                body.total_bytes - body.kept_bytes for body in line.bodies if body.name == "secrets"
-            )
+            for body in line.bodies:
+                if body.name == "secrets":
+                    found.without_secrets.discard(data["connection"])
+                    found.missing_bytes += body.total_bytes - body.kept_bytes
             # Of runs whose gateway counted bytes that were in no event.
             missing = data.get("missing_bytes", 0)
             found.missing_bytes += missing if isinstance(missing, int) else 0

@@ -59,6 +59,10 @@ class ReasonCode(Sentence):
         "bytes_not_recorded",
         "{} byte(s) that events of connections should hold are in none",
     )
+    SECRETS_NOT_RECORDED = (
+        "secrets_not_recorded",
+        "the packets of {} TLS connection(s) can't be decrypted: no event has their secrets",
+    )
     EVENTS_CUT_AT_END = (
         "events_cut_at_end",
         "{} thing(s) or more that were cut by the range's end are in no event",

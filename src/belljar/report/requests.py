@@ -131,7 +131,7 @@ class Requests:
             if data.get("phase") == "opened":  # listed when it ends: only then it has sizes
                 self._open[key] = self._open.get(key, 0) + 1
                 return
-            if (left := self._open.pop(key, 0)) > 1:
+            if data.get("phase") == "closed" and (left := self._open.pop(key, 0)) > 1:
                 self._open[key] = left - 1
             where = place(data)
             request = _request(line, method="TCP", what=where)

@@ -28,7 +28,8 @@ class Carried:
     """Bytes that an event reports as transferred.
 
     `flow`: its bytes are also scanned joined. `to`: "" for the harness.
-    `missing_bytes`: not kept. `where`: range and cell's name.
+    `missing_bytes`: not kept. `where`: range and cell's name. `is_between_cells`: no gateway has
+    looked at it.
     """
 
     place: Place
@@ -41,6 +42,7 @@ class Carried:
     to: str = ""
     missing_bytes: int = 0
     where: Mapping[str, JsonValue] = field(default_factory=dict)
+    is_between_cells: bool = False
 
 
 _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
@@ -123,6 +125,8 @@ def _from_network(event: Event) -> Iterator[Carried]:
         yield from _part(event, Channel.DNS, "sni", "tls.sni", str(data.get("sni") or "").encode())
     elif event.kind is Kind.NETWORK_HTTP:
         yield from _part(event, Channel.HTTP, "url", "http.url", str(data.get("url", "")).encode())
+    is_answer = event.kind is Kind.NETWORK_HTTP_ANSWERED and data.get("between_cells") is True
+    if event.kind is Kind.NETWORK_HTTP or is_answer:
         headers: Any = data.get("headers") or ()
         lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
         # An event that was cut down has no lists: how much they held is unknown.
@@ -131,11 +135,11 @@ def _from_network(event: Event) -> Iterator[Carried]:
     yield from _bodies(event)
 
 
-# Bodies that a cell sent; of a stream between two cells both ways are a cell's.
+# Bodies that a cell sent; between two cells both ways are a cell's.
 _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
     Kind.NETWORK_DNS: (("query", "queries"), Channel.DNS),
     Kind.NETWORK_HTTP: (("request", "head"), Channel.HTTP),
-    Kind.NETWORK_HTTP_ANSWERED: (("request",), Channel.HTTP),
+    Kind.NETWORK_HTTP_ANSWERED: (("request", "response", "head"), Channel.HTTP),
     Kind.NETWORK_WEBSOCKET: (("message",), Channel.WEBSOCKET),
     Kind.NETWORK_STREAM: (("received", "sent"), Channel.STREAM),
     Kind.NETWORK_ATTEMPT: ((), Channel.SMTP),
@@ -146,8 +150,6 @@ def _bodies(event: Event) -> Iterator[Carried]:
     names, channel = _SENT_BODIES.get(event.kind, ((), Channel.STREAM))
     if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
         return
-    if event.data.get("phase") == "data":  # the connection's last event has it once more, whole
-        return
     is_between_cells = event.data.get("between_cells") is True
     what = event.data.get("what")
     contact = Contact.USED if what in _LOGINS else Contact.SENT
@@ -155,17 +157,19 @@ def _bodies(event: Event) -> Iterator[Carried]:
     if what in _UPLOADS:
         channel, word = Channel.FILE, str(what)
     for body in event.bodies:
-        from_gateway = body.name == "sent" and not is_between_cells
+        from_gateway = body.name in ("sent", "response") and not is_between_cells
         if from_gateway or (names and body.name not in names):
             continue
         # A decoy service names the operation: `redis.auth`.
         operation = str(event.data.get("operation") or f"{word}.{body.name}")
+        # Between cells the pieces before a stream's last event have the same bytes
+        is_repeated = is_between_cells and event.data.get("phase") == "closed"
         yield from _part(
             event,
             Channel.STREAM if "operation" in event.data else channel,
             body.name,
             operation,
-            body.content,
+            b"" if is_repeated else body.content,
             contact=contact,
             missing_bytes=body.total_bytes - len(body.content),
         )
@@ -198,6 +202,7 @@ def _part(
         to=to,
         missing_bytes=missing_bytes,
         where={name: named[name] for name in ("range", "cell") if name in named},
+        is_between_cells=named.get("between_cells") is True,
     )
 
 

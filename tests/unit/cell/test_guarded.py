@@ -234,3 +234,18 @@ def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyP
     recorder.close()
     assert unscanned >= 100
     assert inner.kinds().count(Kind.GUARD_UNSCANNED) == unscanned
+
+
+@pytest.mark.parametrize(("action", "done"), [(Action.BLOCK, "flag"), (Action.STOP, "stop")])
+def test_between_cells_no_gateway_has_looked_before(action: Action, done: str) -> None:
+    """Protected data that goes to another cell is reported whatever the policy does with it; a
+    stand-in's gateway reports its own.
+    """
+    inner, recorder = guarded(range=action)
+    recorder.know([KnownValue(id="p/v", text="protected-value-1", source=Source.PROTECTED)])
+    for between in (False, True):
+        data = {"url": "http://a/protected-value-1", "between_cells": between}
+        recorder.record(Event(kind=Kind.NETWORK_HTTP, data=data))
+    recorder.close()
+    hits = [event.data for event in inner.events if event.kind is Kind.GUARD_HIT]
+    assert [(hit["evidence"], hit["action"]) for hit in hits] == [(1, done)]

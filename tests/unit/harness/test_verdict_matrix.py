@@ -190,6 +190,16 @@ def limit(name: str, count: int = 1) -> Callable[[FakeCell], None]:
     return in_range(Kind.LIMIT_HIT, **said)
 
 
+HELLO: dict[str, Any] = {
+    "cell": "default",
+    "connection": 1,
+    "address": "10.0.0.2",
+    "port": 443,
+    "sni": "shop.example",
+    "verdict": "allowed",
+    "reason": "",
+    "stand_in": "shop",
+}
 CONNECTION: dict[str, Any] = {
     **dict.fromkeys(("recorded_bytes", "framing_bytes", "remainder_bytes", "unread_bytes"), 0),
     "cell": "default",
@@ -255,6 +265,12 @@ CAUSES: dict[str, Cause] = {
         2,
         {Code.BYTES_NOT_RECORDED},
         arm=at(1, in_range(Kind.NETWORK_CONNECTION, **CONNECTION)),
+    ),
+    "TLS without its secrets": Cause(
+        "void",
+        2,
+        {Code.SECRETS_NOT_RECORDED},
+        arm=at(1, in_range(Kind.NETWORK_TLS, **HELLO, counters={"packets_cut": 0})),
     ),
     "a range that ended by itself": Cause(
         "void",

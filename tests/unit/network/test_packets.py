@@ -44,6 +44,9 @@ def test_what_cells_send_is_whole_or_counted(
         assert frame == whole or (way == OUT and frame == whole[:HEADERS_BYTES])
     cells = {time_ns for time_ns in sent if not time_ns & 1}
     assert record.dropped_packets == len(cells - kept.keys())
+    ours = {time_ns: frame for time_ns, frame in sent.items() if time_ns & 1}
+    whole_ones = [at for at, (frame, _) in kept.items() if ours.get(at) == frame]
+    assert record.cut_packets == len(ours) - len(whole_ones)
     assert record.packets == len(frames)
     fits = sum(len(frame) + 64 for frame in sent.values()) < MIN_BYTES // 2
     assert not fits or {time_ns: frame for time_ns, (frame, _) in kept.items()} == sent

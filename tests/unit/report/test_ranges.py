@@ -239,3 +239,37 @@ def test_secrets_of_tls_that_were_cut_void_the_sample(phase: str, kept_bytes: in
     (found,) = ranges_of([event]).values()
     codes = [each.code for each in found.lost if each.code is ReasonCode.BYTES_NOT_RECORDED]
     assert bool(codes) == (kept_bytes < 100)
+
+
+@pytest.mark.promise("5.4")
+def test_tls_without_its_secrets_voids_the_sample() -> None:
+    """A connection whose packets nobody can decrypt, unless its handshake failed. Older runs, which
+    have another counter less, logged no secrets.
+    """
+    hello = {"cell": "agent", "address": "10.0.0.2", "port": 443, "sni": "a", "stand_in": "shop"}
+    begun, other, failed = (
+        line(Kind.NETWORK_TLS, **hello, connection=number, verdict="allowed", reason="")
+        for number in (1, 2, 3)
+    )
+    end = line(Kind.NETWORK_TLS, **hello, connection=3, verdict="refused", reason="cut")
+    digest = "0" * 64
+    body = BodyRef(name="secrets", sha256=digest, total_bytes=9, kept_bytes=9, stored_sha256=digest)
+    event = replace(line(Kind.NETWORK_CONNECTION, **connection(phase="open")), bodies=(body,))
+    for lines, counters, count in (
+        ([begun, event, failed, end], {"packets_cut": 0}, 0),
+        ([begun, event, other, failed, end], {"packets_cut": 0}, 1),
+        ([begun, other], {"logs_lost": 0}, 0),
+    ):
+        (found,) = ranges_of(story(*lines, counters=counters)).values()
+        codes = [reason.code for reason in found.lost]
+        assert codes == [ReasonCode.SECRETS_NOT_RECORDED] * count
+
+
+def test_a_refused_connection_ends_no_other() -> None:
+    """One that is open when the range ends is counted, whatever went to the same port."""
+    lines = [
+        line(Kind.NETWORK_STREAM, **STREAM, phase="opened"),
+        line(Kind.NETWORK_STREAM, **{**STREAM, "verdict": "refused", "reason": "x"}),
+    ]
+    (found,) = ranges_of(lines).values()
+    assert found.requests.still_open == 1

@@ -52,7 +52,20 @@ def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
             "websocket.message",
         ),
         (Kind.NETWORK_STREAM, {"stand_in": ""}, "received", Contact.SENT, "stream.received"),
-        (Kind.NETWORK_STREAM, {"between_cells": True}, "sent", Contact.SENT, "stream.sent"),
+        (
+            Kind.NETWORK_STREAM,
+            {"between_cells": True, "phase": "data"},
+            "sent",
+            Contact.SENT,
+            "stream.sent",
+        ),
+        (
+            Kind.NETWORK_HTTP_ANSWERED,
+            {"between_cells": True},
+            "response",
+            Contact.SENT,
+            "http.response",
+        ),
         (Kind.NETWORK_ATTEMPT, {"what": "mail"}, "message", Contact.SENT, "smtp.message"),
         (Kind.NETWORK_ATTEMPT, {"what": "login"}, "request", Contact.USED, "smtp.request"),
     ],
@@ -108,6 +121,21 @@ def test_names_that_are_asked_for_are_looked_at() -> None:
     hello = Event(kind=Kind.NETWORK_TLS, data={"sni": "secret.example"})
     found = [part.data for event in (one, many, hello) for part in carried(event)]
     assert found == [b"secret.example", b"aaaaaaaa.b", b"bbbbbbbb.c", b"secret.example"]
+
+
+def test_between_cells_an_answer_s_header_is_looked_at() -> None:
+    """A cell chose it, as it did a request's."""
+    data: dict[str, Any] = {"between_cells": True, "headers": [["set-cookie", "12345678"]]}
+    [part] = carried(Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data))
+    assert part.data == b"set-cookie: 12345678"
+
+
+def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
+    """Its last event says how much none of them had."""
+    data: dict[str, Any] = {"between_cells": True, "phase": "closed"}
+    whole, part = body("received", SECRET), body("sent", SECRET, 5_000)
+    [found] = carried(Event(kind=Kind.NETWORK_STREAM, data=data, bodies=(whole, part)))
+    assert (found.data, found.missing_bytes) == (b"", 5_000 - len(SECRET))
 
 
 def test_what_was_not_kept_is_counted() -> None:

@@ -46,7 +46,8 @@ class Bounds:
     exchanges: int = 256  # Requests being answered at one time, WebSockets among them: 503.
     # Received of all unfinished heads: 503, and the connection is closed.
     heads_bytes: int = 32 << 20
-    # Of the bodies of all open requests: 503, and the connection is closed.
+    # Of the bodies of all open requests: 503, and the connection is closed. Half of it may be taken
+    # by messages between cells, shared evenly by client: beyond, they are recorded as streams.
     bodies_bytes: int = 128 << 20
     # One message, never compressed: the connection is closed, code 1009.
     websocket_message_bytes: int = 1 << 20

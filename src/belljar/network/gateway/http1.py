@@ -46,7 +46,9 @@ def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
     return "no request line" if data[:1] in (b" ", b"\t", b"\r") else ""
 
 
-def request_problem(request: h11.Request, head: bytes, max_fields: int) -> tuple[str, int] | None:
+def request_problem(
+    request: h11.Request | h11.Response | h11.InformationalResponse, head: bytes, max_fields: int
+) -> tuple[str, int] | None:
     """Return why a head that h11 takes is refused, with the status, or None."""
     fields = list(request.headers)
     lengths = _LENGTH.findall(head)  # h11 merges equal ones

@@ -1,12 +1,14 @@
-"""HTTP/1.1 between two cells, as it passes. Pure; h11 parses, and every byte is a cell's.
+"""HTTP/1.1 between two cells, as it passes. Pure, and every byte is a cell's.
 
-h11 gets one whole head at a time, after its size, lines and blanks were checked: its expression for
-a field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB).
+h11 reads heads, one whole head at a time, after its size, lines and blanks were checked: its
+expression for a field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB). Bodies are
+read here, in linear time. What two readers could read in two ways is no HTTP.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,15 +17,26 @@ from typing import Final, TypeAlias
 import h11
 
 from belljar.capture import Capture
+from belljar.network.gateway.http1 import head_problem, request_problem
 
-MAX_HEAD_BYTES: Final = 64 << 10
+MAX_HEAD_BYTES: Final = 64 << 10  # Of an answer: with the interim ones before it.
 MAX_LINES: Final = 130  # Of a head.
 MAX_BLANKS: Final = 64  # In a row, of a head.
 MAX_UNANSWERED: Final = 64  # Requests of one connection.
-_HEAD_END: Final = re.compile(rb"\n\r?\n")
+_EXCHANGE_BYTES: Final = 2 << 10  # In memory, without heads and bodies.
+_HEAD_END: Final = b"\r\n\r\n"
 _BLANKS: Final = re.compile(rb"[ \t]{%d}" % (MAX_BLANKS + 1))
 _METHOD: Final = re.compile(rb"[A-Z-]{1,32}(?: |\Z)")
 _Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
+
+# The line of a chunk, and what may become one: first in a body, and behind another chunk. A size
+# has one form, as it is in no event; extensions and trailers would be in none either.
+_SIZE: Final = rb"(?:[1-9a-f][0-9a-f]{0,14}|[1-9A-F][0-9A-F]{0,14})"
+_LINE: Final = rb"(?:(%s)\r\n|0\r\n\r\n)" % _SIZE
+_BEGUN: Final = rb"(?:%s\r?|0(?:\r(?:\n\r?)?)?)?" % _SIZE
+_FIRST_LINE: Final = re.compile(_LINE), re.compile(_BEGUN)
+_NEXT_LINE: Final = re.compile(rb"\r\n" + _LINE), re.compile(rb"(?:\r(?:\n%s)?)?" % _BEGUN)
+_MAX_LINE_BYTES: Final = 19
 
 
 class NotHttpError(Exception):
@@ -32,16 +45,30 @@ class NotHttpError(Exception):
 
 @dataclass(slots=True)
 class PassingMessage:
-    """A request or an answer; `body` keeps its first bytes, chunks put together."""
+    """A request or an answer; `body` keeps its first bytes, chunks put together.
+
+    `raw_head`: as it came, with those of interim answers.
+    """
 
     body: Capture
     head: _Head | None = None
+    raw_head: bytes = b""
     is_complete: bool = False
 
     @property
     def fields(self) -> Sequence[tuple[bytes, bytes]]:
         """The head's fields as they came."""
         return () if self.head is None else self.head.headers.raw_items()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory: of a body, and of a head, which the parser has twice more."""
+        return self.body.total_bytes - self.body.dropped_bytes + 3 * len(self.raw_head)
+
+    def release(self) -> None:
+        """Forget all but counts, as it is on record."""
+        self.head, self.raw_head = None, b""
+        self.body.forget()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,25 +81,70 @@ class PassingExchange:
     start_s: float
     request: PassingMessage
     answer: PassingMessage
+    method: bytes = b""
     number: int = 0
     recorded_bytes: int | None = None
 
+
+class _Framing:
+    """Takes a body's bytes. `left_bytes`: of a body without chunks; None: until the end."""
+
+    def __init__(self, left_bytes: int | None, *, is_chunked: bool = False) -> None:
+        self.is_over, self.is_until_end = False, left_bytes is None
+        self._left_bytes = sys.maxsize if left_bytes is None else left_bytes
+        self._is_chunked = is_chunked
+        self._patterns = _FIRST_LINE
+        self._line = b""
+
     @property
-    def method(self) -> bytes:
-        """The request's, or nothing."""
-        return self.request.head.method if isinstance(self.request.head, h11.Request) else b""
+    def open_line(self) -> bytes:
+        """The line of a chunk that is not whole: nothing else tells its size."""
+        return self._line if self._left_bytes else b""
+
+    def take(self, waiting: bytearray, body: Capture) -> None:
+        """Move what belongs to the body. Raises `NotHttpError`; the bytes are still waiting."""
+        at = 0
+        pieces = []
+        try:
+            while not self.is_over:
+                piece = waiting[at : at + self._left_bytes]
+                pieces.append(piece)
+                at += len(piece)
+                self._left_bytes -= len(piece)
+                if self._left_bytes:
+                    break
+                if not self._is_chunked:
+                    self.is_over = True
+                elif line := self._next_line(bytes(waiting[at : at + _MAX_LINE_BYTES])):
+                    at += len(line)
+                else:
+                    break
+        finally:
+            del waiting[:at]
+            body.feed(b"".join(pieces))
+
+    def _next_line(self, rest: bytes) -> bytes:
+        whole, begun = self._patterns
+        if (found := whole.match(rest)) is None:
+            if begun.fullmatch(rest):
+                return b""
+            raise NotHttpError
+        self._patterns, self._line = _NEXT_LINE, found[0]
+        self._left_bytes = int(found[1] or b"0", 16)
+        self.is_over = not self._left_bytes
+        return found[0]
 
 
 @dataclass(slots=True)
 class _Way:
-    """One direction: bytes of a head that is not whole, or the parser of an open body."""
+    """One direction: bytes of a head that is not whole, or the framing of an open body.
+
+    `scanned_bytes`: of the head, without its end.
+    """
 
     waiting: bytearray = field(default_factory=bytearray)
-    parser: h11.Connection | None = None
-
-    @property
-    def is_between(self) -> bool:
-        return self.parser is None and not self.waiting
+    framing: _Framing | None = None
+    scanned_bytes: int = 0
 
 
 class Observer:
@@ -86,13 +158,23 @@ class Observer:
 
     def is_whole(self, *, sent: bool) -> bool:
         """Whether all bytes of this direction are of complete messages."""
-        return (self._answers if sent else self._requests).is_between
+        way = self._answers if sent else self._requests
+        is_begun = sent and bool(self.unanswered) and self.unanswered[0].answer.head is not None
+        return way.framing is None and not way.waiting and not is_begun
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory."""
+        waiting = len(self._requests.waiting) + len(self._answers.waiting)
+        return waiting + sum(
+            _EXCHANGE_BYTES + each.request.held_bytes + each.answer.held_bytes
+            for each in self.unanswered
+        )
 
     def rest(self, *, sent: bool) -> bytes:
         """Bytes of this direction that are in no message."""
         way = self._answers if sent else self._requests
-        begun = b"" if way.parser is None else way.parser.trailing_data[0]
-        return begun + bytes(way.waiting)
+        return (b"" if way.framing is None else way.framing.open_line) + bytes(way.waiting)
 
     def feed_request(self, data: bytes, now_s: float) -> list[PassingExchange]:
         """Take bytes of the client; return exchanges whose request is complete now.
@@ -106,22 +188,30 @@ class Observer:
                 raise NotHttpError
             return []
         while way.waiting and not self._asks_to_switch:
-            if way.parser is None:
-                if not _METHOD.match(way.waiting) or len(self.unanswered) >= MAX_UNANSWERED:
-                    raise NotHttpError
-                parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-                if (head := _read_head(way, parser)) is None:
-                    break
-                self._begin(head, now_s)
-            exchange = self.unanswered[-1]
-            if self._take_body(way, exchange.request):
-                done.append(exchange)
-                self._asks_to_switch = exchange.method == b"CONNECT" or any(
-                    name.lower() == b"upgrade" for name, _ in exchange.request.fields
-                )
-            elif way.parser is not None:
+            if way.framing is None and not self._begin(way, now_s):
                 break
+            exchange = self.unanswered[-1]
+            if not _take_body(way, exchange.request):
+                break
+            done.append(exchange)
+            self._asks_to_switch = exchange.method == b"CONNECT" or any(
+                name.lower() == b"upgrade" for name, _ in exchange.request.fields
+            )
         return done
+
+    def _begin(self, way: _Way, now_s: float) -> bool:
+        if not _METHOD.match(way.waiting) or len(self.unanswered) >= MAX_UNANSWERED:
+            raise NotHttpError
+        request, answer = (
+            PassingMessage(body=Capture(max_kept_bytes=self._kept_bytes)) for _ in range(2)
+        )
+        if (head := _read_head(way, request, b"")) is None:
+            return False
+        method = head.method if isinstance(head, h11.Request) else b""
+        self.unanswered.append(
+            PassingExchange(start_s=now_s, request=request, answer=answer, method=method)
+        )
+        return True
 
     def feed_answer(self, data: bytes) -> list[PassingExchange]:
         """Take bytes of the target; return exchanges whose answer is complete now.
@@ -142,19 +232,25 @@ class Observer:
         way = self._answers
         while (way.waiting or not data) and self.unanswered:
             exchange = self.unanswered[0]
-            if way.parser is None:
-                if (head := _read_head(way, _client(exchange.method))) is None:
-                    break
-                exchange.answer.head = head
-            answered = exchange.answer.head
-            if isinstance(answered, h11.InformationalResponse) and answered.status_code != 101:
-                way.parser = None
-                continue
-            is_switched = way.parser is not None and way.parser.their_state is h11.SWITCHED_PROTOCOL
-            if is_switched or self._take_body(way, exchange.answer, is_last=not data):
-                exchange.answer.is_complete = True
-            if not exchange.answer.is_complete:
+            answer = exchange.answer
+            if answer.is_complete:
+                raise NotHttpError
+            if way.framing is None and _read_head(way, answer, exchange.method) is None:
                 break
+            head = answer.head
+            is_interim = isinstance(head, h11.InformationalResponse)
+            is_switched = isinstance(head, h11.InformationalResponse | h11.Response) and (
+                head.status_code == 101
+                or (exchange.method == b"CONNECT" and 200 <= head.status_code < 300)
+            )
+            if is_switched:
+                way.framing = None
+            elif is_interim:
+                way.framing = None
+                continue
+            elif not _take_body(way, answer, is_last=not data):
+                break
+            answer.is_complete = True
             if is_switched or not exchange.request.is_complete:
                 raise NotHttpError
             done.append(self.unanswered.popleft())
@@ -162,70 +258,70 @@ class Observer:
         if way.waiting and not self.unanswered:
             raise NotHttpError
 
-    def _begin(self, head: _Head, now_s: float) -> None:
-        request, answer = (
-            PassingMessage(body=Capture(max_kept_bytes=self._kept_bytes)) for _ in range(2)
-        )
-        request.head = head
-        self.unanswered.append(PassingExchange(start_s=now_s, request=request, answer=answer))
 
-    def _take_body(self, way: _Way, message: PassingMessage, *, is_last: bool = False) -> bool:
-        """Whether the message is complete; then what follows waits."""
-        parser = way.parser
-        if parser is None:
-            return False
-        try:
-            if way.waiting:
-                parser.receive_data(bytes(way.waiting))
-                way.waiting.clear()
-            elif is_last and parser.their_state is not h11.DONE:
-                parser.receive_data(b"")
-            while (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-                if isinstance(event, h11.Data):
-                    message.body.feed(bytes(event.data))
-                elif isinstance(event, h11.EndOfMessage):
-                    message.is_complete = True
-                    way.waiting += parser.trailing_data[0]
-                    way.parser = None
-                    return True
-                elif isinstance(event, h11.ConnectionClosed):
-                    break
-        except h11.ProtocolError as error:
-            raise NotHttpError from error
+def _take_body(way: _Way, message: PassingMessage, *, is_last: bool = False) -> bool:
+    """Whether the message is complete; then what follows waits."""
+    framing = way.framing
+    if framing is None:
         return False
+    framing.take(way.waiting, message.body)
+    if is_last and not framing.is_over and not framing.is_until_end:
+        raise NotHttpError
+    if is_last or framing.is_over:
+        message.is_complete, way.framing = True, None
+    return message.is_complete
 
 
-def _read_head(way: _Way, parser: h11.Connection) -> _Head | None:
-    """Read a whole head, or nothing as long as its end has not come. Raises `NotHttpError`."""
-    found = _HEAD_END.search(way.waiting, 0, MAX_HEAD_BYTES)
-    if found is None:
-        if len(way.waiting) > MAX_HEAD_BYTES:
-            raise NotHttpError
+def _read_head(way: _Way, message: PassingMessage, method: bytes) -> _Head | None:
+    """Read a whole head, or nothing as long as its end has not come. `method`: of what is answered.
+
+    Raises `NotHttpError`; the head is still waiting.
+    """
+    found = way.waiting.find(_HEAD_END, max(0, way.scanned_bytes - 3))
+    stop = len(way.waiting) if found < 0 else found + len(_HEAD_END)
+    if len(message.raw_head) + stop > MAX_HEAD_BYTES:
+        raise NotHttpError
+    if head_problem(way.waiting, way.scanned_bytes, stop):
+        raise NotHttpError
+    if found < 0:
+        way.scanned_bytes = stop
         return None
-    head = bytes(way.waiting[: found.end()])
-    if head.count(b"\n") > MAX_LINES or _BLANKS.search(head):
+    raw = bytes(way.waiting[:stop])
+    if raw.count(b"\n") > MAX_LINES or _BLANKS.search(raw):
         raise NotHttpError
     try:
-        parser.receive_data(head)
-        event = parser.next_event()
+        parser = _client(method) if method else h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
+        parser.receive_data(raw)
+        head = parser.next_event()
     except h11.ProtocolError as error:
         raise NotHttpError from error
-    if not isinstance(event, h11.Request | h11.Response | h11.InformationalResponse):
+    if not isinstance(head, h11.Request | h11.Response | h11.InformationalResponse):
         raise NotHttpError
-    if event.http_version >= b"2":
+    if request_problem(head, raw, MAX_LINES):
         raise NotHttpError
-    if isinstance(event, h11.InformationalResponse):
-        says_more = event.headers or event.reason not in (b"", b"Continue")
-        if says_more and event.status_code != 101:  # no event would have it
-            raise NotHttpError
-    del way.waiting[: found.end()]
-    way.parser = parser
-    return event
+    del way.waiting[:stop]
+    way.scanned_bytes = 0
+    way.framing = _framing_of(head, method)
+    message.head = head
+    message.raw_head += raw
+    return head
+
+
+def _framing_of(head: _Head, method: bytes) -> _Framing:
+    """RFC 9112, section 6.3."""
+    fields = dict(head.headers)
+    if isinstance(head, h11.Response) and (method == b"HEAD" or head.status_code in (204, 304)):
+        return _Framing(0)
+    if b"transfer-encoding" in fields:
+        return _Framing(0, is_chunked=True)
+    if isinstance(head, h11.Response) and b"content-length" not in fields:
+        return _Framing(None)
+    return _Framing(int(fields.get(b"content-length", b"0")))
 
 
 def _client(method: bytes) -> h11.Connection:
     """Return a parser of answers, which must know the method; any may switch protocols."""
-    parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+    parser = h11.Connection(h11.CLIENT, MAX_HEAD_BYTES)
     headers = [(b"host", b"x"), (b"connection", b"upgrade"), (b"upgrade", b"x")]
     parser.send(h11.Request(method=method, target=b"/", headers=headers))
     parser.send(h11.EndOfMessage())

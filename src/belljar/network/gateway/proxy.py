@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import Counter
 from functools import partial
+from http import HTTPStatus
 from typing import Final, TypeAlias
 
 import h11
@@ -20,6 +22,7 @@ import h11
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
+from belljar.network.decide import split_target
 from belljar.network.gateway.observer import (
     NotHttpError,
     Observer,
@@ -51,6 +54,7 @@ class Proxy:
         self._site, self._from_supervisor = site, dialled
         self._halves: dict[_Key, tuple[socket.socket, asyncio.TimerHandle]] = {}
         self._joined = 0
+        self._kept: Counter[str] = Counter()  # Bytes of unrecorded messages, by client.
         self._targets = {
             site.layout.cell(plan.id).address: plan.id for plan in site.stand_ins if plan.is_target
         }
@@ -67,6 +71,9 @@ class Proxy:
             except (ipc.Closed, OSError):  # the owner sees its end
                 loop.remove_reader(self._from_supervisor.fileno())
                 return
+            except (ValueError, MemoryError):  # no room for a descriptor: the client gets a reset
+                self._site.hit("cell_connections")
+                continue
             half = socket.socket(fileno=fds[0])
             half.setblocking(False)  # noqa: FBT003 - the library's signature
             key = (*message["client"], *message["target"])
@@ -88,14 +95,14 @@ class Proxy:
         self._take_halves()  # the connection may have been accepted first
         half, timer = self._halves.pop(key, (None, None))
         if half is None or timer is None:
-            peer.account.end_for("the target has not accepted it")
+            peer.account.end_for("no half of it is there")
             reset(sock)
             return
         timer.cancel()
         self._joined += 1
         try:
             target = self._targets.get(peer.address, "")
-            await _Relay(self._site, peer, target, sock, half).run()
+            await _Relay(self._site, peer, target, self._kept, (sock, half)).run()
         finally:
             self._joined -= 1
             half.close()
@@ -114,15 +121,26 @@ class _Relay:
     """One connection between two cells."""
 
     def __init__(
-        self, site: Site, peer: Peer, target: str, client: socket.socket, half: socket.socket
+        self,
+        site: Site,
+        peer: Peer,
+        target: str,
+        kept: Counter[str],
+        halves: tuple[socket.socket, socket.socket],
     ) -> None:
-        self._site, self._peer, self._target = site, peer, target
+        """`kept`: bytes of unrecorded messages by client. `halves`: the client's, the target's."""
+        self._site, self._peer, self._target, self._kept = site, peer, target, kept
+        self._kept_bytes = 0
+        client, half = halves
         self._client, self._half = TcpPipe(client, peer.account), TcpPipe(half)
         self._start = time.monotonic()
         self._observer: Observer | None = Observer(site.bounds.kept_body_bytes)
-        kept = site.bounds.kept_stream_bytes
-        self._received, self._sent = _Direction("received", kept), _Direction("sent", kept)
+        room = site.bounds.kept_stream_bytes
+        self._received, self._sent = _Direction("received", room), _Direction("sent", room)
         self._is_opened = False
+        patterns = (name.pattern for name in site.layout.names if name.stand_in == target)
+        name = next((pattern for pattern in patterns if "*" not in pattern), peer.address)
+        self._origin = f"http://{name}" + (f":{peer.port}" if peer.port != 80 else "")
 
     async def run(self) -> None:
         """Relay until both sides have ended, or one is reset."""
@@ -146,6 +164,7 @@ class _Relay:
             except MemoryError:
                 self._site.unreported += 1
             if reason == "cut":
+                self._peer.account.end_for(reason)
                 reset(self._client.sock)
 
     async def _pump(self, source: TcpPipe, to: TcpPipe, way: _Direction) -> None:
@@ -168,12 +187,28 @@ class _Relay:
             way.raw.feed(data)
         else:
             try:
-                if self._add_http_items(items, self._observer, way, data):
+                is_whole = self._add_http_items(items, self._observer, way, data)
+                self._charge(self._observer.held_bytes)
+                if is_whole:
                     way.room = way.kept_bytes
                     return items
             except NotHttpError:
-                items += self._leave_http(self._observer)
-        if not self._is_opened and (self._received.raw.total_bytes or self._sent.raw.total_bytes):
+                return items + self._leave_http(self._observer)
+        return items + self._piece_items(way, data)
+
+    def _charge(self, kept_bytes: int) -> None:
+        """Take memory. Raises `NotHttpError` beyond the client's share of half of it."""
+        change, self._kept_bytes = kept_bytes - self._kept_bytes, kept_bytes
+        self._site.bodies_bytes += change
+        self._kept[self._peer.cell] += change
+        share = self._site.bounds.bodies_bytes // (2 * len(self._site.layout.cells))
+        if change > 0 and self._kept[self._peer.cell] > share:
+            self._site.hit("bodies_bytes")
+            raise NotHttpError
+
+    def _piece_items(self, way: _Direction, data: bytes) -> list[Item]:
+        items: list[Item] = []
+        if self._observer is None and data and not self._is_opened:
             self._is_opened = True
             items.append(self._stream_item("opened", way, 0))
         if piece := data[: way.room]:
@@ -202,15 +237,19 @@ class _Relay:
         return is_whole() and bool(done)
 
     def _leave_http(self, observer: Observer) -> list[Item]:
-        """What HTTP there was; bytes of no message are a stream's."""
+        """What HTTP there was; bytes of no message are a stream's, whatever pieces had them."""
         self._observer = None
+        self._charge(0)
         items = []
-        for way in (self._received, self._sent):
-            way.raw.feed(observer.rest(sent=way is self._sent))
         for exchange in observer.unanswered:
             if exchange.recorded_bytes is None:
                 items.append(self._request_item(exchange))
             items.append(self._answer_item(exchange))
+        for way in (self._received, self._sent):
+            rest = observer.rest(sent=way is self._sent)
+            way.raw.feed(rest)
+            way.room = way.kept_bytes
+            items += self._piece_items(way, rest)
         return items
 
     def _last_items(self, reason: str) -> list[Item]:
@@ -250,43 +289,65 @@ class _Relay:
         if not isinstance(head, h11.Request):
             raise TypeError("an exchange without a request")
         exchange.recorded_bytes = request.body.total_bytes
-        host = next((value for name, value in head.headers if name == b"host"), b"")
-        host = host or f"{self._peer.address}:{self._peer.port}".encode()
-        url = head.target if b"://" in head.target else b"http://" + host + head.target
+        # A client may write any Host: it stays in the headers
+        _, path, query = split_target(head.target)
+        path = path.removeprefix(b"/") + (b"?" + query if query else b"")
+        url = printable_text(self._origin.encode() + b"/" + path, MAX_RECORDED_URL_CHARS)
+        method, version = printable_text(head.method, 64), head.http_version.decode("ascii")
+        line = f"{method} {url[len(self._origin) :]} HTTP/{version}\r\n"
+        headers, bodies = self._head_of(request, line)
         data: dict[str, JsonValue] = {
             **self._common(exchange),
-            "method": printable_text(head.method, 64),
-            "url": printable_text(url, MAX_RECORDED_URL_CHARS),
+            "method": method,
+            "url": url,
             "verdict": "allowed",
             "reason": _REASON,
             "address": self._peer.address,
             "port": self._peer.port,
             "bytes": request.body.total_bytes,
             "complete": request.is_complete,
-            "version": head.http_version.decode("ascii"),
-            **_headers(request),
+            "version": version,
+            **headers,
         }
-        return Item(Kind.NETWORK_HTTP, data, request.body.bodies("request"))
+        bodies += request.body.bodies("request")
+        if request.is_complete:
+            request.release()
+        return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self, exchange: PassingExchange) -> Item:
         request, answer = exchange.request, exchange.answer
+        status, line = 0, ""
+        if isinstance(answer.head, h11.Response | h11.InformationalResponse):
+            status = answer.head.status_code
+            # The usual first line is not in the event
+            line = f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
+        headers, bodies = self._head_of(answer, line)
         data: dict[str, JsonValue] = {
             **self._common(exchange),
-            "status": 0 if not isinstance(answer.head, _ANSWERS) else answer.head.status_code,
+            "status": status,
             "bytes": answer.body.total_bytes,
             "request_bytes": request.body.total_bytes,
             "duration_ms": since_ms(exchange.start_s),
-            **_headers(answer),
+            **headers,
             **({} if answer.is_complete else {"reason": "it has no end"}),
         }
         went_on = request.body.total_bytes > (exchange.recorded_bytes or 0)
-        bodies = answer.body.bodies("response") + (request.body.bodies("request") * went_on)
+        bodies += answer.body.bodies("response") + (request.body.bodies("request") * went_on)
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
 
+    def _head_of(
+        self, message: PassingMessage, line: str
+    ) -> tuple[dict[str, JsonValue], tuple[Body, ...]]:
+        """A head's fields, and the head as it came unless these and its first line are all."""
+        pairs, dropped = printable_headers(message.fields)
+        shown = line + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
+        fields: dict[str, JsonValue] = {"headers": pairs}
+        if dropped:
+            fields["dropped_headers"] = dropped
+        if not message.raw_head or (shown.encode() == message.raw_head and not dropped):
+            return fields, ()
+        kept = self._site.bounds.kept_body_bytes
+        return fields, (body_of("head", message.raw_head, kept),)
 
-_ANSWERS: Final = (h11.Response, h11.InformationalResponse)
 
-
-def _headers(message: PassingMessage) -> dict[str, JsonValue]:
-    pairs, dropped = printable_headers(message.fields)
-    return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}

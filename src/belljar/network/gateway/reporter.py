@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from belljar.capture import body_of
+from belljar.events import Kind
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_QUESTION_BYTES
@@ -243,7 +244,9 @@ class Reporter:
     def _within_budget(self, item: Item) -> Item:
         size = sum(len(body.content) for body in item.bodies)
         # Without a connection's secrets its packets are unreadable; they are small.
-        if item.kind == ASK or not size or any(body.name == SECRETS for body in item.bodies):
+        is_connection = item.kind == Kind.NETWORK_CONNECTION
+        has_secrets = is_connection and any(body.name == SECRETS for body in item.bodies)
+        if item.kind == ASK or not size or has_secrets:
             return item
         if self._recorded + size > self._bounds.recorded_bytes:
             return replace(item, bodies=tuple(replace(body, content=b"") for body in item.bodies))

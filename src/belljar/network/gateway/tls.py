@@ -105,7 +105,9 @@ class Authority:
             self.key_log.attach(found)
         self._leaves[name, http] = found
         if len(self._leaves) > self._max_leaves:
-            self._leaves.popitem(last=False)
+            # Each log of secrets is a descriptor, and a connection keeps its context
+            _, oldest = self._leaves.popitem(last=False)
+            oldest.keylog_filename = None  # type: ignore[assignment]
         return found
 
     def _leaf_pem(self, name: str) -> bytes:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from belljar.events import Event, JsonValue
+from belljar.events import Event, JsonValue, Kind
 from belljar.network.ipc import SECRETS
 from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
@@ -25,6 +25,7 @@ BODY_LINE_BYTES: Final = 320
 BLOCK_BYTES: Final = 4096
 MAX_CUT_FIELDS: Final = 32
 MAX_CUT_CHARS: Final = 200
+MAX_SECRETS_BYTES: Final = 4 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,13 @@ def cut_down(event: Event) -> Event:
         if isinstance(value, str) and len(value) > MAX_CUT_CHARS:
             value = f"{value[:MAX_CUT_CHARS]}…"
         data[name[:MAX_CUT_CHARS]] = value
+    # Secrets of a handshake take some 1 KB: no other body passes as one
+    is_connection = event.kind is Kind.NETWORK_CONNECTION
     bodies = tuple(
-        body if body.name == SECRETS else replace(body, content=b"") for body in event.bodies
+        body
+        if is_connection and body.name == SECRETS and len(body.content) <= MAX_SECRETS_BYTES
+        else replace(body, content=b"")
+        for body in event.bodies
     )
     return replace(event, data={**data, "cut": True}, bodies=bodies)
 

@@ -58,6 +58,8 @@ from belljar.network.stand_ins.web import (
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
 MAX_PUSH_BYTES: Final = 32 << 20
 MAX_COMMANDS: Final = 1000
+# Of a fetch: `git` sends some 16,000 haves at once, and a want for each reference.
+MAX_LINES: Final = 50_000
 _MAX_LISTED: Final = 50
 _BAND_BYTES: Final = 65_000
 _INFINITE_DEPTH: Final = 0x7FFF_FFFF
@@ -285,17 +287,22 @@ class _Fetch:
     def __init__(self, repository: Repository, body: bytes) -> None:
         """Raises `BadRequestError`."""
         self._repository = repository
-        self._wants, self._haves, self._shallow = list[bytes](), list[bytes](), set[bytes]()
+        self._wants, self._haves = dict[bytes, None](), dict[bytes, None]()
+        self._shallow = set[bytes]()
         self._words, self._depth, self._is_done = frozenset[bytes](), 0, False
         protocol = Protocol(io.BytesIO(body).read, len)
+        has_wants = False
         try:
-            for line in protocol.read_pkt_seq():
-                self._read_want(line.rstrip(b"\n"))
-            while True:
-                line = (protocol.read_pkt_line() or b"").rstrip(b"\n")
-                if line.startswith(b"have "):
-                    self._haves.append(_identity(line[5:]))
-                self._is_done |= line == b"done"
+            for _ in range(MAX_LINES):
+                line = protocol.read_pkt_line()
+                has_wants |= line is None
+                text = (line or b"").rstrip(b"\n")
+                if not has_wants:
+                    self._read_want(text)
+                elif text.startswith(b"have "):
+                    self._haves[_identity(text[5:])] = None
+                self._is_done |= has_wants and text == b"done"
+            raise BadRequestError(f"more than {MAX_LINES:,} lines")
         except HangupException:
             return
         except GitProtocolError as error:
@@ -306,7 +313,7 @@ class _Fetch:
         if key == b"want":
             identity, _, words = rest.partition(b" ")
             self._words = self._words or frozenset(words.split())
-            self._wants.append(_identity(identity))
+            self._wants[_identity(identity)] = None
         elif key == b"shallow":
             self._shallow.add(_identity(rest))
         elif key == b"deepen":
@@ -317,10 +324,12 @@ class _Fetch:
     async def answer(self) -> AsyncIterator[bytes]:
         """The lines of the negotiation, and at its end the pack."""
         repository = self._repository
-        unknown = next((want for want in self._wants if repository.get(want) is None), None)
-        if unknown is not None:
-            yield pkt_line(b"ERR upload-pack: not our ref " + unknown + b"\n")
-            return
+        for number, want in enumerate(self._wants):
+            if want not in repository:
+                yield pkt_line(b"ERR upload-pack: not our ref " + want + b"\n")
+                return
+            if number % 64 == 0:
+                await checkpoint()
         try:
             # Without a depth the client's own border stays.
             border, unshallow = self._shallow, set[bytes]()
@@ -330,7 +339,12 @@ class _Fetch:
                 unshallow = (self._shallow & found) - border
                 lines = [b"shallow " + each for each in sorted(border - self._shallow)]
                 yield pkt_seq(*lines, *(b"unshallow " + each for each in sorted(unshallow)))
-            common = [have for have in self._haves if repository.get(have) is not None]
+            common = []
+            for number, have in enumerate(self._haves):
+                if have in repository:
+                    common.append(have)
+                if number % 64 == 0:
+                    await checkpoint()
             yield self._acknowledged(common)
             if self._is_done:
                 deeper = [older for edge in unshallow for older in repository.parents(edge)]
@@ -396,7 +410,7 @@ def _parse_push(body: bytes) -> _Push:
     try:
         for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
             command, _, words = line.rstrip(b"\n").partition(b"\0")
-            if line.startswith(b"shallow "):
+            if line.startswith(b"shallow ") and number < MAX_COMMANDS:
                 continue
             match = _COMMAND.fullmatch(command)
             if match is None or number >= MAX_COMMANDS:
@@ -405,7 +419,7 @@ def _parse_push(body: bytes) -> _Push:
                     refused="a command that is none, or more than "
                     f"{MAX_COMMANDS} references at once",
                 )
-            push.wants_report |= number == 0 and b"report-status" in words.split()
+            push.wants_report |= not push.commands and b"report-status" in words.split()
             push.commands.append((match[1], match[2], match[3]))
     except GitProtocolError as error:
         return _Push(pack=body, refused=str(error) or "the commands have no end")

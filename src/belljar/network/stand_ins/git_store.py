@@ -132,6 +132,11 @@ class Repository:
             return None
         return GitObject(kind, bytes(content))
 
+    def __contains__(self, identity: bytes) -> bool:
+        """Return whether there is such an object, without reading it."""
+        is_id = ID.fullmatch(identity) is not None
+        return identity in self._pushed or (is_id and identity in self._store)
+
     def must(self, identity: bytes) -> GitObject:
         """Raises `MissingObjectError`."""
         found = self.get(identity)

@@ -22,6 +22,7 @@ from belljar.plan.rules import DIAL_MARK, ENTER_MARK, REFUSE_MARK
 
 # Targets that don't answer: a further client tries again, as when the target's queue is full.
 MAX_WAITING: Final = 256
+MAX_WAITING_OF_CLIENT: Final = 64
 # First segments that may come again, as their client has seen no answer.
 MAX_REMEMBERED: Final = 4096
 # Of the kernel's attempts: some 15 s. A client that waits longer asks for another.
@@ -79,6 +80,8 @@ class CellDialler:
         """`gateway`: gets each connected socket. Raises `OSError`."""
         gateway.setblocking(False)  # noqa: FBT003 - the library's signature
         self.waiting: dict[socket.socket, First] = {}
+        self.not_dialled = 0
+        """First segments while too many waited; their clients send them again."""
         self._gateway = gateway
         # Connected or not, by client, target and first sequence number
         self._begun: OrderedDict[tuple[Any, ...], bool] = OrderedDict()
@@ -87,11 +90,15 @@ class CellDialler:
     def begin(self, packet: bytes) -> None:
         """Dial for a logged first segment, or let it in again if that was done."""
         first = parse_first(packet)
-        if first is None or len(self.waiting) >= MAX_WAITING:
+        if first is None:
             return
         if (is_connected := self._begun.get(first[:3])) is not None:
             if is_connected:  # the answer to the segment was lost
                 _send_again(self._enter, first)
+            return
+        of_client = sum(1 for each in self.waiting.values() if each.client[0] == first.client[0])
+        if len(self.waiting) >= MAX_WAITING or of_client >= MAX_WAITING_OF_CLIENT:
+            self.not_dialled += 1
             return
         end = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -117,7 +124,10 @@ class CellDialler:
     def finish(self, end: socket.socket) -> None:
         """Take the outcome of a dial that is over."""
         first = self.waiting.pop(end)
-        self._dialled(end, first, end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        # This call alone ends the dial in the kernel: else the half's next `connect` succeeds
+        number = number or end.connect_ex(first.target)
+        self._dialled(end, first, 0 if number == errno.EISCONN else number)
 
     def _dialled(self, end: socket.socket, first: First, number: int) -> None:
         with end:

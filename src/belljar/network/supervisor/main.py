@@ -224,10 +224,10 @@ class _Supervisor:
         """Whether nothing is left."""
         for taken, datagram in enumerate(netfilter.read_all(self._log), 1):
             for packet in netfilter.parse_log(datagram):
-                if packet.reason == Reason.CONNECTION and self._dialler is not None:
-                    self._dialler.begin(packet.packet)
                 if (flow := self._flows.take(packet)) is not None:
                     self._report(flow=flow)
+                if packet.reason == Reason.CONNECTION and self._dialler is not None:
+                    self._dialler.begin(packet.packet)
             if taken >= max_datagrams:
                 return False
         return True
@@ -342,7 +342,9 @@ class _Supervisor:
             "only_counted": sum(packets.values()) - packets[Reason.ARP] - logged(listed),
             "packets_recorded": self._file.packets,
             "packets_not_recorded": self._tap.count_lost() + self._file.dropped_packets,
+            "packets_cut": self._file.cut_packets,
             "logs_lost": self._flows.lost,
+            "not_dialled": 0 if self._dialler is None else self._dialler.not_dialled,
         }
 
     def _report_counted(self) -> None:

@@ -193,3 +193,12 @@ def test_two_authorities_have_nothing_in_common(tmp_path: Path) -> None:
     except ssl.SSLCertVerificationError:
         return
     raise AssertionError("another authority's leaf was taken")
+
+
+def test_forgotten_leaves_hold_no_descriptor(tmp_path: Path) -> None:
+    """A guest may have connections to any number of names."""
+    authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 2)
+    held = [authority.context(f"{number}.example", http=False) for number in range(2)]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    held += [authority.context(f"{number}.example", http=False) for number in range(2, 8)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -101,6 +101,24 @@ def test_what_is_cut_down_is_small(event: Event) -> None:
     assert cut_down(small).bodies == small.bodies
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "size", "is_kept"),
+    [
+        (Kind.NETWORK_CONNECTION, "secrets", 900, True),
+        (Kind.NETWORK_CONNECTION, "secrets", 9000, False),
+        (Kind.NETWORK_CONNECTION, "remainder", 900, False),
+        (Kind.NETWORK_STREAM, "secrets", 900, False),
+    ],
+)
+def test_a_connection_s_secrets_alone_are_kept(
+    kind: Kind, name: str, size: int, is_kept: bool
+) -> None:
+    """Whatever a compromised gateway calls a body: a handshake's lines are small."""
+    body = Body(name=name, content=bytes(size), total_bytes=size, sha256="0" * 64)
+    (kept,) = cut_down(Event(kind=kind, bodies=(body,))).bodies
+    assert bool(kept.content) == is_kept
+
+
 def test_of_many_fields_the_first_are_kept() -> None:
     """Where a range's name is, and what a kind demands."""
     many = Event(kind=Kind.NETWORK_ATTEMPT, data={f"field {at}": at for at in range(1000)})

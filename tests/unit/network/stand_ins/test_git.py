@@ -201,6 +201,23 @@ def test_what_cannot_be_taken_is_recorded_with_the_reason(
     )
 
 
+def test_a_push_from_a_shallow_clone_is_reported(app: App, ledger: Ledger) -> None:
+    """Its borders come before the commands, and count as lines."""
+    border = pkt(b"shallow " + b"a" * 40)
+    _, report = push(app, border + command() + PACK)
+    assert report == pkt(b"unpack ok\n") + pkt(b"ok refs/heads/main\n") + FLUSH
+    assert push(app, border * git_app.MAX_COMMANDS + command(b"refs/heads/x") + PACK)[1] == b""
+    assert "more than" in str(ledger.attempts[1]["refused"])
+
+
+def test_a_fetch_has_a_bound_of_lines(app: App) -> None:
+    """Beyond it, it is refused."""
+    have = pkt(b"have " + b"b" * 40)
+    bodies = [FLUSH + have * number for number in (100, git_app.MAX_LINES)]
+    path = "/thing/git-upload-pack"
+    assert [ask(app, "POST", path, body=body).status for body in bodies] == [200, 400]
+
+
 def test_a_question_with_nothing_in_it_is_no_push(app: App, ledger: Ledger) -> None:
     """git sends a flush alone before something large."""
     assert push(app, FLUSH) == (200, b"")
