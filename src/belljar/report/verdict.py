@@ -185,12 +185,12 @@ def judge(evidence: Evidence) -> RunFindings:
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         failure_code=run.failure_code,
-        left_out=_left_out(evidence),
+        left_out=left_out(evidence),
         unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),
     )
 
 
-def _left_out(evidence: Evidence) -> str:
+def left_out(evidence: Evidence) -> str:
     """What the signer of a partial record left out, and the verdict when it was whole."""
     if evidence.ledger is not LedgerState.PARTIAL:
         return ""
