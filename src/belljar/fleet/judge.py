@@ -196,7 +196,9 @@ def _outcome(tried: Try, sample: str, epoch: int) -> str:
         if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
             scores = " ".join(row.transcript.scores.values())
             why = "; ".join(map(str, row.reasons)) or row.transcript.error
-            return f"{row.verdict.value}{f' (score {scores})' if scores else ''}: {why}"
+            seen = ", ".join(dict.fromkeys(each.code.value for each in row.signals.signals))
+            more = f"; signals: {seen}" if seen else ""
+            return f"{row.verdict.value}{f' (score {scores})' if scores else ''}: {why}{more}"
     return tried.why or "it is not in its record"
 
 

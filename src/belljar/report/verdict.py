@@ -21,6 +21,7 @@ from belljar.report.tools import refused_calls
 
 EVALUATION: Final = "run"  # the kind of the runs of `belljar run`
 _WITH_SAMPLES: Final = (EVALUATION, "inspect")
+_LOGGED_ELSEWHERE: Final = "harbor"  # Harbor has the transcript of its trial
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,7 +224,9 @@ def _rows(
     broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
     for cells in _unlogged(evidence.cells.values(), logged, broken_off=broken_off):
         first, reasons, why = cells[0], [*everywhere], "Inspect's log doesn't have it"
-        if _was_cancelled(cells, evidence.logs):
+        if evidence.run.kind == _LOGGED_ELSEWHERE:
+            why = ""
+        elif _was_cancelled(cells, evidence.logs):
             why = f"cancelled, as the evaluation ended early; {why}"
         else:
             reasons.insert(0, Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=first.sample))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from belljar.dataclass import replace
+from belljar.errors import PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet.archive import pack_run
 from belljar.fleet.engine import Engine
@@ -224,6 +226,37 @@ def test_a_head_that_cannot_read_a_record_ends_the_run(tmp_path: Path) -> None:
     found = run_of(tmp_path, items())
     assert found.engine.placed == ["n1"]
     assert ReasonCode.RUN_ERROR in codes(found)
+
+
+def test_what_the_heads_own_process_did_is_in_what_left(tmp_path: Path) -> None:
+    """It loads the task and computes its metrics: a connection of it is named."""
+    with fleet(tmp_path, [NO_RUN]) as (_, ended):
+        sys.audit("socket.connect", None, ("203.0.113.9", 443))
+        found = ended()
+    left = found.outcome.findings.left
+    assert (left.claim, [each.name for each in left.destinations]) == (
+        "something",
+        ["203.0.113.9:443"],
+    )
+
+
+def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_changed(
+    tmp_path: Path,
+) -> None:
+    """A unit that was interrupted before its sample began is run again; a run with an archive that
+    was replaced since is refused."""
+    with fleet(tmp_path, unit_run(tmp_path / "n1", interrupted=True)) as (head, ended):
+        about = {"task": "t", "samples": ("a",), "epochs": 1, "code": "0" * 64}
+        head.record(Kind.FLEET_PLANNED, **about)
+        old = ended().outcome.path
+    with fleet(tmp_path, [NO_RUN]) as (head, ended):
+        head.take_over(old, "0" * 64)
+        found = ended()
+    assert found.engine.placed
+    assert [each.get("from_run") for each in found.finished][:2] == [old.name] * 2
+    (old / "units" / "00001-1.tar").write_bytes(b"")
+    with fleet(tmp_path, [NO_RUN]) as (head, _), pytest.raises(PolicyError):
+        head.take_over(old, "0" * 64)
 
 
 def test_no_sample_vanishes_when_no_node_is_left(tmp_path: Path) -> None:

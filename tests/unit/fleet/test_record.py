@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
+from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Event, JsonValue, Kind
@@ -18,7 +21,7 @@ from belljar.harness.evidence import stored_evidence
 from belljar.ledger import RunDirectory, create_run, load_or_make_key, local_fingerprint
 from belljar.ledger.redaction import CLASSES, choose, purge, share
 from belljar.probe.model import Verdict
-from belljar.report.samples import RunFindings
+from belljar.report.samples import RunFindings, as_json
 
 UNIT = Unit(number=1, samples=("a",))
 
@@ -146,6 +149,24 @@ def judged(home: Path, run: Path) -> tuple[RunFindings, list[str]]:
     """As `belljar verdict` does it."""
     key = local_fingerprint(home)
     return findings_of(run, stored_evidence(run, expected_key=key, expected_run=run.name))
+
+
+def test_report_and_statement_are_of_the_fleets_judge(
+    tmp_path: Path, came: Came, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say what `belljar verdict` says: the head's own ledger has no sample and no cell."""
+    home = tmp_path / "head"
+    run = fleet_run(home, came)
+    monkeypatch.setenv("BELLJAR_HOME", str(home))
+    expected = as_json(judged(home, run)[0])
+    out = tmp_path / "statement.json"
+    assert belljar(["export", str(run), "--format", "intoto", "-o", str(out)]) == 0
+    statement = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))
+    assert statement["predicate"] == json.loads(json.dumps(expected))
+    assert statement["predicate"]["samples"][0]["verdict"] == "void"
+    page = tmp_path / "page.html"
+    assert belljar(["report", str(run), "-o", str(page)]) == 0
+    assert "no unit of the fleet came back" in page.read_text()
 
 
 def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Came) -> None:
