@@ -79,6 +79,11 @@ class _Running:
     size: int = 0
     end: Mapping[str, Any] | None = None
 
+    @property
+    def has_come(self) -> bool:
+        """Whether its record is here, which is then never deleted."""
+        return self.end is not None and self.size > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitEnd:
@@ -217,11 +222,12 @@ class Head:
                 where=str(old),
                 hint="run it anew",
             )
-        if bad := next((each for each in tries if each.is_bad), None):
+        # Evidence that came and was not judged may be that of a breach.
+        if bad := next((each for each in tries if each.is_bad or each.archive), None):
             raise PolicyError(
                 f"{bad.where}: {bad.why}",
                 where=str(old),
-                hint="a run with changed evidence is not continued: run it anew",
+                hint="a run with evidence that was not judged is not continued: run it anew",
             )
         for each in tries:
             unit = each.unit
@@ -272,7 +278,7 @@ class Head:
         for running in list(self._running):
             limit_s = deadline_s(running.unit, task.epochs, self._cells, task.time_limit_s)
             if limit_s is not None and now - running.began_s > limit_s:
-                self._fail(running, f"no result within {limit_s:.0f} s")
+                self._break_off(running, f"no result within {limit_s:.0f} s")
         by_handle = {id(each.handle): each for each in self._running}
         handles = [each.handle for each in self._running]
         for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
@@ -316,7 +322,8 @@ class Head:
         """One item of a unit: where it runs, a piece of its archive, its end, or an exception."""
         unit = running.unit
         if isinstance(item, Exception):
-            self._fail(running, printable(str(item).strip().rpartition("\n")[2], max_chars=300))
+            why = printable(str(item).strip().rpartition("\n")[2], max_chars=300)
+            self._break_off(running, why)
         elif item is None:
             self._collect(running)
         elif isinstance(item, bytes):
@@ -409,11 +416,18 @@ class Head:
         self._withdraw(running)
         node = self._nodes.get(running.node_id)
         name = node.name if node is not None else "-"
-        archive = running.digest.hexdigest() if running.end is not None else ""
+        archive = running.digest.hexdigest() if running.has_come else ""
         more: dict[str, Any] = {"archive": archive, "is_bad": is_bad}
         self._end(Try(unit=running.unit, node=name, why=why, began=began, **more))
         if not is_bad:
             self._try_again(running.unit, running.unit.samples, running.node_id)
+
+    def _break_off(self, running: _Running, why: str) -> None:
+        """Wait no longer for a unit. If all of it has come, it is judged: it may be breached."""
+        if running.end is not None:
+            self._collect(running)
+        else:
+            self._fail(running, why)
 
     def _fail_here(self, running: _Running, error: OSError) -> None:
         """This machine can't keep or read what came: nothing is tried again, and the run ends."""
@@ -428,7 +442,7 @@ class Head:
         self._engine.cancel(running.handle)
         with suppress(OSError):  # a full disk: what was written is there
             running.part.close()
-        if running.end is None:
+        if not running.has_come:
             (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
 
     def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
@@ -447,7 +461,7 @@ class Head:
         print_status(f"belljar: node {node.name} is lost: {why}")
         for running in list(self._running):
             if running.node_id == node_id:
-                self._fail(running, why)
+                self._break_off(running, why)
             elif not running.node_id and self._stopping_s is None:
                 self._withdraw(running)  # it may wait for that very node
                 self._again.append(running.unit)
@@ -461,7 +475,7 @@ class Head:
 
     def _give_up(self, why: str) -> None:
         for running in list(self._running):
-            self._fail(running, why)
+            self._break_off(running, why)
 
     def _record_node(self, node: Node, state: str, why: str) -> None:
         about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}

@@ -228,6 +228,14 @@ def test_a_head_that_cannot_read_a_record_ends_the_run(tmp_path: Path) -> None:
     assert ReasonCode.RUN_ERROR in codes(found)
 
 
+def test_a_connection_that_breaks_after_the_record_came_loses_nothing(tmp_path: Path) -> None:
+    """It is judged: a breach in it stops the fleet."""
+    record = unit_run(tmp_path / "n1", breached=True)
+    ended = run_of(tmp_path, [*record, OSError("connection lost")])
+    assert ended.engine.placed == ["n1"]
+    assert ended.outcome.findings.verdict is Verdict.BREACHED
+
+
 def test_what_the_heads_own_process_did_is_in_what_left(tmp_path: Path) -> None:
     """It loads the task and computes its metrics: a connection of it is named."""
     with fleet(tmp_path, [NO_RUN]) as (_, ended):
