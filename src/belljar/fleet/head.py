@@ -425,6 +425,7 @@ class Head:
     def _break_off(self, running: _Running, why: str) -> None:
         """Wait no longer for a unit. If all of it has come, it is judged: it may be breached."""
         if running.end is not None:
+            self._engine.cancel(running.handle)
             self._collect(running)
         else:
             self._fail(running, why)
