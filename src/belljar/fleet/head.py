@@ -489,13 +489,15 @@ class Head:
         task, run = self._task, self._run
         asked = Asked(run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs)
         stopped = self._stopping_s is not None and not self._interrupted
-        ended = {"interrupted": self._interrupted, "stopped": stopped}
-        judged = partial(judge_fleet, asked, self.tries, **ended)
+        judged = partial(
+            judge_fleet, asked, self.tries, interrupted=self._interrupted, stopped=stopped
+        )
         more, dropped = self._merge(judged(), require_contained=require_contained)
         problems = [*self._problems, *more]
         self.record(
             Kind.RUN_EVALUATED,
-            **ended,
+            interrupted=self._interrupted,
+            stopped=stopped,
             errors=[problem.detail for problem in problems],
             causes=[problem.code.value for problem in problems],
             host_processes=dict(self._host.programs),

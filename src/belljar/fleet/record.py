@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, BinaryIO, Final
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import LedgerError, PolicyError
@@ -70,7 +70,7 @@ def unpacked(archive: Path, *, only: str = "") -> Iterator[Path]:
         yield directory
 
 
-def _opened(archive: Path) -> IO[bytes]:
+def _opened(archive: Path) -> BinaryIO:
     """An archive of a run directory that may come from anywhere: links are refused."""
     run = archive.parent.parent
     with open_directory(run) as root:
