@@ -117,10 +117,8 @@ def made(task: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     environment = importlib.import_module("belljar.harbor").BelljarEnvironment
 
     def make(policy: str = "low", network: Any = None, **more: Any) -> Any:
-        config = SimpleNamespace(
-            docker_image="default", workdir=None, storage_mb=None,
-            **{"cpus": 1, "memory_mb": 256, **more},
-        )
+        usual = {"docker_image": "default", "workdir": None, "storage_mb": None, "cpus": 1}
+        config = SimpleNamespace(**{**usual, "memory_mb": 256, **more})
         return environment(
             *(task / "environment", "t", "t__env"),
             *(SimpleNamespace(trial_dir=task.parent / "trial"), config),
@@ -184,7 +182,7 @@ network:
   stand_ins:
     one: {kind: http, names: [one.example, other.example], routes: [{path: /, body: hi}]}
     two: {kind: http, names: [two.example], routes: [{path: /, body: hi}]}
-  upstreams: [{host: real.example, ports: [443], methods: [GET], budget: 1MiB}]
+  upstreams: [{host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: this test looks at it}]
 """
     (tmp_path / "policy.yaml").write_text(text)
     policy = str(tmp_path / "policy.yaml")
