@@ -21,6 +21,7 @@ from belljar.fleet.archive import pack_run
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
+from belljar.harness.host_processes import watched_host
 from belljar.harness.selected import SelectedTask
 from belljar.ledger import create_run, local_fingerprint
 from belljar.policy import Tier
@@ -53,8 +54,9 @@ class Units:
 def main(count: int) -> None:
     """Run so many units and print time and memory, in a process of its own."""
     with tempfile.TemporaryDirectory() as made:
-        with create_run(Path(made, "node"), "cell", []) as unit:
-            ended = {"interrupted": False, "stopped": False, "errors": []}
+        with create_run(Path(made, "node"), "run", []) as unit:
+            # Of an evaluation without a sample: interrupted, or its error would end the fleet.
+            ended = {"interrupted": True, "stopped": False, "errors": []}
             unit.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=cast("Any", ended)))
         engine = Units(b"".join(pack_run(unit.path)), unit.run_id)
         samples = tuple(f"s{number}" for number in range(count))
@@ -62,8 +64,8 @@ def main(count: int) -> None:
         key = local_fingerprint(Path(made, "node")) or ""
         node = Node(node_id="n", name="n", key=key, cells=1)
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-        with create_run(Path(made, "head"), KIND, []) as run:
-            head = Head(task, cast("Any", engine), run, [node])
+        with create_run(Path(made, "head"), KIND, []) as run, watched_host() as host:
+            head = Head(task, cast("Any", engine), run, [node], host)
             head.run_all("w", require_contained=False)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(

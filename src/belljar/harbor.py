@@ -5,8 +5,12 @@ The one module that imports Harbor (extra `harbor`), which needs Python 3.12.
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import shlex
+import sys
+import tempfile
 import tomllib
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,11 +27,16 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 from belljar.cell import Cell, open_range, start_run
 from belljar.dataclass import replace
 from belljar.errors import CellError, ContainmentBreach, PolicyError
+from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.host.settings import resolve_here
 from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
 from belljar.image.store import Store
+from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy
-from belljar.probe.model import Verdict
+from belljar.policy.network import Default, Network
+from belljar.policy.stand_ins import TargetStandIn
+from belljar.probe.judge import Router
+from belljar.probe.model import ProbeReport, Verdict, worst
 from belljar.probe.run import probe_cell
 from belljar.store.home import belljar_home
 from belljar.units import printable
@@ -57,7 +66,11 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         self._loaded = resolve_here(policy or None)
         self._wants_public = _names_public(environment_dir)
         self._cell: Cell | None = None
-        self._stack = AsyncExitStack()
+        self._router: Router | None = None
+        self._run: RunDirectory | None = None
+        self._verdict = Verdict.VOID
+        # The run outlives the range: its last event has the verdict of the end.
+        self._stack, self._range = AsyncExitStack(), AsyncExitStack()
         super().__init__(environment_dir, *arguments, **options)
 
     @staticmethod
@@ -99,8 +112,9 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         network = self._loaded.policy.network
         stand_ins = network.stand_ins.values() if network is not None else ()
         known = {name for item in stand_ins for name in item.names}
+        known |= {each.host for each in (network.upstreams if network is not None else ())}
         if unknown := sorted(set(wanted.allowed_hosts) - known):
-            raise ValueError(f"no stand-in of the policy has the name {printable(unknown[0])}")
+            raise ValueError(f"nothing of the policy has the name {printable(unknown[0])}")
 
     async def start(self, force_build: bool) -> None:  # noqa: FBT001 - Harbor's interface
         """Build or find the image, open the cell, probe it. Raises `CellError` unless contained."""
@@ -108,11 +122,13 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         policy = self._policy(image)
         run = start_run(KIND, self.session_id, [self.environment_name])
         try:
-            self._stack.enter_context(run)
-            made = await self._stack.enter_async_context(open_range(policy, run=run))
-            self._cell, router = made.cell, made.routers.get(made.cell.id)
-            recorder = run.recorder
-            report = await probe_cell(made.cell, recorder=recorder, router=router, phase="start")
+            self._run = self._stack.enter_context(run)
+            self._stack.push_async_exit(self._range)
+            made = await self._range.enter_async_context(open_range(policy, run=run))
+            self._cell, self._router = made.cell, made.routers.get(made.cell.id)
+            self._record(Kind.SAMPLE_STARTED)
+            report = await self._probe("start")
+            self._verdict = report.verdict
             if report.verdict is Verdict.BREACHED:
                 raise ContainmentBreach("a probe got out of the cell", where=str(run.path))
             if report.verdict is not Verdict.CONTAINED:
@@ -121,13 +137,48 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             await self.ensure_dirs(self._mount_targets(writable_only=True))
             await self._upload_environment_dir_after_start()
         except BaseException:
-            await self.stop(delete=True)
+            self._cell = None
+            await self._stack.__aexit__(*sys.exc_info())  # the record says how it ended
             raise
 
     async def stop(self, delete: bool) -> None:  # noqa: ARG002, FBT001 - a cell is never kept
-        """Destroy the cell with proof, and seal the record. Raises `ContainmentBreach`."""
-        self._cell = None
-        await self._stack.aclose()
+        """Probe and destroy the cell, with proof; seal the record with the verdict.
+
+        Raises `ContainmentBreach`, and what prevents the proof.
+        """
+        if self._cell is None or self._run is None:
+            return
+        run = self._run
+        async with self._stack:
+            started, self._verdict = self._verdict, Verdict.VOID
+            try:
+                report = await self._probe("end")
+            finally:
+                self._record(Kind.SAMPLE_FINISHED)
+                self._cell = None
+                await self._range.aclose()
+            self._verdict = worst((started, report.verdict))
+            ended: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
+            run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=ended, actor=Actor.HARNESS))
+            is_contained = self._verdict is Verdict.CONTAINED
+            outcome, code = ("completed", 0) if is_contained else ("failed", 2)
+            run.finish(outcome, exit_code=code, verdict=self._verdict.value)
+        if self._verdict is Verdict.BREACHED:
+            raise ContainmentBreach("a probe got out of the cell", where=str(run.path))
+
+    async def _probe(self, phase: str) -> ProbeReport:
+        cell, run = self._running(), self._run
+        if run is None:
+            raise RuntimeError("the environment is not started")
+        return await probe_cell(cell, recorder=run.recorder, router=self._router, phase=phase)
+
+    def _record(self, kind: Kind) -> None:
+        about = {"task": self.environment_name, "sample": self.session_id, "uuid": self.session_id}
+        if self._run is not None:
+            event = Event(
+                kind=kind, data={**about}, cell_id=self._running().id, actor=Actor.HARNESS
+            )
+            self._run.recorder.record(event)
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
         """The name of the task's image in the store. Raises `HostError`, `PolicyError`."""
@@ -154,18 +205,58 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         """The operator's policy for this task."""
         policy, config = self._loaded.policy, self.task_env_config
         limits = policy.resources
-        if cpus := self._resource_value("cpu"):
-            limits = replace(limits, cpus=int(cpus))
-        if memory_mib := self._resource_value("memory"):
-            limits = replace(limits, memory_bytes=memory_mib << 20)
-        if config.storage_mb:
-            limits = replace(limits, disk_bytes=config.storage_mb << 20)
+        for name, wanted in (
+            ("cpus", int(self._resource_value("cpu") or 0)),
+            ("memory_bytes", (self._resource_value("memory") or 0) << 20),
+            ("disk_bytes", (config.storage_mb or 0) << 20),
+        ):
+            most = getattr(limits, name)
+            if wanted > most:  # the policy is the operator's, and the task anybody's
+                why = "belljar: the task wants %s of %d; the policy's %d holds"
+                self.logger.warning(why, name, wanted, most)
+            elif wanted:
+                limits = replace(limits, **{name: wanted})
         changes: dict[str, Any] = {"image": image, "resources": limits}
-        if self._network_policy.network_mode == NetworkMode.NO_NETWORK:
-            changes["network"] = None
+        changes["network"] = self._network(policy.network)
         if config.workdir:
             changes["workdir"] = config.workdir
         return replace(self._loaded, policy=policy.model_copy(update=changes))
+
+    def _network(self, network: Network | None) -> Network | None:
+        """What of the policy's network the task's allowlist names."""
+        wanted = self._network_policy
+        if network is None or wanted.network_mode != NetworkMode.ALLOWLIST:
+            return None
+        allowed, kept = set(wanted.allowed_hosts), dict[str, Any]()
+        for name, item in network.stand_ins.items():
+            if names := tuple(each for each in item.names if each in allowed):
+                kept[name] = item.model_copy(update={"names": names})
+            if isinstance(item, TargetStandIn) and names and item.awaits:
+                awaits = tuple(each for each in item.awaits if each in kept)
+                kept[name] = kept[name].model_copy(update={"awaits": awaits})
+        upstreams = tuple(each for each in network.upstreams if each.host in allowed)
+        rest = {"default": Default.DENY, "sink": False}
+        return network.model_copy(update={"stand_ins": kept, "upstreams": upstreams, **rest})
+
+    def _source(self, path: Path | str) -> Path:
+        """A path that may be sent: no link leads it out of the directory that it is in.
+
+        Of the task, the trial, Harbor itself, or a file that Harbor made. Raises `PolicyError`.
+        """
+        trial = getattr(self.trial_paths, "trial_dir", None)
+        package = Path(inspect.getfile(BaseEnvironment)).parents[1]
+        places = [self.environment_dir.parent, trial, package, tempfile.gettempdir()]
+        source = Path(os.path.abspath(path))  # noqa: PTH100 - it resolves no link
+        for place in (Path(os.path.abspath(each)) for each in places if each):  # noqa: PTH100
+            if source.is_relative_to(place):
+                if source.is_symlink() or not source.resolve().is_relative_to(place.resolve()):
+                    break
+                return source
+        raise PolicyError(
+            "it is a link, or not of the task, the trial or Harbor: it is not sent into a cell",
+            where=printable(str(path)),
+            hint="put the file itself into the task's directory",
+        )
 
     async def exec(
         self,
@@ -197,11 +288,13 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Copy a file into the cell."""
-        await self._running().upload(source_path, target_path, overwrite=True, user="0")
+        source = self._source(source_path)
+        await self._running().upload(source, target_path, overwrite=True, user="0")
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy a directory's files into the cell's."""
-        await self._running().upload(source_dir, target_dir, overwrite=True, user="0")
+        source = self._source(source_dir)
+        await self._running().upload(source, target_dir, overwrite=True, user="0")
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copy a file of the cell."""

@@ -65,6 +65,7 @@ class BaseEnvironment:
     ) -> None:
         self.environment_dir, self.environment_name = environment_dir, environment_name
         self.session_id, self.task_env_config = session_id, task_env_config
+        self.trial_paths = trial_paths
         self.environment_id = "0" * 32
         self.logger = logger or logging.getLogger("harbor")
         self.default_user: str | int | None = None

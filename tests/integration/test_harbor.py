@@ -19,7 +19,10 @@ import pytest
 from tests.integration.harbor_base import harbor_modules
 
 import belljar
-from belljar.ledger import read_events, verify
+from belljar.errors import PolicyError
+from belljar.harness.evidence import stored_evidence
+from belljar.ledger import local_fingerprint, read_events, verify
+from belljar.report.verdict import judge
 
 PYTHON = os.environ.get("BELLJAR_HARBOR_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -113,11 +116,15 @@ def made(task: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     monkeypatch.delitem(sys.modules, "belljar.harbor", raising=False)
     environment = importlib.import_module("belljar.harbor").BelljarEnvironment
 
-    def make(**more: Any) -> Any:
-        config = SimpleNamespace(
-            docker_image="default", workdir=None, storage_mb=None, cpus=1, memory_mb=256, **more
+    def make(policy: str = "low", network: Any = None, **more: Any) -> Any:
+        usual = {"docker_image": "default", "workdir": None, "storage_mb": None, "cpus": 1}
+        config = SimpleNamespace(**{**usual, "memory_mb": 256, **more})
+        return environment(
+            *(task / "environment", "t", "t__env"),
+            *(SimpleNamespace(trial_dir=task.parent / "trial"), config),
+            policy=policy,
+            network_policy=network,
         )
-        return environment(task / "environment", "t", "t__env", None, config, policy="low")
 
     yield make
     sys.modules.pop("belljar.harbor", None)
@@ -136,8 +143,14 @@ async def test_each_call_of_harbors_reaches_the_cell(made: Any, home: Path, tmp_
     assert (await environment.exec("echo no >&2; exit 3")).return_code == 3
     with pytest.raises(RuntimeError):
         await environment.exec("sleep 60", timeout_sec=1)
-    sent = tmp_path / "sent"
+    sent = tmp_path / "task" / "sent"
     (sent / "in").mkdir(parents=True)
+    (tmp_path / "task" / "out").symlink_to("/etc")
+    for name in ("out", "out/passwd"):
+        with pytest.raises(PolicyError):
+            await environment.upload_file(tmp_path / "task" / name, "/data/leak")
+    with pytest.raises(PolicyError):
+        await environment.upload_dir("/etc", "/data/leak")
     (sent / "in" / "a").write_text("1")
     await environment.upload_dir(sent, "/data")
     await environment.upload_file(sent / "in" / "a", "/data/b")
@@ -149,7 +162,40 @@ async def test_each_call_of_harbors_reaches_the_cell(made: Any, home: Path, tmp_
     assert (tmp_path / "one").read_text() == "1"
     await environment.stop(delete=False)
     await environment.stop(delete=True)
-    assert verify(max((home / "runs").iterdir())).ok()
+    run = max((home / "runs").iterdir())
+    assert verify(run).ok()
+    evidence = stored_evidence(run, expected_key=local_fingerprint(home))
+    assert evidence.run.sealed_verdict == "contained"
+    findings = judge(evidence)
+    assert [row.verdict for row in findings.rows] == ["contained"]
+    assert findings.exit_code == 0
+
+
+def test_a_task_takes_no_more_than_the_policy_gives(made: Any, tmp_path: Path) -> None:
+    """The smaller of both limits, and of the network only what is on the task's list: of a public
+    one nothing."""
+    text = """belljar: 1
+risk: medium
+resources: {memory: 512MiB, disk: 64MiB}
+network:
+  default: simulate
+  stand_ins:
+    one: {kind: http, names: [one.example, other.example], routes: [{path: /, body: hi}]}
+    two: {kind: http, names: [two.example], routes: [{path: /, body: hi}]}
+  upstreams: [{host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: this test looks at it}]
+"""
+    (tmp_path / "policy.yaml").write_text(text)
+    policy = str(tmp_path / "policy.yaml")
+    network = sys.modules["harbor.models.task.config"].NetworkPolicy
+    environment = made(policy, memory_mb=4096, storage_mb=32, cpus=64)
+    held = environment._policy("default").policy
+    assert (held.resources.cpus, held.resources.memory_bytes >> 20) == (1, 512)
+    assert held.resources.disk_bytes >> 20 == 32
+    assert held.network is None
+    environment = made(policy, network("allowlist", ["one.example"]))
+    kept = environment._policy("default").policy.network
+    assert {name: item.names for name, item in kept.stand_ins.items()} == {"one": ("one.example",)}
+    assert (kept.upstreams, kept.sink, kept.default.value) == ((), False, "deny")
 
 
 def test_only_simulated_names_are_reachable(made: Any, task: Path) -> None:

@@ -245,11 +245,12 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
 def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
     from belljar.cli.ledger import expected_key, expected_run, new_file
     from belljar.export.statement import envelope, statement
+    from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import digest_file
     from belljar.ledger.keys import load_or_make_key
     from belljar.report.samples import as_json
-    from belljar.report.verdict import LedgerState, judge
+    from belljar.report.verdict import LedgerState
     from belljar.store.home import belljar_home
 
     evidence = stored_evidence(
@@ -266,7 +267,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
             where=str(path),
             hint="export it on the host that made the run",
         )
-    found = as_json(judge(evidence))
+    found = as_json(findings_of(path, evidence)[0])
     if unsealed := found.get("unsealed_logs"):
         raise HostError(
             "its verdict rests on a log outside of the record, which anybody may have changed",

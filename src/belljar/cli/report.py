@@ -89,6 +89,7 @@ def make_page(
     path: Path, *, logs: list[str], key: str | None, run: str | None
 ) -> tuple[bytes, bool]:
     """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
+    from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import is_being_written
     from belljar.ledger.listing import read_body
@@ -96,7 +97,7 @@ def make_page(
     from belljar.report.html import render
     from belljar.report.source import Source
     from belljar.report.timeline import Timelines
-    from belljar.report.verdict import LedgerState, judge
+    from belljar.report.verdict import LedgerState
 
     timelines = Timelines()
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
@@ -117,7 +118,9 @@ def make_page(
         alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
         is_running=is_running,
     )
-    return render(collect(judge(evidence), source)), not source.alarm
+    with reading(path, "RUN"):
+        findings, _ = findings_of(path, evidence)
+    return render(collect(findings, source)), not source.alarm
 
 
 def write_page(target: Path, page: bytes) -> None:

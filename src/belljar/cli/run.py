@@ -225,22 +225,16 @@ def verdict(
     """
     from belljar.cli.ledger import expected_key, expected_run, run_path
     from belljar.report import samples
-    from belljar.report.verdict import judge
 
     path = run_path(run)
     with reading(path, "RUN"), reported_if_slow(LOADING):
-        from belljar.fleet.record import is_fleet, stored_fleet
+        from belljar.fleet.record import findings_of
         from belljar.harness.evidence import stored_evidence
 
         key, named = expected_key(fingerprint)[0], expected_run(run, path)
-        more: list[str] = []
-        if is_fleet(path):
-            findings, more = stored_fleet(path, expected_key=key, expected_run=named)
-        else:
-            found = [str(log.resolve()) for log in logs]
-            findings = judge(
-                stored_evidence(path, logs=found, expected_key=key, expected_run=named)
-            )
+        found = [str(log.resolve()) for log in logs]
+        evidence = stored_evidence(path, logs=found, expected_key=key, expected_run=named)
+        findings, more = findings_of(path, evidence)
     if as_json:
         print_json({"run_dir": str(path), **samples.as_json(findings)})
     else:

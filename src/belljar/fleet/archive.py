@@ -11,7 +11,7 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError, PolicyError
@@ -89,20 +89,19 @@ class _Archive:
         return os.pread(self.fd, count, offset)
 
 
-def unpack(archive: Path, into: Path, *, only: str = "") -> None:
+def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
     """Unpack a hostile archive into `into`, which is made; `only`: names that begin so.
 
     Raises `LayerError` for anything but regular files within the bounds, `OSError`.
     """
     into.mkdir(mode=0o700)
-    with archive.open("rb") as file:
-        source = _Archive(file.fileno())
-        for entry in read_entries(source, os.fstat(source.fd).st_size, MAX_ENTRIES):
-            name = b"/".join(entry.path).decode("utf-8", "strict")
-            if entry.kind is not EntryKind.FILE or not name.isprintable():
-                raise LayerError("it holds something else than plain files with plain names")
-            if name.startswith(only):
-                _write(source, entry.offset, entry.size_bytes, into.joinpath(*Path(name).parts))
+    source = _Archive(file.fileno())
+    for entry in read_entries(source, os.fstat(source.fd).st_size, MAX_ENTRIES):
+        name = b"/".join(entry.path).decode("utf-8", "strict")
+        if entry.kind is not EntryKind.FILE or not name.isprintable():
+            raise LayerError("it holds something else than plain files with plain names")
+        if name.startswith(only):
+            _write(source, entry.offset, entry.size_bytes, into.joinpath(*Path(name).parts))
 
 
 def _write(source: _Archive, offset: int, left: int, path: Path) -> None:

@@ -24,8 +24,10 @@ class Engine(Protocol):
     """A connection to a cluster, for one evaluation.
 
     `last_heard_s`: when each node answered last. `is_stopping`: nodes are to end their units.
+    `is_alone`: this machine is the only node, with the head's store.
     """
 
+    is_alone: bool
     last_heard_s: dict[str, float]
     is_stopping: bool
 

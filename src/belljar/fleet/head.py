@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -30,20 +32,24 @@ from belljar.fleet.units import (
     another_try,
     cells_per_unit,
     deadline_s,
+    has_task_error,
     lost_nodes,
+    may_replace,
     next_size,
     slots,
     to_try_again,
 )
 from belljar.harness.evaluate import RunOutcome, RunRequest
 from belljar.harness.evidence import check_ledger, put_on_record
+from belljar.harness.host_processes import HostActivity, proxies_here, watched_host
 from belljar.harness.merged_log import LogPart, merge_logs
 from belljar.harness.selected import SelectedTask, select_task
 from belljar.harness.source import RealCells, print_status, standard_output_to_error
 from belljar.harness.verdicts import bind_verdicts
-from belljar.ledger import RunDirectory
+from belljar.ledger import RunDirectory, read_events
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.probe.model import Verdict
+from belljar.report.left import LeftGatherer
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import LedgerState
@@ -73,6 +79,37 @@ class _Running:
     size: int = 0
     end: Mapping[str, Any] | None = None
 
+    @property
+    def has_come(self) -> bool:
+        """Whether its record is here, which is then never deleted."""
+        return self.end is not None and self.size > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitEnd:
+    """How a unit ended, as its node says."""
+
+    run_id: str
+    sha256: str
+    exit_code: int
+    lasted_s: float
+    why: str
+
+    @classmethod
+    def of(cls, sent: Mapping[str, Any]) -> UnitEnd:
+        """Raises `LedgerError` for any other shape."""
+        try:
+            code, lasted_s = sent["exit_code"], float(sent["lasted_s"])
+            words = [sent[name] for name in ("run_id", "sha256", "why")]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise LedgerError("its node's word of its end can't be understood") from error
+        is_plain = all(isinstance(word, str) for word in words) and isinstance(code, int)
+        if not is_plain or not 0 < lasted_s < math.inf:
+            raise LedgerError("its node's word of its end can't be understood")
+        run_id, sha256, why = words
+        named = {"run_id": run_id, "sha256": sha256, "why": printable(why)}
+        return cls(exit_code=code, lasted_s=lasted_s, **named)
+
 
 def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
     """Run what an unfinished or interrupted fleet run lacks, in a new run that takes over the rest.
@@ -93,6 +130,13 @@ def run_fleet(
     `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
     node can run the task as planned.
     """
+    with watched_host(beside="ray") as host:  # it loads the task, and computes its metrics
+        return _run_fleet(request, fleet, resumed, host)
+
+
+def _run_fleet(
+    request: RunRequest, fleet: str, resumed: Path | None, host: HostActivity
+) -> tuple[RunOutcome, list[str]]:
     task, home = select_task(request), request.home or belljar_home()
     archive = pack_task(task.root) if task.root is not None else bytes(1024)
     argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
@@ -107,7 +151,7 @@ def run_fleet(
         check_any(nodes)
         pin_keys(home, nodes)
         with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
-            head = Head(task, engine, run, nodes)
+            head = Head(task, engine, run, nodes, host)
             options = {name: getattr(request, name) for name in _KEPT}
             about = {"task": task.name, "samples": task.samples, "epochs": task.epochs}
             place = {"code": sha256, "fleet": fleet, "directory": str(Path.cwd())}
@@ -142,9 +186,14 @@ class Head:
     """One evaluation's state on the head. Nothing here runs a cell."""
 
     def __init__(
-        self, task: SelectedTask, engine: Engine, run: RunDirectory, nodes: Sequence[Node]
+        self,
+        task: SelectedTask,
+        engine: Engine,
+        run: RunDirectory,
+        nodes: Sequence[Node],
+        host: HostActivity,
     ) -> None:
-        self._task, self._engine, self._run = task, engine, run
+        self._task, self._engine, self._run, self._host = task, engine, run, host
         self._nodes = {node.node_id: node for node in nodes}
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
         self._cells = task.at_once(cells_per_unit(self.usable.values()))
@@ -156,6 +205,7 @@ class Head:
         self._came: dict[str, Came] = {}
         self._stopping_s: float | None = None
         self._interrupted = False
+        self._problems: list[Reason] = []
         (run.path / UNITS).mkdir(mode=0o700)
 
     def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
@@ -172,7 +222,13 @@ class Head:
                 where=str(old),
                 hint="run it anew",
             )
-        done = set[str]()
+        # Evidence that came and was not judged may be that of a breach.
+        if bad := next((each for each in tries if each.is_bad or each.archive), None):
+            raise PolicyError(
+                f"{bad.where}: {bad.why}",
+                where=str(old),
+                hint="a run with evidence that was not judged is not continued: run it anew",
+            )
         for each in tries:
             unit = each.unit
             self._count = max(self._count, unit.number)
@@ -181,8 +237,14 @@ class Head:
                 found = came[unit.name]
                 shutil.copyfile(found.path(old), found.path(self._run.path))
                 self._record_came(found, each.findings, from_run=old.name)
-                done |= {*unit.samples} - {*to_try_again(unit, asked.epochs, each.findings)}
             self._end(each)
+        final = {
+            key
+            for key, (tried, row) in counted_rows(tries).items()
+            if tried.findings is not None and not may_replace(row, tried.findings)
+        }
+        epochs = range(1, asked.epochs + 1)
+        done = {each for each in asked.samples if final.issuperset(product([each], epochs))}
         self._waiting = [sample for sample in self._waiting if sample not in done]
         print_status(f"belljar: {len(done)} sample(s) are taken over from run {old.name}")
 
@@ -216,7 +278,7 @@ class Head:
         for running in list(self._running):
             limit_s = deadline_s(running.unit, task.epochs, self._cells, task.time_limit_s)
             if limit_s is not None and now - running.began_s > limit_s:
-                self._fail(running, f"no result within {limit_s:.0f} s")
+                self._break_off(running, f"no result within {limit_s:.0f} s")
         by_handle = {id(each.handle): each for each in self._running}
         handles = [each.handle for each in self._running]
         for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
@@ -225,6 +287,11 @@ class Head:
     def _place(self, workspace: str) -> None:
         """Give units to Ray while there is room."""
         if not self.usable:
+            if self._waiting:
+                self._count += 1
+                self._again.append(Unit(number=self._count, samples=tuple(self._waiting)))
+            for unit in self._again:
+                self._end(Try(unit=unit, node="-", why="no node is left"))
             self._waiting, self._again = [], []
             return
         room, wide = slots(self.usable.values(), self._cells), -(-self._cells // self._task.epochs)
@@ -255,7 +322,8 @@ class Head:
         """One item of a unit: where it runs, a piece of its archive, its end, or an exception."""
         unit = running.unit
         if isinstance(item, Exception):
-            self._fail(running, printable(str(item).strip().rpartition("\n")[2], max_chars=300))
+            why = printable(str(item).strip().rpartition("\n")[2], max_chars=300)
+            self._break_off(running, why)
         elif item is None:
             self._collect(running)
         elif isinstance(item, bytes):
@@ -263,8 +331,11 @@ class Head:
             running.digest.update(item)
             if running.size > MAX_ARCHIVE_BYTES:
                 self._fail(running, "its run directory is larger than is accepted")
-            else:
+                return
+            try:
                 running.part.write(item)
+            except OSError as error:
+                self._fail_here(running, error)
         elif isinstance(item, dict) and "node" in item:
             node_id = str(item["node"])
             if node_id not in self.usable:
@@ -279,40 +350,42 @@ class Head:
 
     def _collect(self, running: _Running) -> None:
         """A unit's end: verify what came, judge it, and decide what is tried again."""
-        unit, end, node = running.unit, running.end, self._nodes.get(running.node_id)
-        running.part.close()
-        if end is None or node is None:
+        unit, sent, node = running.unit, running.end, self._nodes.get(running.node_id)
+        if sent is None or node is None:
             self._fail(running, "its node sent no end")
             return
-        if not end["run_id"]:
-            began = self._stopping_s is None or end["exit_code"] != NEVER_BEGAN
-            why = f"exit code {end['exit_code']}: {printable(str(end['why']))}"
-            self._fail(running, why if began else "interrupted before it began", began=began)
-            return
-        run_id, archive = str(end["run_id"]), running.digest.hexdigest()
-        came = Came(unit=unit, node=node.name, run_id=run_id, key=node.key, archive=archive)
         try:
-            if came.archive != end["sha256"]:
+            running.part.close()
+            end = UnitEnd.of(sent)
+            archive = running.digest.hexdigest()
+            if archive != end.sha256:
                 raise LedgerError("its archive arrived changed")
+            if not end.run_id:
+                began = self._stopping_s is None or end.exit_code != NEVER_BEGAN
+                why = f"exit code {end.exit_code}: {end.why}"
+                self._fail(running, why if began else "interrupted before it began", began=began)
+                return
+            came = Came(unit=unit, node=node.name, run_id=end.run_id, key=node.key, archive=archive)
             findings, root = examine(came.path(self._run.path), came)
-        except (LedgerError, OSError) as error:
-            self._fail(running, f"what came back does not verify: {printable(str(error))}")
+        except OSError as error:
+            self._fail_here(running, error)
             return
-        is_breached = findings.verdict is Verdict.BREACHED
-        if findings.interrupted and self._stopping_s is None and not is_breached:
-            self._fail(running, "it was interrupted on its node")
+        except Exception as error:  # noqa: BLE001 - what a node sent may be anything
+            detail = printable(str(error), max_chars=400)
+            # Its evidence is here, whatever it is: another attempt must not stand for it.
+            self._fail(running, f"what came back does not verify: {detail}", is_bad=True)
             return
         self._running.remove(running)
         self._record_came(replace(came, root=root), findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        self._sample_s = float(end["lasted_s"]) / max(1, len(unit.samples))
+        self._sample_s = end.lasted_s / max(1, len(unit.samples))
         again = to_try_again(unit, self._task.epochs, findings)
         why = f"{len(again)} sample(s) lost their evidence there" if again else ""
         self._end(Try(unit=unit, node=node.name, findings=findings, why=why))
         self._try_again(unit, again, node.node_id)
-        if is_breached:
+        if findings.verdict is Verdict.BREACHED:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
-        elif findings.errors and not findings.failure_code:
+        elif has_task_error(findings):
             self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
 
     def _record_came(self, came: Came, findings: RunFindings, **more: str) -> None:
@@ -330,23 +403,48 @@ class Head:
         """An attempt is over; a failure is on record and shown."""
         self.tries.append(tried)
         if tried.why:
-            words = {"reason": tried.why, "began": tried.began}
+            words: dict[str, Any] = {"reason": tried.why, "began": tried.began}
+            words |= {"archive": tried.archive} if tried.archive else {}
+            words |= {"is_bad": True} if tried.is_bad else {}
             self._of_unit(Kind.FLEET_UNIT_FAILED, tried.unit, tried.node, **words)
             print_status(f"belljar: {tried.where}: {tried.why}")
 
-    def _fail(self, running: _Running, why: str, *, began: bool = True) -> None:
-        """A unit of which nothing counts: on record, and tried elsewhere."""
+    def _fail(
+        self, running: _Running, why: str, *, began: bool = True, is_bad: bool = False
+    ) -> None:
+        """A unit of which nothing counts: on record, and tried elsewhere unless it `is_bad`."""
         self._withdraw(running)
         node = self._nodes.get(running.node_id)
         name = node.name if node is not None else "-"
-        self._end(Try(unit=running.unit, node=name, why=why, began=began))
-        self._try_again(running.unit, running.unit.samples, running.node_id)
+        archive = running.digest.hexdigest() if running.has_come else ""
+        more: dict[str, Any] = {"archive": archive, "is_bad": is_bad}
+        self._end(Try(unit=running.unit, node=name, why=why, began=began, **more))
+        if not is_bad:
+            self._try_again(running.unit, running.unit.samples, running.node_id)
+
+    def _break_off(self, running: _Running, why: str) -> None:
+        """Wait no longer for a unit. If all of it has come, it is judged: it may be breached."""
+        if running.end is not None:
+            self._engine.cancel(running.handle)
+            self._collect(running)
+        else:
+            self._fail(running, why)
+
+    def _fail_here(self, running: _Running, error: OSError) -> None:
+        """This machine can't keep or read what came: nothing is tried again, and the run ends."""
+        why = f"the head can't keep its record: {printable(str(error))}"
+        self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
+        self._stop(why)
+        self._fail(running, why)
 
     def _withdraw(self, running: _Running) -> None:
+        """Forget a unit; what came of it whole stays, as evidence."""
         self._running.remove(running)
         self._engine.cancel(running.handle)
-        running.part.close()
-        (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
+        with suppress(OSError):  # a full disk: what was written is there
+            running.part.close()
+        if not running.has_come:
+            (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
 
     def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
         if self._stopping_s is None:
@@ -355,14 +453,16 @@ class Head:
 
     def _lose(self, node_id: str) -> None:
         """A node that does not answer: nothing of it counts any more."""
-        node = self.usable.pop(node_id)
+        node = self.usable.pop(node_id, None)
         self._engine.forget(node_id)
+        if node is None:
+            return
         why = "the node did not answer"
         self._record_node(node, "lost", why)
         print_status(f"belljar: node {node.name} is lost: {why}")
         for running in list(self._running):
             if running.node_id == node_id:
-                self._fail(running, why)
+                self._break_off(running, why)
             elif not running.node_id and self._stopping_s is None:
                 self._withdraw(running)  # it may wait for that very node
                 self._again.append(running.unit)
@@ -376,7 +476,7 @@ class Head:
 
     def _give_up(self, why: str) -> None:
         for running in list(self._running):
-            self._fail(running, why)
+            self._break_off(running, why)
 
     def _record_node(self, node: Node, state: str, why: str) -> None:
         about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}
@@ -388,16 +488,26 @@ class Head:
         """Merge the logs, judge the whole, and put both on record."""
         task, run = self._task, self._run
         asked = Asked(run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs)
-        judged = partial(judge_fleet, asked, self.tries, interrupted=self._interrupted)
-        problems, dropped = self._merge(judged(), require_contained=require_contained)
+        stopped = self._stopping_s is not None and not self._interrupted
+        judged = partial(
+            judge_fleet, asked, self.tries, interrupted=self._interrupted, stopped=stopped
+        )
+        more, dropped = self._merge(judged(), require_contained=require_contained)
+        problems = [*self._problems, *more]
         self.record(
             Kind.RUN_EVALUATED,
             interrupted=self._interrupted,
-            stopped=self._stopping_s is not None and not self._interrupted,
+            stopped=stopped,
             errors=[problem.detail for problem in problems],
             causes=[problem.code.value for problem in problems],
+            host_processes=dict(self._host.programs),
+            connections=dict(self._host.connections),
+            proxies=[*proxies_here(), *self._host.collectors],
         )
-        findings = judged(problems=problems)
+        left = LeftGatherer()
+        for line in read_events(run.path):
+            left.take(line)
+        findings = judged(problems=problems, own=left.end())
         put_on_record(run, findings, dropped)
         code = findings.exit_code
         return RunOutcome(
@@ -424,8 +534,9 @@ class Head:
     def _parts(self) -> Iterator[LogPart]:
         """The log of each unit of which a sample counts, unpacked while it is read."""
         counted: dict[str, set[tuple[str, int]]] = {}
-        for key, (tried, _) in counted_rows(self.tries).items():
-            counted.setdefault(tried.unit.name, set()).add(key)
+        for key, (tried, row) in counted_rows(self.tries).items():
+            if row.is_logged:
+                counted.setdefault(tried.unit.name, set()).add(key)
         for name, came in sorted(self._came.items()):
             if name in counted:
                 archive = came.path(self._run.path)

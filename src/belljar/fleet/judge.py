@@ -8,10 +8,10 @@ from itertools import product
 from typing import Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.fleet.units import Unit
+from belljar.fleet.units import Unit, excused, has_task_error, is_cut_off, may_replace
 from belljar.probe.model import Verdict
 from belljar.report.cells import TranscriptGap
-from belljar.report.left import together
+from belljar.report.left import Left, together
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.units import printable
@@ -25,7 +25,8 @@ _NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 class Try:
     """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
 
-    `began` False: it was interrupted before it could make a cell.
+    `began` False: it was interrupted before it could make a cell. `is_bad`: what came back does not
+    verify. `archive`: the digest of what came back, if nothing of it counts.
     """
 
     unit: Unit
@@ -33,6 +34,8 @@ class Try:
     findings: RunFindings | None = None
     why: str = ""
     began: bool = True
+    is_bad: bool = False
+    archive: str = ""
 
     @property
     def ended_early(self) -> bool:
@@ -41,7 +44,7 @@ class Try:
         if found is None:
             return not self.began
         return found.interrupted or bool(
-            found.rows and (found.errors or found.verdict is Verdict.BREACHED)
+            found.rows and (has_task_error(found) or found.verdict is Verdict.BREACHED)
         )
 
     @property
@@ -67,21 +70,31 @@ def judge_fleet(
     *,
     problems: Iterable[Reason] = (),
     interrupted: bool = False,
+    stopped: bool = False,
+    own: Left | None = None,
 ) -> RunFindings:
-    """The findings of the whole: each sample by its last attempt, and the worst verdict."""
+    """The findings of the whole: each sample by one attempt, and the worst verdict.
+
+    `stopped`: an error or a breach ended it. `own`: what left by the head's process.
+    """
     last = counted_rows(tries)
     counted = {id(each) for each, _ in last.values()}
     tried: dict[str, list[Try]] = {}
     for each in tries:
         for sample in each.unit.samples:
             tried.setdefault(sample, []).append(each)
-    is_ended = interrupted or any(each.ended_early for each in tries)
+    is_ended = interrupted or stopped
     rows = list[Row]()
     doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
+    doubts += [
+        Reason(code=ReasonCode.LEDGER_BAD, where=each.where, detail=each.why)
+        for each in tries
+        if each.is_bad
+    ]
     for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
         mine, found = tried.get(sample, []), last.get((sample, epoch))
         # The end of the evaluation alone may explain that there is no record of a sample.
-        if found is None and (mine[-1].ended_early if mine else is_ended):
+        if found is None and is_ended and (not mine or mine[-1].ended_early):
             continue
         rows.append(row := _row(asked, mine, sample, epoch, found))
         doubts += [] if found else row.reasons
@@ -90,17 +103,20 @@ def judge_fleet(
         replace(reason, where=f"{each.where}, {reason.where}" if reason.where else each.where)
         for each, findings in known
         for reason in findings.problems
-        # Evidence that an attempt lacked counts if its samples do; a breach always.
+        # What infrastructure took of an attempt counts if its samples do; all else always.
         if reason.code not in _NO_ROWS
-        and (id(each) in counted or reason.code.verdict is Verdict.BREACHED)
+        and (id(each) in counted or reason.code not in excused(findings))
     ]
     lost = [f"{each.where}: {each.why}" for each in tries if not each.findings and each.began]
+    lost += [] if tries else ["no unit is on record"]
     errors = [
         (findings.failure_code, f"{each.where}: {error}")
         for each, findings in known
         for error in findings.errors
-        if id(each) in counted
+        # What was cut there has a void row, or ran elsewhere.
+        if id(each) in counted and not (findings.interrupted or is_cut_off(findings))
     ]
+    parts = [*([] if own is None else [own]), *(findings.left for _, findings in known)]
     return RunFindings(
         run_id=asked.run_id,
         rows=tuple(rows),
@@ -109,20 +125,31 @@ def judge_fleet(
         stray_ranges=tuple(one for _, each in known for one in each.stray_ranges),
         problems=tuple(dict.fromkeys(doubts)),
         errors=tuple(error for _, error in errors),
-        left=together((each.left for _, each in known), doubts=lost),
-        interrupted=interrupted or any(each.interrupted for _, each in known),
+        left=together(parts, doubts=lost),
+        interrupted=interrupted,
         failure_code=max((code for code, _ in errors), default=0),
     )
 
 
 def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
-    """The last attempt at each sample and epoch that has a record of it."""
-    return {
-        (row.transcript.sample, row.transcript.epoch): (each, row)
-        for each in tries
-        for row in (each.findings.rows if each.findings is not None else ())
-        if row.transcript.sample in each.unit.samples  # a node speaks for no other's
-    }
+    """The attempt that counts for each sample and epoch.
+
+    A later one replaces only what infrastructure took: no verdict and no score is exchanged.
+    """
+    found: dict[tuple[str, int], tuple[Try, Row]] = {}
+    for each in tries:
+        for row in each.findings.rows if each.findings is not None else ():
+            key = (row.transcript.sample, row.transcript.epoch)
+            if row.transcript.sample not in each.unit.samples:  # a node speaks for no other's
+                continue
+            if key in found:
+                before, known = found[key]
+                is_worse = row.verdict is Verdict.BREACHED
+                is_lost = before.findings is not None and may_replace(known, before.findings)
+                if not (is_worse or is_lost):
+                    continue
+            found[key] = (each, row)
+    return found
 
 
 def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
@@ -144,7 +171,7 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
 def _row(
     asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
 ) -> Row:
-    """The sample's last row, with a note of the attempts before; a void one if there is none."""
+    """The sample's row, with a note of the other attempts; a void one if there is none."""
     if found is None:
         why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
         return Row(
@@ -155,8 +182,8 @@ def _row(
             is_logged=False,
         )
     used, row = found
-    before = mine[: next(n for n, each in enumerate(mine) if each is used)]
-    notes = [f"{each.where}: {_outcome(each, sample, epoch)}" for each in before]
+    others = [each for each in mine if each is not used]
+    notes = [f"{each.where}: {_outcome(each, sample, epoch)}" for each in others]
     if not notes:
         return row
     transcript = replace(row.transcript, notes=(*row.transcript.notes, *notes))
@@ -169,7 +196,9 @@ def _outcome(tried: Try, sample: str, epoch: int) -> str:
         if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
             scores = " ".join(row.transcript.scores.values())
             why = "; ".join(map(str, row.reasons)) or row.transcript.error
-            return f"{row.verdict.value}{f' (score {scores})' if scores else ''}: {why}"
+            seen = ", ".join(dict.fromkeys(each.code.value for each in row.signals.signals))
+            more = f"; signals: {seen}" if seen else ""
+            return f"{row.verdict.value}{f' (score {scores})' if scores else ''}: {why}{more}"
     return tried.why or "it is not in its record"
 
 

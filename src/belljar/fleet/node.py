@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.fleet.archive import pack_run, unpack
-from belljar.fleet.guard import END_S, LEASE_S, STOP
+from belljar.fleet.guard import END_S, LEASE_S, POLL_S, STOP
+from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import load_or_make_key
 from belljar.package import __version__
 from belljar.store.home import belljar_home
@@ -29,6 +30,8 @@ from belljar.units import printable
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
 LEASE: Final = "lease"
 CHECK_S: Final = 600.0
+NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
+"""As `harness.evaluate` names it, which takes long to import."""
 _TAIL_CHARS: Final = 2000
 _KEPT_S: Final = 24 * 3600.0
 """A workspace changes with each sign of life of its head."""
@@ -75,7 +78,8 @@ def prepare(
         return {"exit_code": 5, "why": "the task's archive arrived changed"}
     sent = folder / "task.tar"
     sent.write_bytes(archive)
-    unpack(sent, folder / "task")
+    with sent.open("rb") as file:
+        unpack(file, folder / "task")
     sent.unlink()
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "check", "--json", *words],
@@ -110,8 +114,12 @@ def run_unit(
     *,
     lease: str = LEASE,
 ) -> Iterator[dict[str, Any] | bytes]:
-    """Run a unit: yields its run directory as a tar stream, and how it ended."""
+    """Run a unit: yields its run directory as a tar stream, and how it ended.
+
+    The record is sent however the process ended: it may be that of a breach.
+    """
     folder = _folder(fleet)
+    noted = folder / f"{unit}.run"
     guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(LEASE_S)]
     command = [sys.executable, "-m", "belljar", "run", "--json", *words]
     began = time.monotonic()
@@ -121,7 +129,7 @@ def run_unit(
         subprocess.Popen(
             [*guard, *command],
             cwd=folder / "task",
-            env=_environment(settings),
+            env={**_environment(settings), NOTED_IN: str(noted)},
             stdin=subprocess.PIPE,  # its end tells the guard that this worker is gone
             stdout=out,
             stderr=err,
@@ -131,10 +139,13 @@ def run_unit(
         code = process.wait()
     lasted_s = time.monotonic() - began
     digest, run_id = hashlib.sha256(), ""
-    with suppress(ValueError, KeyError, TypeError):  # a run that was refused has no directory
-        found = json.loads((folder / f"{unit}.json").read_bytes())
-        directory = Path(found["run_dir"])
-        run_id = directory.name
+    if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
+        directory = Path(noted.read_text())
+        run_id, waited_s = directory.name, 0.0
+        # When the guard was killed, the kernel interrupted the run, which still ends.
+        while is_being_written(directory) and waited_s < END_S:
+            time.sleep(POLL_S)
+            waited_s += POLL_S
         for piece in pack_run(directory):
             digest.update(piece)
             yield piece

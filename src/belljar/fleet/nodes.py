@@ -16,6 +16,7 @@ from belljar.fleet.engine import CELLS, Engine, joined
 from belljar.fleet.node import describe, kill_all, prepare, settings_of
 from belljar.fleet.units import Node, refused
 from belljar.harness.selected import SelectedTask
+from belljar.ledger import local_fingerprint
 from belljar.package import __version__
 from belljar.policy import Tier
 from belljar.units import printable
@@ -26,24 +27,32 @@ NODES: Final = "fleet/nodes.json"
 def describe_nodes(engine: Engine, home: Path, tier: Tier) -> list[Node]:
     """Each node as it describes itself, or refused: another version, another key, no such tier."""
     offers, pinned, nodes = engine.offers(), pinned_keys(home), list[Node]()
+    head = local_fingerprint(home)
     for node_id, said in engine.on_each([*offers], describe).items():
         if isinstance(said, Exception):
             why = f"it can't be asked: {printable(str(said), max_chars=300)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
+        key = str(said["key"])
+        owners = {"the head": head} if not engine.is_alone else {}
+        owners |= {node.name: node.key for node in nodes if not node.refusal}
+        shared = next((name for name, owned in owners.items() if owned == key), "")
         is_lacking = not offers[node_id].get(f"belljar_{tier}")
         # The record tells nodes apart by their names.
         pinned |= {node.name: node.key for node in nodes if not node.refusal}
         node = Node(
             node_id=node_id,
             name=printable(str(said["name"]), max_chars=64),
-            key=str(said["key"]),
+            key=key,
             version=str(said["version"]),
             inspect=str(said["inspect"]),
             cells=int(offers[node_id][CELLS]),
             has_token=said["has_token"] is True,
             refusal=f"it has no cells of the tier {tier}" if is_lacking else "",
         )
+        if shared:  # a signature would not say whose record it is
+            why = f"it has the key of {shared}: set BELLJAR_HOME to a store of its own"
+            node = replace(node, refusal=why)
         inspect = version("inspect-ai")
         nodes.append(refused(node, version=__version__, inspect=inspect, pinned=pinned))
     return nodes

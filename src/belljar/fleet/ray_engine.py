@@ -47,8 +47,8 @@ def node_command(
 class RayEngine:
     """See `Engine`."""
 
-    def __init__(self, ray: Any) -> None:  # noqa: ANN401 - imported late
-        self._ray = ray
+    def __init__(self, ray: Any, *, is_alone: bool) -> None:  # noqa: ANN401 - imported late
+        self._ray, self.is_alone = ray, is_alone
         self._watches: dict[str, Any] = {}
         self._beats: dict[str, Any] = {}
         self._number, self.is_stopping = 0, False
@@ -209,7 +209,7 @@ def joined_ray(address: str) -> Iterator[RayEngine]:
             where=printable(address or "a cluster of this machine alone"),
             hint="see that `ray status --address HOST:PORT` works here, with the cluster's token",
         ) from error
-    engine = RayEngine(ray)
+    engine = RayEngine(ray, is_alone=not address)
     try:
         yield engine
     finally:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import LedgerError, PolicyError
@@ -16,12 +16,25 @@ from belljar.fleet.judge import KIND, Asked, Try, judge_fleet, summary
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.image.layers import LayerError
-from belljar.ledger import Line, local_fingerprint, read_events, verify
-from belljar.ledger.files import digest_file, is_being_written
+from belljar.ledger import Line, Status, local_fingerprint, read_events, verify
+from belljar.ledger.files import (
+    digest_file,
+    is_being_written,
+    open_beneath,
+    open_directory,
+)
 from belljar.ledger.listing import find_run
+from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.verdict import judge, record_reasons
+from belljar.report.verdict import (
+    EVALUATION,
+    Evidence,
+    LedgerState,
+    judge,
+    left_out,
+    record_reasons,
+)
 from belljar.units import printable
 
 UNITS: Final = "units"
@@ -50,35 +63,48 @@ def unpacked(archive: Path, *, only: str = "") -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="belljar-unit-") as made:
         directory = Path(made, "run")
         try:
-            unpack(archive, directory, only=only)
+            with _opened(archive) as file:
+                unpack(file, directory, only=only)
         except (LayerError, UnicodeDecodeError) as error:
             raise LedgerError(f"the archive is refused: {error}", where=archive.name) from error
         yield directory
 
 
+def _opened(archive: Path) -> BinaryIO:
+    """An archive of a run directory that may come from anywhere: links are refused."""
+    run = archive.parent.parent
+    with open_directory(run) as root:
+        return open_beneath(root, f"{UNITS}/{archive.name}")
+
+
 def examine(archive: Path, came: Came) -> tuple[RunFindings, str]:
     """Verify and judge a unit's archive; returns its findings and its ledger's root.
 
-    `came.root` "": not known yet. Raises `LedgerError` for what does not verify, `OSError`.
+    `came.root` "": not known yet. A record may be unfinished, as its process died. Raises
+    `LedgerError` for what does not verify, `OSError`.
     """
-    with archive.open("rb") as file:
+    with _opened(archive) as file:
         if digest_file(file)[0] != came.archive:
             raise LedgerError("its digest is another than the one named", where=archive.name)
     with unpacked(archive) as directory:
         result = verify(directory, expected_key=came.key, expected_run=came.run_id)
         if result.problem is not None:
             raise LedgerError(str(result.problem), where=archive.name)
+        if result.status not in {Status.VERIFIED, Status.UNFINISHED}:
+            raise LedgerError("its node left contents out", where=archive.name)
         if came.root not in {"", result.root}:
             raise LedgerError("its ledger is another than the one recorded", where=archive.name)
         # In a directory of its own: neighbours' records are not its evidence.
         evidence = stored_evidence(directory, expected_key=came.key, expected_run=came.run_id)
+        if evidence.run.kind != EVALUATION:
+            raise LedgerError("it is no record of an evaluation", where=archive.name)
         return judge(evidence), result.root
 
 
 def tries_on_record(run: Path) -> tuple[Asked, list[Try], dict[str, Came]]:
     """What a fleet's ledger says of its units, each archive verified and judged again.
 
-    Raises `LedgerError` for a ledger without a plan or an archive that does not verify.
+    One that does not verify is an attempt that `is_bad`. Raises `LedgerError` without a plan.
     """
     plan: dict[str, Any] = {}
     tries: dict[str, Try] = {}
@@ -95,8 +121,11 @@ def tries_on_record(run: Path) -> tuple[Asked, list[Try], dict[str, Came]]:
     if not plan:
         raise LedgerError("its plan is not on record", where=str(run))
     for name, came in found.items():
-        findings, _ = examine(came.path(run), came)
-        tries[name] = replace(tries[name], findings=findings)
+        try:
+            tries[name] = replace(tries[name], findings=examine(came.path(run), came)[0])
+        except (LedgerError, OSError) as error:
+            why = f"its record does not verify: {printable(str(error), max_chars=400)}"
+            tries[name] = replace(tries[name], why=why, is_bad=True)
     asked = Asked(
         run_id=run_id,
         task=str(plan["task"]),
@@ -121,7 +150,13 @@ def _take(line: Line, tries: dict[str, Try], found: dict[str, Came]) -> None:
     if line.kind is Kind.FLEET_UNIT_PLACED:
         tried = replace(tried, why=UNFINISHED)
     elif line.kind is Kind.FLEET_UNIT_FAILED:
-        tried = replace(tried, why=str(data["reason"]), began=data.get("began") is not False)
+        tried = replace(
+            tried,
+            why=str(data["reason"]),
+            began=data.get("began") is not False,
+            is_bad=data.get("is_bad") is True,
+            archive=str(data.get("archive", "")),
+        )
     else:
         named = {name: str(data[name]) for name in ("run_id", "key", "root", "archive")}
         found[unit.name] = Came(unit=unit, node=node, **named)
@@ -133,8 +168,11 @@ def plan_of(home: Path, ref: str) -> tuple[Path, dict[str, Any]]:
     try:
         run = find_run(home, ref)
         result = verify(run, expected_key=local_fingerprint(home), expected_run=run.name)
-        events = read_events(run)
-        plan = next((line.data for line in events if line.kind is Kind.FLEET_PLANNED), None)
+        plan, is_breached = None, False
+        for line in read_events(run):
+            if line.kind is Kind.FLEET_PLANNED:
+                plan = line.data
+            is_breached |= line.data.get("verdict") == Verdict.BREACHED
     except (OSError, LedgerError) as error:
         raise PolicyError(printable(str(error)), where=f"--resume {printable(ref)}") from error
     why = str(result.problem) if result.problem is not None else ""
@@ -142,29 +180,42 @@ def plan_of(home: Path, ref: str) -> tuple[Path, dict[str, Any]]:
         why = "it is not a run of a fleet, or nothing was planned in it"
     elif is_being_written(run):
         why = "it is still running"
+    elif is_breached:
+        why = "it is breached, and a breach is never run again"
     if why or plan is None:
         raise PolicyError(f"the run can't be resumed: {why}", where=str(run))
     return run, plan
 
 
-def is_fleet(run: Path) -> bool:
-    """Whether a run directory is of a fleet."""
-    with suppress(OSError, LedgerError, StopIteration):
-        return next(read_events(run)).data.get("kind") == KIND
-    return False
-
-
-def stored_fleet(
-    run: Path, *, expected_key: str | None, expected_run: str | None
-) -> tuple[RunFindings, list[str]]:
-    """The findings of a fleet's run, offline, and lines about it. Raises `OSError`."""
-    evidence = stored_evidence(run, expected_key=expected_key, expected_run=expected_run)
+def findings_of(run: Path, evidence: Evidence) -> tuple[RunFindings, list[str]]:
+    """The findings of any run by its stored evidence, and lines about a fleet. Raises `OSError`."""
+    if evidence.run.kind != KIND:
+        return judge(evidence), []
     problems = [*record_reasons(evidence)]
-    try:
-        asked, tries, _ = tries_on_record(run)
-    except LedgerError as error:
-        bad = Reason(code=ReasonCode.LEDGER_BAD, detail=printable(str(error), max_chars=400))
-        asked, tries = Asked(run_id=run.name, task="", samples=(), epochs=1), []
-        problems.append(bad)
-    interrupted = evidence.run.interrupted
-    return judge_fleet(asked, tries, problems=problems, interrupted=interrupted), summary(tries)
+    asked, tries = Asked(run_id=run.name, task="", samples=(), epochs=1), list[Try]()
+    checked = evidence.verification
+    # Of a ledger that somebody else may have written no archive is opened. One whose events are all
+    # signed by the known key names its archives, and a changed one must not hide the others.
+    is_signed = (
+        checked is not None
+        and checked.key_checked
+        and not checked.key_mismatch
+        and checked.signed_events == checked.events
+    )
+    if evidence.ledger is not LedgerState.BAD or is_signed:
+        try:
+            asked, tries, _ = tries_on_record(run)
+        except LedgerError as error:
+            detail = printable(str(error), max_chars=400)
+            problems.append(Reason(code=ReasonCode.LEDGER_BAD, detail=detail))
+    is_whole = evidence.ledger is LedgerState.VERIFIED
+    doubt = "" if is_whole else "the ledger is not whole, or does not verify"
+    findings = judge_fleet(
+        asked,
+        tries,
+        problems=problems,
+        interrupted=evidence.run.interrupted,
+        stopped=evidence.run.stopped,
+        own=evidence.left.end(doubt=doubt),
+    )
+    return replace(findings, left_out=left_out(evidence)), summary(tries)

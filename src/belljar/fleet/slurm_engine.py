@@ -73,7 +73,7 @@ class SlurmEngine:
         self._where = [f"--partition={partition}"] if partition else []
         self._units: list[_Unit] = []
         self._items: queue.Queue[tuple[_Unit, Any]] = queue.Queue(maxsize=16)
-        self.is_stopping = False
+        self.is_stopping, self.is_alone = False, False
         self.closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
@@ -154,10 +154,12 @@ class SlurmEngine:
         while isinstance(item, dict | bytes):
             try:
                 item = receive(_pipe(unit.process.stdout))
+                if not isinstance(item, dict | bytes):
+                    item = ValueError("the node sent something else than was agreed")
             except EOFError:
                 code = unit.process.wait()
                 item = HostError(f"srun ended with exit code {code}") if code else None
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 item = error
             if isinstance(item, dict) and "node" in item:
                 unit.node = str(item["node"])

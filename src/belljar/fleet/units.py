@@ -12,7 +12,7 @@ from typing import Final
 from belljar.dataclass import dataclass, replace
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings
+from belljar.report.samples import Row, RunFindings
 
 MAX_UNIT_SAMPLES: Final = 64
 """One command line names them, and one lost unit costs no more."""
@@ -40,6 +40,8 @@ INFRASTRUCTURE: Final = frozenset(
 
 None that a guest can bring about alone: a model must not be able to choose between two scores.
 """
+_NEVER_ENDED: Final = frozenset({ReasonCode.PROBES_MISSING, ReasonCode.RANGE_NOT_DESTROYED})
+"""The same of a record that ends with its process: nothing could be probed or destroyed then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,31 +118,56 @@ def next_size(remaining: int, *, slots: int, side_by_side: int, sample_s: float 
     return max(1, min(size, remaining, MAX_UNIT_SAMPLES))
 
 
+def is_cut_off(findings: RunFindings) -> bool:
+    """Whether the unit's process died: its record has no end."""
+    return any(reason.code is ReasonCode.LEDGER_UNFINISHED for reason in findings.problems)
+
+
+def excused(findings: RunFindings) -> frozenset[ReasonCode]:
+    """The causes of this unit that are infrastructure's."""
+    return INFRASTRUCTURE | _NEVER_ENDED if is_cut_off(findings) else INFRASTRUCTURE
+
+
+def may_replace(row: Row, findings: RunFindings) -> bool:
+    """Whether another attempt may stand for this sample: infrastructure alone took its evidence.
+
+    Or it was cut: a node without disk or memory, or interrupted, ends the evaluation.
+    """
+    codes = {reason.code for reason in row.reasons}
+    is_cut = bool(row.transcript.error) and (findings.failure_code or findings.interrupted)
+    return codes <= excused(findings) and bool(codes or is_cut)
+
+
 def to_try_again(unit: Unit, epochs: int, findings: RunFindings | None) -> tuple[str, ...]:
     """The unit's samples that another node should run.
 
-    `findings` None: the unit was lost, or its record does not verify. A breach is never retried.
+    `findings` None: the unit was lost. A breach is never retried.
     """
     if findings is None:
         return unit.samples
-    if findings.verdict is Verdict.BREACHED or findings.interrupted:
+    if findings.verdict is Verdict.BREACHED:
         return ()
     if findings.refusal_code:  # 4: the task is wrong on every node
         return unit.samples if findings.refusal_code == 3 else ()
     # An error of the task's own ends an evaluation: what it kept from beginning is not lost.
-    is_short = bool(findings.errors and findings.rows) and not findings.failure_code
+    is_short = bool(findings.rows) and has_task_error(findings)
     lost, seen = set[str](), dict[str, int]()
     for row in findings.rows:
-        codes, sample = {reason.code for reason in row.reasons}, row.transcript.sample
+        sample = row.transcript.sample
         seen[sample] = seen.get(sample, 0) + 1
-        # A node without disk or memory ends the evaluation: its cut samples say nothing.
-        if (codes and codes <= INFRASTRUCTURE) or (findings.failure_code and row.transcript.error):
+        if may_replace(row, findings):
             lost.add(sample)
     return tuple(
         sample
         for sample in unit.samples
         if sample in lost or (seen.get(sample, 0) < epochs and not is_short)
     )
+
+
+def has_task_error(findings: RunFindings) -> bool:
+    """Whether an error of the task's own ended the unit, not its node."""
+    is_of_node = findings.failure_code or findings.interrupted or is_cut_off(findings)
+    return bool(findings.errors) and not is_of_node
 
 
 def another_try(

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 # In a run directory: each task's tools when it was loaded, and where they act.
 TOOLS: Final = "tools.json"
+# Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
+# record of a process that died.
+NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +227,8 @@ def _run_tasks(
         session_scope(session),
     ):
         session.run = run
+        if noted := os.environ.get(NOTED_IN):
+            Path(noted).write_text(str(run.path))
         session.on_run(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")

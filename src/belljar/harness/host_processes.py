@@ -60,21 +60,24 @@ class HostActivity(NamedTuple):
 
 
 _watching: HostActivity | None = None
+_beside = ""  # the directory of a package whose own work is Belljar's
 
 
 @contextmanager
-def watched_host() -> Iterator[HostActivity]:
+def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
     """Count programs that the block's code, not Belljar or Inspect by itself, starts, and all
-    connections."""
-    global _watching  # a hook can't be taken away, so one stays and looks here
+    connections. `beside`: a package that works for Belljar."""
+    global _watching, _beside  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
     spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
+    spec = find_spec(beside) if beside else None
+    _beside = f"{Path(spec.origin).parent}/" if spec is not None and spec.origin else ""
     _watching = found = HostActivity(Counter(spawns), Counter(), [])
     try:
         yield found
     finally:
-        _watching = None
+        _watching, _beside = None, ""
 
 
 @cache
@@ -139,7 +142,11 @@ def _is_ours(frame: FrameType | None) -> bool:
     """
     while frame is not None and _is_stdlib(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_places()[0])
+    return frame is not None and _is_belljars(frame.f_code.co_filename)
+
+
+def _is_belljars(file: str) -> bool:
+    return file.startswith(_places()[0]) or bool(_beside and file.startswith(_beside))
 
 
 def _is_stdlib(file: str) -> bool:
@@ -160,11 +167,11 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
 
 def _is_the_tasks(frame: FrameType | None) -> bool:
     """Return whether the first caller that is no library for starting programs is the task's."""
-    ours, anyio, inspect = _places()
+    _, anyio, inspect = _places()
     is_inspects = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(ours):
+        if _is_belljars(file):
             return False
         is_inspects |= file.startswith(inspect)
         if not (file.startswith((anyio, inspect, "<frozen")) or _is_stdlib(file)):

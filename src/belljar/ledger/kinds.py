@@ -441,7 +441,12 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "bytes": count,
         "verdict": one_of("contained", "void", "breached"),
     },
-    Kind.FLEET_UNIT_FAILED: {**_UNIT, **_REASON},
+    Kind.FLEET_UNIT_FAILED: {
+        **_UNIT,
+        **_REASON,
+        "archive": Optional(HEX64),
+        "is_bad": Optional(flag),
+    },
     Kind.CONTROL_PLANNED: {"controls": texts, "policies": texts},
     Kind.CONTROL_STARTED: {"control": text},
     Kind.CONTROL_COMPLETED: {"control": text, "ok": flag, "missing": texts, "unexpected": texts},

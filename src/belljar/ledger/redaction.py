@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -79,7 +79,7 @@ def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
                 (needed if is_data else found).add(body.stored)
     bodies = {digest for digest in found - needed if (run_dir / body_path(digest)).exists()}
     with open_directory(run_dir) as root:
-        files = {path for path in walk_files(root) if _class_of_file(path) in wanted}
+        files = {path for path in walk_files(root) if wanted & _classes_of_file(path)}
     paths = [run_dir / path for path in (*files, *map(body_path, bodies))]
     return Chosen(
         classes=tuple(each for each in CLASSES if each in wanted),
@@ -89,12 +89,14 @@ def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
     )
 
 
-def _class_of_file(path: str) -> str:
+def _classes_of_file(path: str) -> Set[str]:
     if path.startswith("ranges/") and path.endswith(".pcapng"):
-        return "packets"
-    if path.startswith("inspect/"):
-        return "logs"
-    return "secrets" if path == "decoys.key" else ""
+        return {"packets"}
+    if path.startswith("inspect/") or path == "findings.json":  # both quote outputs
+        return {"logs"}
+    if path.startswith("units/"):  # whole runs of a fleet's nodes
+        return {*CLASSES}
+    return {"secrets"} if path == "decoys.key" else set()
 
 
 def _lines(run_dir: Path) -> Iterator[Line]:

@@ -21,6 +21,7 @@ from belljar.report.tools import refused_calls
 
 EVALUATION: Final = "run"  # the kind of the runs of `belljar run`
 _WITH_SAMPLES: Final = (EVALUATION, "inspect")
+_LOGGED_ELSEWHERE: Final = "harbor"  # Harbor has the transcript of its trial
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,12 +186,12 @@ def judge(evidence: Evidence) -> RunFindings:
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         failure_code=run.failure_code,
-        left_out=_left_out(evidence),
+        left_out=left_out(evidence),
         unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),
     )
 
 
-def _left_out(evidence: Evidence) -> str:
+def left_out(evidence: Evidence) -> str:
     """What the signer of a partial record left out, and the verdict when it was whole."""
     if evidence.ledger is not LedgerState.PARTIAL:
         return ""
@@ -223,7 +224,9 @@ def _rows(
     broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
     for cells in _unlogged(evidence.cells.values(), logged, broken_off=broken_off):
         first, reasons, why = cells[0], [*everywhere], "Inspect's log doesn't have it"
-        if _was_cancelled(cells, evidence.logs):
+        if evidence.run.kind == _LOGGED_ELSEWHERE:
+            why = ""
+        elif _was_cancelled(cells, evidence.logs):
             why = f"cancelled, as the evaluation ended early; {why}"
         else:
             reasons.insert(0, Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=first.sample))

@@ -29,7 +29,8 @@ def test_a_directory_arrives_as_it_was(tmp_path: Path, monkeypatch: pytest.Monke
         (run / name).write_bytes(content)
     sent = tmp_path / "sent.tar"
     sent.write_bytes(b"".join(pack_run(run)))
-    unpack(sent, tmp_path / "there")
+    with sent.open("rb") as file:
+        unpack(file, tmp_path / "there")
     assert tree(tmp_path / "there") == tree(run)
     assert all(not p.stat().st_mode & 0o077 for p in (tmp_path / "there").rglob("*") if p.is_file())
     assert (tmp_path / "there").stat().st_mode & 0o077 == 0
@@ -69,8 +70,8 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, kind: str) -> None:
     sent = tmp_path / "sent.tar"
     sent.write_bytes(content[:512] if kind == "cut" else content)
     (tmp_path / "inner").mkdir()
-    with pytest.raises((LayerError, FileExistsError)):
-        unpack(sent, tmp_path / "inner" / "there")
+    with sent.open("rb") as file, pytest.raises((LayerError, FileExistsError)):
+        unpack(file, tmp_path / "inner" / "there")
     assert not (tmp_path / "inner" / "out").exists()
     assert not (tmp_path / "out").exists()
 

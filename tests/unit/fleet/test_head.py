@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from belljar.dataclass import replace
+from belljar.errors import PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet.archive import pack_run
 from belljar.fleet.engine import Engine
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
+from belljar.harness.evaluate import RunOutcome
+from belljar.harness.host_processes import watched_host
 from belljar.harness.selected import SelectedTask
 from belljar.ledger import create_run, local_fingerprint, read_events
 from belljar.policy import Tier
+from belljar.probe.model import Verdict
+from belljar.report.reasons import ReasonCode
 
 TASK = SelectedTask(
     name="t",
@@ -33,9 +43,11 @@ TASK = SelectedTask(
 class Scripted:
     """The first attempt sends `first` from its node, each other one a run that ended."""
 
-    def __init__(self, home: Path, first: Sequence[Any]) -> None:
-        self.first, self.last_heard_s, self.is_stopping = [*first], dict[str, float](), False
-        self.runs = {name: sealed(home / name, interrupted=False) for name in ("n1", "n2")}
+    def __init__(self, home: Path, first: Iterable[Any]) -> None:
+        self.first: Iterable[Any] = first
+        self.last_heard_s, self.is_stopping = dict[str, float](), False
+        self.is_alone = False
+        self.runs = {name: unit_run(home / name) for name in ("n1", "n2")}
         self.placed: list[str] = []
 
     def start(
@@ -44,7 +56,7 @@ class Scripted:
         """Place a unit on the first node that may have it."""
         self.placed.append(nodes[0])
         items = self.first if len(self.placed) == 1 else self.runs[nodes[0]]
-        return iter([{"node": nodes[0]}, *items])
+        return chain([{"node": nodes[0]}], items)
 
     def ready(self, units: Sequence[Any], **_: float) -> Iterator[tuple[Any, Any]]:
         """Give the next item of each unit."""
@@ -57,40 +69,211 @@ class Scripted:
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
         """Nothing is watched."""
 
+    def forget(self, node_id: str) -> None:
+        """Nothing is expected."""
+        self.last_heard_s.pop(node_id, None)
 
-def sealed(home: Path, *, interrupted: bool) -> list[Any]:
+
+PROBE: Mapping[str, JsonValue] = {"which": "quick", "phase": "start", "user": "0"}
+BREACH: Mapping[str, JsonValue] = {
+    **PROBE,
+    "duration_ms": 1,
+    "verdict": "breached",
+    "probes": 1,
+    "digest": "0" * 64,
+    "problem": "",
+}
+
+
+def unit_run(
+    home: Path, *, interrupted: bool = False, breached: bool = False, killed: bool = False
+) -> list[Any]:
     """What a unit sends: its run, and how it ended."""
-    with create_run(home, "run" if interrupted else "cell", []) as run:
-        data: dict[str, JsonValue] = {"interrupted": interrupted, "stopped": False, "errors": []}
-        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=data))
-    archive = b"".join(pack_run(run.path))
+    with create_run(home, "run", [], checkpoint_interval_s=0.01) as run:
+        if breached:
+            for kind, data in ((Kind.PROBE_STARTED, PROBE), (Kind.PROBE_COMPLETED, BREACH)):
+                run.recorder.record(Event(kind=kind, data={**data}, cell_id="c" * 32))
+        if killed:
+            archive = b"".join(pack_run(run.path))
+        else:
+            run.recorder.record(
+                Event(
+                    kind=Kind.RUN_EVALUATED,
+                    data={"interrupted": interrupted, "stopped": False, "errors": []},
+                )
+            )
+    if not killed:
+        archive = b"".join(pack_run(run.path))
     end = {"run_id": run.run_id, "sha256": hashlib.sha256(archive).hexdigest(), "exit_code": 0}
     return [archive, {**end, "lasted_s": 1.0, "why": ""}]
 
 
-NO_RUN: Mapping[str, Any] = {"run_id": "", "exit_code": 5, "why": "no space", "lasted_s": 1.0}
+NOTHING = hashlib.sha256().hexdigest()
+NO_RUN: Mapping[str, Any] = {
+    "run_id": "",
+    "sha256": NOTHING,
+    "exit_code": 5,
+    "why": "no space",
+    "lasted_s": 1.0,
+}
 
 
-@pytest.mark.parametrize("how", ["interrupted", "lost", "changed", "refused"])
-def test_what_a_node_did_to_a_unit_is_tried_on_another(tmp_path: Path, how: str) -> None:
-    """A unit that was interrupted there, whose connection ended, whose archive came changed, or
-    that did not begin: the failure is on record, and the second attempt counts."""
-    interrupted = sealed(tmp_path / "n1", interrupted=True)
-    first = {
-        "interrupted": interrupted,
-        "lost": [OSError("connection lost")],
-        "changed": [b"x", interrupted[1]],
-        "refused": [NO_RUN],
-    }[how]
-    engine = Scripted(tmp_path, first)
-    keys = {name: local_fingerprint(tmp_path / name) or "" for name in engine.runs}
+@dataclass
+class Ended:
+    """A run of the head."""
+
+    engine: Scripted
+    outcome: RunOutcome
+    failed: list[dict[str, Any]]
+    finished: list[dict[str, Any]]
+    tars: list[str]
+
+
+@contextmanager
+def fleet(
+    home: Path, first: Iterable[Any], task: SelectedTask = TASK
+) -> Iterator[tuple[Head, Callable[[], Ended]]]:
+    """A head with two nodes, and how to run it to its end."""
+    engine = Scripted(home, first)
+    keys = {name: local_fingerprint(home / name) or "" for name in engine.runs}
     nodes = [Node(node_id=name, name=name, key=key, cells=1) for name, key in keys.items()]
-    with create_run(tmp_path / "head", KIND, []) as run:
-        head = Head(TASK, cast("Engine", engine), run, nodes)
-        head.run_all("w", require_contained=False)
-    assert engine.placed[:2] == ["n1", "n2"]
-    events = [line for line in read_events(run.path) if line.kind.value.startswith("fleet.unit")]
-    failed = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FAILED]
-    assert (failed[0]["node"], failed[0]["attempt"]) == ("n1", 1)
-    finished = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FINISHED]
-    assert [(each["node"], each["attempt"]) for each in finished] == [("n2", 2)]
+    with create_run(home / "head", KIND, []) as run, watched_host() as host:
+        head = Head(task, cast("Engine", engine), run, nodes, host)
+
+        def ended() -> Ended:
+            outcome = head.run_all("w", require_contained=False)
+            events = [*read_events(run.path)]
+            return Ended(
+                engine=engine,
+                outcome=outcome,
+                failed=[e.data for e in events if e.kind is Kind.FLEET_UNIT_FAILED],
+                finished=[e.data for e in events if e.kind is Kind.FLEET_UNIT_FINISHED],
+                tars=sorted(path.name for path in (run.path / "units").iterdir()),
+            )
+
+        yield head, ended
+
+
+def run_of(home: Path, first: Iterable[Any]) -> Ended:
+    """The fleet's run whose first unit sends this."""
+    with fleet(home, first) as (_, ended):
+        return ended()
+
+
+def codes(ended: Ended) -> set[ReasonCode]:
+    """Of the problems of the whole."""
+    return {reason.code for reason in ended.outcome.findings.problems}
+
+
+@pytest.mark.parametrize("how", ["lost", "refused"])
+def test_what_a_node_did_to_a_unit_is_tried_on_another(tmp_path: Path, how: str) -> None:
+    """A unit whose connection ended, or that did not begin: the failure is on record, and the
+    second attempt counts."""
+    ended = run_of(tmp_path, [OSError("connection lost")] if how == "lost" else [NO_RUN])
+    assert ended.engine.placed[:2] == ["n1", "n2"]
+    assert (ended.failed[0]["node"], ended.failed[0]["attempt"]) == ("n1", 1)
+    assert [(each["node"], each["attempt"]) for each in ended.finished] == [("n2", 2)]
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_the_record_of_an_attempt_that_was_cut_is_kept(tmp_path: Path, how: str) -> None:
+    """A unit that its node interrupted or whose process died: both records are there, and another
+    node runs what has none."""
+    ended = run_of(tmp_path, unit_run(tmp_path / "n1", **{how: True}))
+    assert ended.engine.placed[:2] == ["n1", "n2"]
+    assert [each["node"] for each in ended.finished] == ["n1", "n2"]
+    assert ended.tars[:2] == ["00001-1.tar", "00001-2.tar"]
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_breach_before_the_end_of_its_process_stops_the_fleet(tmp_path: Path, how: str) -> None:
+    """Its record counts though it has no end: nothing is tried again."""
+    ended = run_of(tmp_path, unit_run(tmp_path / "n1", breached=True, **{how: True}))
+    assert ended.engine.placed == ["n1"]
+    assert ended.engine.is_stopping
+    assert ended.outcome.findings.verdict is Verdict.BREACHED
+
+
+@pytest.mark.parametrize("how", ["changed", "malformed", "endless"])
+def test_what_does_not_verify_is_kept_and_not_tried_again(tmp_path: Path, how: str) -> None:
+    """An archive that arrived changed, and an end of another shape: evidence that is bad is not
+    replaced by another attempt's."""
+    archive, end = unit_run(tmp_path / "n1")
+    first = {
+        "changed": [b"x", end],
+        "malformed": [archive, {"run_id": 1}],
+        "endless": [archive, {**end, "lasted_s": "inf"}],
+    }[how]
+    ended = run_of(tmp_path, first)
+    assert ended.engine.placed == ["n1"]
+    assert ended.tars == ["00001-1.tar"]
+    (failed,) = ended.failed
+    assert failed["archive"] == hashlib.sha256(first[0]).hexdigest()
+    assert ReasonCode.LEDGER_BAD in codes(ended)
+    assert ended.outcome.exit_code == 2
+
+
+def test_a_head_that_cannot_read_a_record_ends_the_run(tmp_path: Path) -> None:
+    """Its own error is no reason to run a unit again."""
+    archive, end = unit_run(tmp_path / "n1")
+
+    def items() -> Iterator[Any]:
+        yield archive
+        (path,) = (tmp_path / "head" / "runs").glob("*/units/*.tar")
+        path.unlink()
+        yield end
+
+    found = run_of(tmp_path, items())
+    assert found.engine.placed == ["n1"]
+    assert ReasonCode.RUN_ERROR in codes(found)
+
+
+def test_a_connection_that_breaks_after_the_record_came_loses_nothing(tmp_path: Path) -> None:
+    """It is judged: a breach in it stops the fleet."""
+    record = unit_run(tmp_path / "n1", breached=True)
+    ended = run_of(tmp_path, [*record, OSError("connection lost")])
+    assert ended.engine.placed == ["n1"]
+    assert ended.outcome.findings.verdict is Verdict.BREACHED
+
+
+def test_what_the_heads_own_process_did_is_in_what_left(tmp_path: Path) -> None:
+    """It loads the task and computes its metrics: a connection of it is named."""
+    with fleet(tmp_path, [NO_RUN]) as (_, ended):
+        sys.audit("socket.connect", None, ("203.0.113.9", 443))
+        found = ended()
+    left = found.outcome.findings.left
+    assert (left.claim, [each.name for each in left.destinations]) == (
+        "something",
+        ["203.0.113.9:443"],
+    )
+
+
+def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_changed(
+    tmp_path: Path,
+) -> None:
+    """A unit that was interrupted before its sample began is run again; a run with an archive that
+    was replaced since is refused."""
+    with fleet(tmp_path, unit_run(tmp_path / "n1", interrupted=True)) as (head, ended):
+        about = {"task": "t", "samples": ("a",), "epochs": 1, "code": "0" * 64}
+        head.record(Kind.FLEET_PLANNED, **about)
+        old = ended().outcome.path
+    with fleet(tmp_path, [NO_RUN]) as (head, ended):
+        head.take_over(old, "0" * 64)
+        found = ended()
+    assert found.engine.placed
+    assert [each.get("from_run") for each in found.finished][:2] == [old.name] * 2
+    (old / "units" / "00001-1.tar").write_bytes(b"")
+    with fleet(tmp_path, [NO_RUN]) as (head, _), pytest.raises(PolicyError):
+        head.take_over(old, "0" * 64)
+
+
+def test_no_sample_vanishes_when_no_node_is_left(tmp_path: Path) -> None:
+    """Each that was not placed has a void row."""
+    task = replace(TASK, samples=("a", "b", "c"))
+    with fleet(tmp_path, [], task) as (head, ended):
+        head.usable.clear()
+        found = ended()
+    rows = found.outcome.findings.rows
+    assert [(row.transcript.sample, row.verdict) for row in rows] == [
+        (name, Verdict.VOID) for name in task.samples
+    ]

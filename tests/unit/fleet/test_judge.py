@@ -111,8 +111,55 @@ def test_an_interrupted_evaluation_has_no_void_rows_for_what_did_not_begin() -> 
 def test_an_error_of_the_task_ends_with_1() -> None:
     """Samples that it kept from beginning are not missing."""
     failed = found("a", errors=("t: error: boom",))
-    whole = judge_fleet(ASKED, [Try(unit=FIRST, node="n1", findings=failed)])
+    whole = judge_fleet(ASKED, [Try(unit=FIRST, node="n1", findings=failed)], stopped=True)
     assert (len(whole.rows), whole.exit_code) == (1, 1)
+
+
+def test_a_sample_that_a_running_fleet_lost_has_a_row() -> None:
+    """An error in one unit explains nothing of another unless it stopped the fleet."""
+    failed = found("a", errors=("t: error: boom",))
+    whole = judge_fleet(ASKED, [Try(unit=FIRST, node="n1", findings=failed)])
+    assert [row.verdict for row in whole.rows] == [Verdict.CONTAINED, Verdict.VOID]
+
+
+def test_a_retry_replaces_only_what_infrastructure_took() -> None:
+    """A sample is tried again for one lost epoch: the other's verdict stays, good or bad, whatever
+    the retry says; only a breach is worse than any."""
+    lost = row("a", ReasonCode.LEDGER_UNFINISHED, epoch=2)
+    asked = replace(ASKED, samples=("a",), epochs=2)
+    again = replace(FIRST, attempt=2)
+    bad, clean = row("a", ReasonCode.HOST_TOOL_CALLED), row("a")
+    breached = row("a", ReasonCode.SCORER_BREACHED)
+    for first, second, kept in (
+        (bad, clean, bad),
+        (clean, bad, clean),
+        (clean, breached, breached),
+    ):
+        tries = [
+            Try(unit=FIRST, node="n1", findings=RunFindings(rows=(first, lost), left=CLEAN)),
+            Try(
+                unit=again,
+                node="n2",
+                findings=RunFindings(rows=(second, row("a", epoch=2)), left=CLEAN),
+            ),
+        ]
+        whole = judge_fleet(asked, tries)
+        assert [each.verdict for each in whole.rows] == [kept.verdict, Verdict.CONTAINED]
+        (note,) = whole.rows[0].transcript.notes
+        assert ("n1" if kept is breached else "n2") in note
+
+
+def test_a_problem_of_a_replaced_attempt_stays() -> None:
+    """Unless it is the infrastructure's, for which it was replaced."""
+    void = row("a", ReasonCode.LEDGER_UNFINISHED)
+    problems = (Reason(code=ReasonCode.LEDGER_UNFINISHED), Reason(code=ReasonCode.RANGE_SURVIVORS))
+    tries = [
+        Try(unit=FIRST, node="n1", findings=found(rows=(void,), problems=problems)),
+        Try(unit=replace(FIRST, attempt=2), node="n2", findings=found("a")),
+        Try(unit=SECOND, node="n3", findings=found("b")),
+    ]
+    codes = [reason.code for reason in judge_fleet(ASKED, tries).problems]
+    assert codes == [ReasonCode.RANGE_SURVIVORS]
 
 
 def test_what_left_each_node_is_added_up() -> None:

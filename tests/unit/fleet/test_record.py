@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
+from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet.archive import pack_run
 from belljar.fleet.judge import KIND
-from belljar.fleet.record import UNITS, Came, examine, plan_of, stored_fleet, tries_on_record
+from belljar.fleet.record import UNITS, Came, examine, findings_of, plan_of, tries_on_record
 from belljar.fleet.units import Unit
-from belljar.ledger import RunDirectory, create_run, local_fingerprint
+from belljar.harness.evidence import stored_evidence
+from belljar.ledger import RunDirectory, create_run, load_or_make_key, local_fingerprint
+from belljar.ledger.redaction import CLASSES, choose, purge, share
 from belljar.probe.model import Verdict
+from belljar.report.samples import RunFindings, as_json
 
 UNIT = Unit(number=1, samples=("a",))
 
@@ -59,13 +65,28 @@ def test_another_key_root_or_archive_is_refused(tmp_path: Path, came: Came, fiel
         examine(came.path(tmp_path), replace(came, **{field: "0" * 64}))  # type: ignore[arg-type]
 
 
+def test_a_run_of_another_kind_and_a_partial_one_are_refused(tmp_path: Path) -> None:
+    """A node sends the whole record of an evaluation: another kind has no samples that its log
+    must name, and who left contents out chose what is judged."""
+    node = tmp_path / "node"
+    with create_run(node, "cell", []) as run:
+        pass
+    with pytest.raises(LedgerError):
+        examine((other := archived(run, tmp_path, node)).path(tmp_path), other)
+    with create_run(node, "run", []) as run:
+        run.write_json("findings.json", {})
+    purge(run.path, choose(run.path, ["logs"]), load_or_make_key(node))
+    with pytest.raises(LedgerError):
+        examine((other := archived(run, tmp_path, node)).path(tmp_path), other)
+
+
 def test_another_run_is_refused(tmp_path: Path, came: Came) -> None:
     """Though it is genuine, and of the same node."""
     with pytest.raises(LedgerError):
         examine(came.path(tmp_path), replace(came, run_id="20200101-000000000-000000"))
 
 
-def fleet_run(home: Path, came: Came) -> Path:
+def fleet_run(home: Path, came: Came, verdict: str = "void") -> Path:
     """A fleet's run with one unit."""
     with create_run(home, KIND, ["belljar"]) as run:
         folder = run.path / UNITS
@@ -88,7 +109,7 @@ def fleet_run(home: Path, came: Came) -> Path:
                     "root": root,
                     "archive": came.archive,
                     "bytes": 1,
-                    "verdict": "void",
+                    "verdict": verdict,
                 },
             ),
             (
@@ -98,6 +119,7 @@ def fleet_run(home: Path, came: Came) -> Path:
         )
         for kind, data in events:
             run.recorder.record(Event(kind=kind, data=data))
+        run.write_json("findings.json", {})
     return run.path
 
 
@@ -107,30 +129,80 @@ def test_a_fleet_is_judged_again_offline(tmp_path: Path, came: Came) -> None:
     run = fleet_run(home, came)
     asked, tries, found = tries_on_record(run)
     assert (asked.samples, [each.node for each in tries], [*found]) == (("a",), ["n"], ["00001-1"])
-    key = local_fingerprint(home)
-    findings, lines = stored_fleet(run, expected_key=key, expected_run=run.name)
+    findings, lines = judged(home, run)
     assert {row.transcript.sample for row in findings.rows} == {"a"}
     assert "1 unit(s) on 1 node(s)" in lines[0]
     came.path(run).write_bytes(b"")
-    findings, _ = stored_fleet(run, expected_key=key, expected_run=run.name)
+    findings, lines = judged(home, run)
     assert findings.verdict is Verdict.VOID
-    assert {reason.code.value for reason in findings.problems} >= {"ledger_bad"}
+    assert {(r.code.value, r.where) for r in findings.problems} >= {
+        ("ledger_bad", "unit 00001-1 on n")
+    }
+    assert {row.transcript.sample for row in findings.rows} == {"a"}
+    assert findings.left.claim == "can't tell"
+    came.path(run).unlink()
+    came.path(run).symlink_to("/dev/zero")
+    assert judged(home, run)[0].verdict is Verdict.VOID
+
+
+def judged(home: Path, run: Path) -> tuple[RunFindings, list[str]]:
+    """As `belljar verdict` does it."""
+    key = local_fingerprint(home)
+    return findings_of(run, stored_evidence(run, expected_key=key, expected_run=run.name))
+
+
+def test_report_and_statement_are_of_the_fleets_judge(
+    tmp_path: Path, came: Came, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say what `belljar verdict` says: the head's own ledger has no sample and no cell."""
+    home = tmp_path / "head"
+    run = fleet_run(home, came)
+    monkeypatch.setenv("BELLJAR_HOME", str(home))
+    expected = as_json(judged(home, run)[0])
+    out = tmp_path / "statement.json"
+    assert belljar(["export", str(run), "--format", "intoto", "-o", str(out)]) == 0
+    statement = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))
+    assert statement["predicate"] == json.loads(json.dumps(expected))
+    assert statement["predicate"]["samples"][0]["verdict"] == "void"
+    page = tmp_path / "page.html"
+    assert belljar(["report", str(run), "-o", str(page)]) == 0
+    assert "no unit of the fleet came back" in page.read_text()
+
+
+def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Came) -> None:
+    """An archive of a unit holds contents of every class; the findings quote them, too."""
+    home = tmp_path / "head"
+    run = fleet_run(home, came)
+    for name in (each for each in CLASSES if each != "secrets"):
+        assert f"{UNITS}/{UNIT.name}.tar" in choose(run, [name]).files
+    share(run, tmp_path / "copy", choose(run, ["outputs"]), load_or_make_key(home))
+    assert not list((tmp_path / "copy").rglob("*.tar"))
+    assert not (tmp_path / "copy" / "findings.json").exists()
+    evidence = stored_evidence(
+        tmp_path / "copy", expected_key=local_fingerprint(home), expected_run=run.name
+    )
+    findings, _ = findings_of(tmp_path / "copy", evidence)
+    assert findings.left_out
+    assert findings.left.claim == "can't tell"
 
 
 def test_without_a_known_key_nothing_is_proven(tmp_path: Path, came: Came) -> None:
     """As for any run."""
     run = fleet_run(tmp_path / "head", came)
-    findings, _ = stored_fleet(run, expected_key=None, expected_run=None)
+    findings, _ = findings_of(run, stored_evidence(run))
     assert {reason.code.value for reason in findings.problems} >= {"ledger_bad"}
+    assert not findings.rows  # no archive of it is opened
+    assert findings.left.claim == "can't tell"
 
 
 def test_only_a_fleets_run_is_resumed(tmp_path: Path, came: Came) -> None:
-    """A run of another kind, and one that is not there, are refused."""
+    """A run of another kind, one that is not there, and one with a breach are refused."""
     home = tmp_path / "head"
     run = fleet_run(home, came)
     assert plan_of(home, run.name)[1]["task"] == "t"
     with create_run(home, "run", ["belljar"]) as other:
         pass
-    for name in (other.run_id, "20200101"):
+    breached = fleet_run(home, came, "breached")
+    for name in (other.run_id, "20200101", breached.name):
         with pytest.raises(PolicyError):
             plan_of(home, name)

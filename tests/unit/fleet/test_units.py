@@ -121,6 +121,27 @@ def test_only_what_infrastructure_took_is_tried_again() -> None:
         assert to_try_again(UNIT, 1, RunFindings(rows=(row("a"), mixed))) == ()
 
 
+def test_a_node_without_room_does_not_excuse_a_samples_own_cause() -> None:
+    """The node failed and cut the sample, but its evidence says more: it is not tried again."""
+    cut = row("a", ReasonCode.HOST_TOOL_CALLED, error="cancelled")
+    found = RunFindings(rows=(cut, row("b")), errors=("no space",), failure_code=5)
+    assert to_try_again(UNIT, 1, found) == ()
+
+
+def test_a_process_that_died_is_infrastructure() -> None:
+    """Its log says that it did not finish, its cell was neither probed at the end nor destroyed."""
+    codes = (
+        *(ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING),
+        *(ReasonCode.CELL_NOT_DESTROYED, ReasonCode.PROBES_MISSING),
+    )
+    found = RunFindings(
+        rows=(row("a", *codes),),
+        problems=(Reason(code=ReasonCode.LEDGER_UNFINISHED),),
+        errors=("t: started: it did not finish",),
+    )
+    assert to_try_again(UNIT, 1, found) == ("a", "b")
+
+
 def test_all_epochs_of_a_sample_are_needed() -> None:
     """One of two epochs is missing: the sample is tried again."""
     found = RunFindings(rows=(row("a"), row("a", epoch=2), row("b")))

@@ -18,7 +18,7 @@ from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
-from belljar.harness.evaluate import RunOutcome, RunRequest, check_tasks, run_evaluation
+from belljar.harness.evaluate import NOTED_IN, RunOutcome, RunRequest, check_tasks, run_evaluation
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import local_fingerprint, verify
 from belljar.policy import policy_of
@@ -130,9 +130,12 @@ def run(
     )
 
 
-def test_a_run_from_end_to_end(task_file: str, tmp_path: Path) -> None:
+def test_a_run_from_end_to_end(
+    task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every sample in a cell of its own, all of it sealed, and what the transcript hides is
     found."""
+    monkeypatch.setenv(NOTED_IN, str(tmp_path / "noted"))
     cells = RecordedCells()
     outcome = run(
         [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"],
@@ -159,6 +162,7 @@ def test_a_run_from_end_to_end(task_file: str, tmp_path: Path) -> None:
         assert row.transcript_gap.shortened
         assert not row.transcript_gap.unfounded
         assert row.bytes_in == 5
+    assert (tmp_path / "noted").read_text() == str(outcome.path)
     assert verify(outcome.path).ok(strict=True)
     assert len(list((outcome.path / "inspect").glob("*.eval"))) == 1
     assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"

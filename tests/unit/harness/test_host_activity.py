@@ -57,6 +57,20 @@ def test_what_leads_beyond_this_host_is_counted(
     assert dict(found.connections) == {place: 2}
 
 
+def test_an_engine_of_belljars_is_not_the_task() -> None:
+    """A fleet's Ray connects to nodes and starts processes: what it does itself is Belljar's."""
+    code = """import sys
+sys.audit("socket.connect", None, ("203.0.113.9", 443))
+sys.audit("subprocess.Popen", "raylet", ["raylet"], None, None)
+"""
+    inside = compile(code, str(Path(pytest.__file__).with_name("x.py")), "exec")
+    for beside, is_counted in (("pytest", False), ("", True)):
+        with watched_host(beside=beside) as found:
+            exec(inside, {})  # noqa: S102 - the lines above
+        assert bool(found.connections) is is_counted
+        assert bool(found.programs) is is_counted
+
+
 def test_what_stays_on_this_host_is_not() -> None:
     """Loopback, Unix sockets, the kernel's own sockets, and addresses to listen at."""
     with watched_host() as found:
