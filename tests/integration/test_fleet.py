@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,11 +40,13 @@ class Nodes(Fleet):
         head = copy_store(prepared, folder / "head")
         super().__init__(folder, homes, head, environment, address="")
         self._process: subprocess.Popen[str] | None = None
+        # A short name: the paths of Ray's sockets below it have at most 107 bytes.
+        self._ray = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")
 
     def serve(self) -> bool:
         """Start the cluster; False when Ray did not start within its half a minute."""
         program = Path(__file__).with_name("ray_cluster.py")
-        words = [sys.executable, str(program), str(self.folder / "ray"), *map(str, self.homes)]
+        words = [sys.executable, str(program), self._ray.name, *map(str, self.homes)]
         pipe = subprocess.PIPE
         with (self.folder / "cluster.log").open("w") as log:
             self._process = subprocess.Popen(
@@ -73,6 +76,11 @@ class Nodes(Fleet):
         if self._process is not None:
             self._process.communicate(timeout=120)
 
+    def close(self) -> None:
+        """End the cluster, and remove its files."""
+        self.stop()
+        self._ray.cleanup()
+
 
 @pytest.fixture(scope="module")
 def nodes(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
@@ -83,7 +91,7 @@ def nodes(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             pytest.fail((made.folder / "cluster.log").read_text()[-2000:])
         yield made
     finally:
-        made.stop()
+        made.close()
 
 
 def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
@@ -143,6 +151,7 @@ def test_ctrl_c_ends_every_unit_with_its_record(nodes: Nodes) -> None:
     assert nothing_runs(nodes)
 
 
+@pytest.mark.thorough
 def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None:
     """Its units end by themselves; a new run takes over what had come back, verified again, and
     runs the rest; the first attempt stays on record."""
