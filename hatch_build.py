@@ -97,6 +97,11 @@ def build_all(root: Path) -> Iterator[Path]:
 
 LINKED = {"musl": "lib/libc/musl/COPYRIGHT", "zig": "LICENSE"}
 """What is linked into the programs → its licence, as a path in the compiler's wheel; `licenses/NAME.txt` here."""
+VENDORED = {
+    "src/belljar/live/uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
+}
+"""Others' files that are shipped as they are published → SHA-256."""
+UPLOT_VERSION = "1.6.32"
 SBOM = "build/belljar-sandbox.cdx.json"
 
 
@@ -116,6 +121,9 @@ def check_compiler(root: Path, project: Mapping[str, Any]) -> str:
             raise SystemExit(
                 f"hatch_build: licenses/{name}.txt is not the compiler's {place}: copy it anew"
             )
+    for place, digest in VENDORED.items():
+        if hashlib.sha256((root / place).read_bytes()).hexdigest() != digest:
+            raise SystemExit(f"hatch_build: {place} is not the file that was published")
     return distribution.version
 
 
@@ -128,6 +136,10 @@ def bill_of_materials(
     linked: list[dict[str, Any]] = [
         {"type": "library", "bom-ref": f"pkg:generic/zig-compiler-rt@{zig}", "name": "zig-compiler-rt", "version": zig, "purl": f"pkg:generic/zig-compiler-rt@{zig}"},
         {"type": "library", "bom-ref": f"pkg:generic/musl?with=zig-{zig}", "name": "musl", "description": f"as shipped with Zig {zig}"},
+    ]  # fmt: skip
+    linked += [
+        {"type": "library", "bom-ref": f"pkg:npm/uplot@{UPLOT_VERSION}", "name": "uplot", "version": UPLOT_VERSION, "purl": f"pkg:npm/uplot@{UPLOT_VERSION}", "hashes": [{"alg": "SHA-256", "content": digest}]}
+        for digest in VENDORED.values()
     ]  # fmt: skip
     for one in linked:
         one["licenses"] = [{"license": {"id": "MIT"}}]

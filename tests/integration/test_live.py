@@ -75,7 +75,7 @@ def told(number: int) -> Event:
 @pytest.mark.slow
 def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> None:
     """The page shows a run as it happens, hostile text as text, and finds it by a filter; its button
-    stops a run with a real cell; it goes on after a restart of the server; it fits a phone."""
+    stops a run with a real cell; memory is plotted; it goes on after a restart of the server; it fits a phone."""
     argv = [sys.executable, "-m", "belljar", "exec", "low", "--tier", "container", "--"]
     sleeper = subprocess.Popen(
         [*argv, "sleep", "600"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -89,6 +89,7 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
                 page.wait_for_url("**/")
                 run.recorder.record(told(1))
                 page.get_by_text("number 1").first.wait_for()
+                page.locator("#memory canvas").wait_for()
                 page.fill("#search", '"sleep"')
                 page.locator("#lines tr").first.wait_for()
                 assert page.get_by_text("number 1").count() == 0

@@ -68,6 +68,7 @@ def test_the_wheel_says_its_name_its_version_and_the_licences_of_what_is_linked(
     assert set(metadata.get_all("License-File", [])) == {
         "LICENSE",
         "licenses/musl.txt",
+        "licenses/uplot.txt",
         "licenses/zig.txt",
     }
     assert set(hook.LINKED) == {"musl", "zig"}
@@ -115,17 +116,23 @@ def test_the_readme_renders_and_links_to_nothing_relative(wheel: Path, hook: Mod
 def test_a_build_without_a_source_or_with_another_licence_fails(
     tmp_path: Path, hook: ModuleType
 ) -> None:
-    """Neither a wheel that lacks a program nor one with another compiler's licences is made."""
+    """Neither a wheel that lacks a program, nor one with another compiler's licences or a changed
+    library of others, is made."""
     for name in ("native", "licenses"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.md"))
+    for place in hook.VENDORED:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / place, tmp_path / place)
     hook.check_compiler(tmp_path, project())
     with pytest.raises(SystemExit, match="not the version"):
         hook.check_compiler(tmp_path, {"build-system": {"requires": ["ziglang==0.1.0"]}})
+    (tmp_path / "src/belljar/live/uplot.js").write_text("another")
+    with pytest.raises(SystemExit, match=r"uplot\.js"):
+        hook.check_compiler(tmp_path, project())
     (tmp_path / "licenses/musl.txt").write_text("another")
     with pytest.raises(SystemExit, match=r"musl\.txt"):
         hook.check_compiler(tmp_path, project())
     shutil.rmtree(tmp_path / "native/guest")
-    (tmp_path / "src/belljar").mkdir(parents=True)
     with pytest.raises(SystemExit, match="sources of `agent` are missing"):
         list(hook.build_all(tmp_path))
 

@@ -214,23 +214,43 @@ function cpuOf(cell) {
   return `${Math.max(0, percent).toFixed(0)} %`;
 }
 
-const history_ = { memory: [], cpu: [] };
+const MIB = 2 ** 20;
+const HEIGHT = 140; // of a plot, in pixels
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+const plots = { memory: [[], []], cpu: [[], []] };
+const drawn = new Map(); // a plot's name → its chart
 function plot(cells) {
   for (const name of seen.keys()) if (!cells.some((cell) => cell.cell === name)) seen.delete(name);
   const memory = cells.reduce((sum, cell) => sum + (cell.memory_bytes || 0), 0);
   const cpu = cells.reduce((sum, cell) => sum + Math.max(0, seen.get(cell.cell)?.[2] || 0), 0);
-  draw("memory", memory, size(memory));
+  draw("memory", memory / MIB, size(memory));
   draw("cpu", cpu, `${cpu.toFixed(0)} % of one processor`);
 }
 
 function draw(name, value, text) {
-  const points = history_[name];
-  points.push(value);
-  if (points.length > POINTS) points.shift();
-  const top = Math.max(...points, 1);
-  const places = points.map((each, at) => `${(at * 300) / POINTS},${78 - (76 * each) / top}`).join(" ");
-  $(name).replaceChildren(svg("polyline", { points: places }));
+  const [times, values] = plots[name];
+  times.push(Date.now() / 1000);
+  values.push(value);
+  if (times.length > POINTS) [times, values].forEach((each) => each.shift());
+  if (!drawn.has(name)) drawn.set(name, chart($(name)));
+  drawn.get(name).setData(plots[name]);
   $(`${name}-now`).textContent = `${name}: ${text} in ${seen.size} cells`;
+}
+
+function chart(place) {
+  const axis = { stroke: () => colour("--quiet"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false } };
+  const options = {
+    width: place.clientWidth,
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { show: false },
+    scales: { y: { range: (_chart, _low, high) => [0, Math.max(high, 1) * 1.05] } },
+    axes: [{ ...axis }, { ...axis, size: 60 }],
+    series: [{}, { stroke: () => colour("--link"), width: 1.5, points: { show: false } }],
+  };
+  const one = new uPlot(options, [[], []], place);
+  new ResizeObserver(() => one.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place);
+  return one;
 }
 
 // --- actions
