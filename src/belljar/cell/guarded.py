@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, LedgerError, PolicyError
-from belljar.events import Event, Recorder
+from belljar.events import Event, Kind, Recorder
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import (
     Carried,
@@ -44,6 +44,8 @@ DRAIN_TIMEOUT_S: Final = 30.0
 """For the last scans, at the end of a cell."""
 MAX_FOREIGN: Final = 20_000
 """Values of the run's other cells that one cell's guard looks for: the newest."""
+MAX_HELD: Final = 10_000
+"""Hits that wait for the gateway's own report; more are reported at once."""
 MAX_SAME: Final = 20
 """Events of one value in one operation; after that each power of two."""
 
@@ -94,6 +96,8 @@ class GuardedRecorder:
         self._scanner: Scanner | None = None
         self._streams: StreamScanner | None = None
         self._seen: Counter[tuple[str, str, str]] = Counter()
+        self._told: set[str] = set()  # digests of what the gateway reported
+        self._held: dict[str, tuple[tuple[str, str, str], Event]] = {}
         self._is_closed = False
         self.passed: dict[bytes, bytes | None] = {}
         """What was sent of each text to a model, by the digest of both; None: all."""
@@ -107,6 +111,9 @@ class GuardedRecorder:
     def record(self, event: Event) -> int:
         """Record the event and have it looked at. Raises as the recorder below."""
         number = self._inner.record(event)
+        if event.kind is Kind.GUARD_HIT:
+            with self._lock:
+                self._told.add(str(event.data.get("digest")))
         contacts = self._contacts
         if contacts is not None:
             if self._reports_touches:
@@ -232,6 +239,10 @@ class GuardedRecorder:
                 break
             if isinstance(job, _Job):
                 self._report_unscanned(job, "the cell ended before it was scanned", *job.parts)
+        with self._lock:
+            held = [each for digest, each in self._held.items() if digest not in self._told]
+        for key, event in held:  # the range ended before its gateway had looked
+            self._record_counted(key, event)
 
     def _submit(self, job: _Job) -> None:
         with self._lock:
@@ -300,16 +311,18 @@ class GuardedRecorder:
 
         action = self.rules.action(part.place)
         is_known = hit.source in {Source.DECOY, Source.FOREIGN}
-        if (
-            part.place in {Place.RANGE, Place.UPSTREAM}
-            and action is not Action.FLAG
-            and not is_known
-            and not part.is_between_cells
-        ):
-            return  # the gateway has looked at it before, and reported what it did
         done = action if action is Action.STOP else Action.FLAG
         event = event_of(part, hit, cell_id=job.cell_id, evidence=job.evidence, action=done)
-        self._record_counted((hit.value_id or hit.digest, part.operation, part.to), event)
+        key = (hit.value_id or hit.digest, part.operation, part.to)
+        if part.is_scanned_first and action is not Action.FLAG and not is_known:
+            # The gateway reports what it did. If it says nothing until the end, this does.
+            with self._lock:
+                is_held = len(self._held) < MAX_HELD or hit.digest in self._held
+                if is_held:
+                    self._held.setdefault(hit.digest, (key, event))
+            if is_held:
+                return
+        self._record_counted(key, event)
 
     def _record_counted(self, key: tuple[str, str, str], event: Event) -> None:
         """Record the key's first events, then each power of two, with the count."""

@@ -3,9 +3,11 @@
 A frame's `epb_flags` are inbound (from a cell) or outbound (the range sent it to a cell: its rules
 had let it through). Inbound frames are kept whole. Outbound ones are too until half of the room is
 used, then by their headers: the gateway sent them, and its events hold what matters. Its part in a
-TLS handshake is always whole: without the server's hello no secret decrypts what the cell sent.
+TLS handshake is always whole, however small the segments that a cell asks for: without the server's
+hello no secret decrypts what the cell sent.
 
-Source: draft-ietf-opsawg-pcapng (Section Header, Interface Description, Enhanced Packet Block).
+Sources: draft-ietf-opsawg-pcapng (Section Header, Interface Description, Enhanced Packet Block);
+packet(7) and linux/if_packet.h (a VLAN tag is taken out of the frame, and told beside it).
 """
 
 from __future__ import annotations
@@ -45,8 +47,16 @@ _ALL_PROTOCOLS: Final = 0x0003
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
 _SO_TIMESTAMPNS: Final = 35
 _TIMESPEC: Final = struct.Struct("@qq")
-_SOL_PACKET, _PACKET_STATISTICS = 263, 6
+_SOL_PACKET, _PACKET_STATISTICS, _PACKET_AUXDATA = 263, 6, 8
 _STATISTICS: Final = struct.Struct("=II")
+_AUXDATA: Final = struct.Struct("=IIIHHHH")  # the first is the status, the last two are the tag
+_VLAN_VALID, _VLAN_TPID_VALID = 1 << 4, 1 << 6
+_VLAN_AT: Final = 12  # of a frame: behind both addresses
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_TIMESPEC.size) + socket.CMSG_SPACE(_AUXDATA.size)
+# A server's flight has its hello in the first few hundred bytes.
+_FLIGHT_BYTES: Final = 4096
+# Connections whose flight goes on, the oldest forgotten first; a gateway holds 2,000 in TLS.
+_MAX_FLIGHTS: Final = 16_384
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SOCKET_BUFFER_BYTES: Final = 64 << 20
 """Most of a second of what a gateway can send.
@@ -68,6 +78,7 @@ class PacketFile:
         self.packets = self.dropped_packets = self.cut_packets = 0
         self.room: Final = memoryview(bytearray(SNAP_BYTES))
         """Where the caller puts a frame before it calls `keep`."""
+        self._flights: dict[bytes, int] = {}  # connection → bytes of it that are kept whole
         self._fd, self._max_bytes = fd, max(max_bytes, MIN_BYTES)
         self._pending = memoryview(bytearray(_PENDING_BYTES))
         self._end = 0
@@ -81,7 +92,7 @@ class PacketFile:
         """
         self.packets += 1
         used = self._written + self._end
-        is_evidence = not is_sent or begins_handshake(self.room[: min(length, _HEADERS_BYTES)])
+        is_evidence = not is_sent or self._is_of_handshake(length)
         is_cut = not is_evidence and used > self._max_bytes // 2
         kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
         padding = -kept & 3
@@ -108,14 +119,38 @@ class PacketFile:
         self._written += self._end
         self._end = 0
 
+    def _is_of_handshake(self, length: int) -> bool:
+        head = self.room[: min(length, _HEADERS_BYTES)]
+        connection, begins, size = tls_part(head, length)
+        if begins:
+            self._flights.pop(connection, None)
+            if len(self._flights) >= _MAX_FLIGHTS:
+                del self._flights[next(iter(self._flights))]
+        elif not size:
+            return False
+        elif size > self._flights.get(connection, 0):
+            self._flights.pop(connection, None)  # larger than what is left of a flight: an answer
+            return False
+        left = _FLIGHT_BYTES if begins else self._flights[connection]
+        if size < left:
+            self._flights[connection] = left - size
+        return True
 
-def begins_handshake(head: memoryview) -> bool:
-    """Return whether an Ethernet frame's TCP payload begins with a TLS handshake record. Pure."""
+
+def tls_part(head: memoryview, length: int) -> tuple[bytes, bool, int]:
+    """Return of an Ethernet frame `length` bytes long, which begins with `head`: its connection,
+    whether its TCP payload begins as a TLS handshake record does, and the payload's size. Pure.
+
+    A frame that is no TCP over IPv4 has none.
+    """
     if bytes(head[12:14]) != _IPV4 or len(head) < _TCP_OFFSET_AT or head[23] != socket.IPPROTO_TCP:
-        return False
+        return b"", False, 0
     tcp = 14 + (head[14] & 15) * 4
     payload = tcp + (head[tcp + 12] >> 4) * 4 if len(head) > tcp + 12 else len(head)
-    return bytes(head[payload : payload + 2]) == b"\x16\x03"
+    begun = bytes(head[payload : min(payload + 2, length)])
+    size = max(0, length - payload)
+    connection = bytes(head[26:34]) + bytes(head[tcp : tcp + 4])
+    return connection, bool(begun) and b"\x16\x03".startswith(begun), size
 
 
 def _write_all(fd: int, view: memoryview) -> None:
@@ -137,6 +172,7 @@ class Tap:
         """Frames that the kernel had no room for."""
         self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self.socket.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
         set_receive_buffer(self.socket, _SOCKET_BUFFER_BYTES)
         self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         """As the kernel counts: a frame takes more than its bytes."""
@@ -147,7 +183,7 @@ class Tap:
         try:
             while taken < _MAX_AT_ONCE:
                 length, ancillary, _, address = self.socket.recvmsg_into(
-                    [file.room], 64, socket.MSG_TRUNC
+                    [file.room], _ANCILLARY_BYTES, socket.MSG_TRUNC
                 )
                 taken += 1
                 if address[3] == _LOOPBACK:
@@ -157,6 +193,8 @@ class Tap:
                     if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
                         seconds, rest = _TIMESPEC.unpack_from(data)
                         time_ns = seconds * 1_000_000_000 + rest
+                    elif (level, kind) == (_SOL_PACKET, _PACKET_AUXDATA):
+                        length += put_tag_back(file.room, length, data)
                 file.keep(time_ns, length, is_sent=address[2] == socket.PACKET_OUTGOING)
         except BlockingIOError:
             pass
@@ -168,3 +206,15 @@ class Tap:
         statistics = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
         self.lost += _STATISTICS.unpack(statistics)[1]  # the kernel counts anew each time
         return self.lost
+
+
+def put_tag_back(room: memoryview, length: int, auxdata: bytes) -> int:
+    """Insert a frame's VLAN tag where it was (IEEE 802.1Q); return how many bytes that took."""
+    status, *_, tag, protocol = _AUXDATA.unpack_from(auxdata)
+    if not status & _VLAN_VALID:
+        return 0
+    end = min(length, len(room) - 4)
+    room[_VLAN_AT + 4 : end + 4] = bytes(room[_VLAN_AT:end])
+    known = protocol if status & _VLAN_TPID_VALID else 0x8100
+    room[_VLAN_AT : _VLAN_AT + 4] = struct.pack("!HH", known, tag)
+    return 4

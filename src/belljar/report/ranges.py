@@ -246,7 +246,7 @@ def _add(found: RangeFindings, line: Line) -> None:
                 shown = name if answer == "NXDOMAIN" else f"{name} ({answer})"
                 found.names_refused.add(shown, times_of(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
-            # Behind an allowed one: its handshake failed, so that nothing was encrypted
+            # Behind an allowed one: its handshake failed, so that nobody read what followed
             found.without_secrets.discard(data.get("connection", 0))
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
         case Kind.NETWORK_TLS:

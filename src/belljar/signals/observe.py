@@ -28,8 +28,8 @@ class Carried:
     """Bytes that an event reports as transferred.
 
     `flow`: its bytes are also scanned joined. `to`: "" for the harness.
-    `missing_bytes`: not kept. `where`: range and cell's name. `is_between_cells`: no gateway has
-    looked at it.
+    `missing_bytes`: not kept. `where`: range and cell's name. `is_scanned_first`: a gateway that
+    blocks or stops looks at it before it goes on, and reports what it finds.
     """
 
     place: Place
@@ -42,7 +42,7 @@ class Carried:
     to: str = ""
     missing_bytes: int = 0
     where: Mapping[str, JsonValue] = field(default_factory=dict)
-    is_between_cells: bool = False
+    is_scanned_first: bool = False
 
 
 _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
@@ -55,6 +55,8 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
     Kind.CONNECT_FAILED: (("received",), "connect.received", Channel.STREAM),
 }
 HEADER: Final = "header"  # The part that holds header fields, a line each.
+# Any other may carry data.
+USUAL_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _CREDENTIAL_HEADER: Final = rb"(?i)auth|cookie|token|key|secret|session|credential"
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
 # Before a value that a form, query or JSON presents as a credential. Uploaded files have such lines
@@ -125,6 +127,9 @@ def _from_network(event: Event) -> Iterator[Carried]:
         yield from _part(event, Channel.DNS, "sni", "tls.sni", str(data.get("sni") or "").encode())
     elif event.kind is Kind.NETWORK_HTTP:
         yield from _part(event, Channel.HTTP, "url", "http.url", str(data.get("url", "")).encode())
+        method = str(data.get("method", ""))
+        if method not in USUAL_METHODS:
+            yield from _part(event, Channel.HTTP, "method", "http.method", method.encode())
     is_answer = event.kind is Kind.NETWORK_HTTP_ANSWERED and data.get("between_cells") is True
     if event.kind is Kind.NETWORK_HTTP or is_answer:
         headers: Any = data.get("headers") or ()
@@ -202,8 +207,27 @@ def _part(
         to=to,
         missing_bytes=missing_bytes,
         where={name: named[name] for name in ("range", "cell") if name in named},
-        is_between_cells=named.get("between_cells") is True,
+        is_scanned_first=_is_scanned_first(event, part),
     )
+
+
+def _is_scanned_first(event: Event, part: str) -> bool:
+    """Return whether a gateway's guard looks at this part before anything is answered."""
+    data = event.data
+    if data.get("between_cells") is True:
+        return False
+    match event.kind:
+        case Kind.NETWORK_HTTP:
+            url = str(data.get("url", ""))
+            return data.get("complete") is True or url.startswith(("ws://", "wss://"))
+        case Kind.NETWORK_WEBSOCKET:
+            return data.get("complete") is not False and "control" not in data
+        case Kind.NETWORK_STREAM:  # not the sink, nor what a refused connection sent
+            return bool(data.get("stand_in")) and data.get("verdict") == "allowed"
+        case Kind.NETWORK_DNS:
+            return part == "label" and "names" not in data
+        case _:
+            return False
 
 
 def contact_of(part: Carried, hit: Hit) -> Contact:

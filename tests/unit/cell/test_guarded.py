@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from belljar.capture import body_of
 from belljar.cell import guarded as guarded_module
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.errors import LedgerError, PolicyError
-from belljar.events import Body, Event, Kind, MemoryRecorder
+from belljar.events import Body, Event, JsonValue, Kind, MemoryRecorder
 from belljar.policy import parse_policy
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import output_part
+from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import KnownValue, Source
 
 SECRET = "wJalrXUtnFEMI-secret"
+VALUE, VALUE_URL = "protected-value-1", "http://a/protected-value-1"
 DECOY = KnownValue(id="aws/secret", text=SECRET, source=Source.DECOY, kind="aws_credentials")
 
 
@@ -236,16 +240,60 @@ def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyP
     assert inner.kinds().count(Kind.GUARD_UNSCANNED) == unscanned
 
 
+# What a gateway that blocks or stops doesn't look at before it goes on
+UNSEEN: dict[str, tuple[Kind, dict[str, JsonValue]]] = {
+    "between cells": (
+        Kind.NETWORK_HTTP,
+        {"url": VALUE_URL, "complete": True, "between_cells": True},
+    ),
+    "refused head": (Kind.NETWORK_HTTP, {"url": VALUE_URL}),
+    "tls": (Kind.NETWORK_TLS, {"sni": VALUE}),
+    "names over the rate": (Kind.NETWORK_DNS, {"name": "", "names": [VALUE]}),
+    "unfinished message": (Kind.NETWORK_WEBSOCKET, {"direction": "sent", "complete": False}),
+    "control frame": (Kind.NETWORK_WEBSOCKET, {"direction": "sent", "control": "ping"}),
+    "sink": (Kind.NETWORK_STREAM, {"stand_in": "", "verdict": "allowed"}),
+    "decrypted": (
+        Kind.NETWORK_ATTEMPT,
+        {"stand_in": "ssh", "what": "exec", "operation": "ssh.exec"},
+    ),
+}
+
+
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize(("action", "done"), [(Action.BLOCK, "flag"), (Action.STOP, "stop")])
-def test_between_cells_no_gateway_has_looked_before(action: Action, done: str) -> None:
-    """Protected data that goes to another cell is reported whatever the policy does with it; a
-    stand-in's gateway reports its own.
-    """
+@pytest.mark.parametrize("unseen", UNSEEN)
+def test_what_no_gateway_looks_at_is_reported_at_once(
+    action: Action, done: str, unseen: str
+) -> None:
+    """Protected data there is reported whatever the policy does with it."""
     inner, recorder = guarded(range=action)
-    recorder.know([KnownValue(id="p/v", text="protected-value-1", source=Source.PROTECTED)])
-    for between in (False, True):
-        data = {"url": "http://a/protected-value-1", "between_cells": between}
-        recorder.record(Event(kind=Kind.NETWORK_HTTP, data=data))
+    recorder.know([KnownValue(id="p/v", text=VALUE, source=Source.PROTECTED)])
+    kind, data = UNSEEN[unseen]
+    name = "received" if kind is Kind.NETWORK_STREAM else "message"
+    bodies = () if VALUE in str(data) else (body_of(name, VALUE.encode(), 1 << 10),)
+    recorder.record(Event(kind=kind, data=data, bodies=bodies))
+    assert recorder.flush()
+    assert [(hit["evidence"], hit["action"]) for hit in hits_of(inner)] == [(0, done)]
     recorder.close()
-    hits = [event.data for event in inner.events if event.kind is Kind.GUARD_HIT]
-    assert [(hit["evidence"], hit["action"]) for hit in hits] == [(1, done)]
+    assert len(hits_of(inner)) == 1
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_a_gateway_looks_at_is_reported_once(is_told: bool) -> None:
+    """By it; at the end, if the range ended before it had looked."""
+    inner, recorder = guarded(range=Action.BLOCK)
+    recorder.know([KnownValue(id="p/v", text=VALUE, source=Source.PROTECTED)])
+    recorder.record(Event(kind=Kind.NETWORK_HTTP, data={"url": VALUE_URL, "complete": True}))
+    assert recorder.flush()
+    assert hits_of(inner) == []
+    (hit,) = Scanner(recorder.spec).scan(VALUE.encode()).hits
+    if is_told:
+        recorder.record(Event(kind=Kind.GUARD_HIT, data={"digest": hit.digest, "by": "gateway"}))
+    recorder.close()
+    assert [hit.get("by") for hit in hits_of(inner)] == ["gateway" if is_told else None]
+
+
+def hits_of(inner: MemoryRecorder) -> list[Mapping[str, JsonValue]]:
+    """The data of the guard's findings."""
+    return [event.data for event in inner.events if event.kind is Kind.GUARD_HIT]

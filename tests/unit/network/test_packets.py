@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.pcapng import IN, OUT, packets
 
-from belljar.network.packets import MIN_BYTES, PacketFile, begins_handshake
+from belljar.network.packets import MIN_BYTES, PacketFile, put_tag_back, tls_part
 
 HEADERS_BYTES = 136
 
@@ -89,8 +90,8 @@ def test_the_gateways_part_in_a_handshake_is_evidence(tmp_path: Path) -> None:
 @given(st.binary(max_size=200))
 def test_any_frame_is_looked_at(frame: bytes) -> None:
     """No length of a frame or of its headers is an error."""
-    assert begins_handshake(memoryview(b"".ljust(12) + b"\x08\x00" + frame)) in (True, False)
-    assert begins_handshake(memoryview(frame)) in (True, False)
+    for head in (b"".ljust(12) + b"\x08\x00" + frame, frame):
+        assert tls_part(memoryview(head), len(head))[1] in (True, False)
 
 
 def test_what_cannot_be_written_is_an_error() -> None:
@@ -99,3 +100,34 @@ def test_what_cannot_be_written_is_an_error() -> None:
     with pytest.raises(OSError, match=r"No space left|Invalid argument"):
         PacketFile(full, MIN_BYTES)
     os.close(full)
+
+
+@pytest.mark.promise("5.4")
+@pytest.mark.parametrize("first", [1, 50, 76])
+def test_a_handshake_in_small_segments_is_evidence(tmp_path: Path, first: int) -> None:
+    """A cell chooses how large the segments are: beyond half of the room, too, the hello is whole,
+    and what follows it on the connection is not."""
+    path = tmp_path / "packets"
+    record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
+    for at in range(1, 15, 2):
+        add(record, at, segment(b"answer".ljust(60_000)))
+    flight = b"\x16\x03\x03" + bytes(range(256)) * 5
+    pieces = [segment(flight[:first]), segment(flight[first:]), segment(bytes(6000))]
+    for at, piece in enumerate(pieces):
+        add(record, 15 + 2 * at, piece)
+    record.flush()
+    kept = [frame for _, frame, _ in packets(path.read_bytes())][-3:]
+    assert kept == [*pieces[:2], pieces[2][:HEADERS_BYTES]]
+    assert record.dropped_packets == 0
+
+
+@pytest.mark.promise("5.4")
+def test_a_vlan_tag_is_part_of_the_frame() -> None:
+    """The kernel tells it beside the frame."""
+    frame, tag = bytes(range(12)) + b"\x88\xb5payload", b"\x81\x00\xa0\x05"
+    room = memoryview(bytearray(64))
+    room[: len(frame)] = frame
+    auxdata = struct.pack("=IIIHHHH", 1 << 4 | 1 << 6, 0, 0, 0, 0, 0xA005, 0x8100)
+    assert put_tag_back(room, len(frame), bytes(20)) == 0
+    assert put_tag_back(room, len(frame), auxdata) == 4
+    assert bytes(room[: len(frame) + 4]) == frame[:12] + tag + frame[12:]

@@ -35,6 +35,7 @@ from belljar.network.gateway.reporter import (
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.network.gateway.websocket import WEBSOCKET, WebSocketRecord
 from belljar.network.ipc import Item
+from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"  # `scope["state"]`'s `Peer`; a stand-in sees `cell` and `name` instead.
@@ -150,8 +151,12 @@ class Exchange:
                 send,
             )
             self._scope["state"][WEBSOCKET] = record
+            if await self._site.blocks(
+                self.verdict.stand_in, Channel.HTTP, self._head_parts(), self._common_fields()
+            ):
+                self._reason, app = "blocked by the guard", refuse(403)
             await record.run(app, scope, self._record_request)
-            await self._close("", status=record.status)
+            await self._close(self._reason, status=record.status)
             return
         receive_body: Receive = self._receive_for_app
         if self._site.guard.scans(self.verdict.stand_in):
@@ -174,8 +179,7 @@ class Exchange:
         while messages[-1].get("more_body", False):
             messages.append(await self._receive_for_app())
         body = b"".join(message.get("body", b"") for message in messages)
-        head = b"\n".join(b"%s: %s" % pair for pair in self._scope["headers"])
-        parts = [("url", self._request_head.target), ("header", head), ("body", body)]
+        parts = [*self._head_parts(), ("body", body)]
         result = self._site.guard.scan(
             self.verdict.stand_in, Channel.HTTP, parts, self._common_fields()
         )
@@ -186,6 +190,12 @@ class Exchange:
             await self.fail("blocked by the guard", 403)
             return None
         return messages
+
+    def _head_parts(self) -> list[tuple[str, bytes]]:
+        head = b"\n".join(b"%s: %s" % pair for pair in self._scope["headers"])
+        parts = [("url", self._request_head.target), ("header", head)]
+        method = self._request_head.method
+        return parts if method in USUAL_METHODS else [("method", method.encode()), *parts]
 
     async def fail(self, reason: str, status: int) -> None:
         """Answer `status`, or break off a begun answer."""

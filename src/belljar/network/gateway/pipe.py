@@ -52,6 +52,7 @@ class TcpPipe:
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`. Loses nothing when cancelled."""
+        await asyncio.sleep(0)  # others have a turn, however much waits here
         while True:
             try:
                 return self._take(max_bytes)

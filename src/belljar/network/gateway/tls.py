@@ -234,6 +234,7 @@ class Terminator:
                 return None
             # In order, so on record before anything that is answered on the connection.
             self._site.post(partial(connection_item, hello.peer, closed=False))
+            secure.take_handshake_bytes()  # the client's last: nobody reads them
             return secure, hello.peer
         return None
 
@@ -264,6 +265,9 @@ class _ClientHello:
         self._recorded = False
 
     def judge(self, name: str | None) -> Verdict:
+        # After a HelloRetryRequest a second one may have another name (RFC 8446, section 4.1.2
+        # forbids it; OpenSSL lets it pass).
+        self._recorded &= name == self.peer.sni
         self.peer = replace(self.peer, sni=name, hello=True)
         self._verdict = self._site.judge(self.peer)
         return self._verdict

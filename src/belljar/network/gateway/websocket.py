@@ -92,6 +92,11 @@ class WebSocketRecord:
         message: Message = {"type": "websocket.receive", "text" if is_text else "bytes": begun}
         self._site.post(lambda: self._item("sent", message, {"complete": False}))
 
+    async def record_control(self, control: str, data: bytes) -> None:
+        """Record what a control frame holds (RFC 6455 section 5.5: up to 125 bytes)."""
+        message: Message = {"type": "websocket.receive", "bytes": data}
+        await self._site.record(lambda: self._item("sent", message, {"control": control}))
+
     async def _record(self, direction: str, message: Message) -> None:
         await self._site.record(lambda: self._item(direction, message, {}))
 
@@ -170,7 +175,7 @@ class WebSocketExchange:
             event = self._events.popleft()
             if isinstance(event, ws.Message):
                 self._parts.append(event.data)
-                self._size += len(event.data)
+                self._size += max(1, len(event.data))  # empty ones take memory, too
                 if self._size > self._max_bytes:
                     code = 1009
                     await self._reply(ws.CloseConnection(code))
@@ -178,9 +183,13 @@ class WebSocketExchange:
                 if event.message_finished:
                     return self._message()
             elif isinstance(event, ws.Ping):
+                await self._record_control("ping", bytes(event.payload))
                 await self._reply(event.response())
+            elif isinstance(event, ws.Pong):
+                await self._record_control("pong", bytes(event.payload))
             elif isinstance(event, ws.CloseConnection):
                 code = int(event.code)
+                await self._record_control("close", (event.reason or "").encode())
                 await self._reply(event.response())
                 break
         self._is_over = True
@@ -236,6 +245,11 @@ class WebSocketExchange:
         if self._is_over and not self._is_open:
             raise ClientGoneError("the connection ended")
         await self._connection.write(*[self._ws.send(event) for event in events])
+
+    async def _record_control(self, control: str, data: bytes) -> None:
+        record = self._scope["state"].get(WEBSOCKET)
+        if data and record is not None:
+            await record.record_control(control, data)
 
     def _record_unfinished(self) -> None:
         """Record the part of a message that came before the end."""

@@ -191,6 +191,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
     def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
         """A terminal is granted, as it is before a real server starts `nologin`."""
+        self._note("terminal", term_type.encode("utf-8", "replace"))
         return True
 
     def shell_requested(self) -> bool:
@@ -206,8 +207,14 @@ class _Session(asyncssh.SSHServerSession[bytes]):
         return self._requested("subsystem", subsystem)
 
     def _requested(self, name: str, text: str) -> bool:
+        variables = [b"=".join(pair) for pair in self._channel.get_environment_bytes().items()]
+        if variables:
+            self._note("environment", b"\n".join(variables))
         self._connection.tasks.create_task(self._refuse(_step(name, text)))
         return True
+
+    def _note(self, name: str, data: bytes) -> None:
+        self._connection.tasks.create_task(self._connection.record(ServiceStep(name, data)))
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         """Record input."""
