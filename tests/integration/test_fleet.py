@@ -208,6 +208,7 @@ def test_a_task_that_no_node_can_run_is_refused_with_each_reason(nodes: Nodes) -
     assert set((nodes.head / "runs").iterdir()) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.alone  # a node that is slow for twelve seconds counts as dead
 def test_a_node_that_dies_is_seen_and_its_samples_run_elsewhere(nodes: Nodes) -> None:
     """Both attempts are on record, and the rate of failures is reported."""
