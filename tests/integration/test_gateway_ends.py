@@ -77,7 +77,9 @@ def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
         gateway.owner.first(Kind.NETWORK_HTTP)
         gateway.owner.first(Kind.NETWORK_STREAM)
         gateway.owner.end(0.5)
-    assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"] == ENDED
+    gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED)
+    gateway.owner.wait(lambda: len(gateway.owner.of(Kind.NETWORK_CONNECTION)) == 2)
+    assert {data["reason"] for data in gateway.owner.of(Kind.NETWORK_CONNECTION)} == {ENDED}
 
 
 @pytest.mark.promise("5.4")

@@ -49,6 +49,7 @@ site, mail = sys.argv[1:3]
 KEY = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 def connect(address, port):
     sock = socket.create_connection((address, port), 20)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is said has arrived
     sock.settimeout(20)
     return sock
 post = connect(site, 80)

@@ -8,6 +8,7 @@ numbers as names are allowed.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
@@ -129,7 +130,7 @@ def _read_json(document: Document, data: bytes) -> None:
         document.problems.append(Fault(message, (), document.source, line, column))
 
     try:
-        document.value = parse_json(data.decode("utf-8-sig"), _MAX_DEPTH)
+        document.value = parse_json(data.removeprefix(BOM_UTF8).decode(), _MAX_DEPTH)
     except UnicodeDecodeError:
         wrong("not UTF-8")
     except json.JSONDecodeError as exc:
