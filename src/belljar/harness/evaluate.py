@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from belljar.export.traces import TraceExport
 from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
-from belljar.harness.models import check_models
+from belljar.harness.models import check_model, check_models
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
     InspectOptions,
@@ -144,7 +144,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
             raise PolicyError("no sample is selected", where=printable(where), hint=hint)
         if all(each.error is None for each in previews):
-            _check_model(options, tasks)
+            check_model(options, tasks)
         policies = _show_preview(previews, session)
         for policy in policies:
             session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
@@ -436,38 +436,6 @@ def _unmarked(error: PrerequisiteError) -> str:
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     sentences = [line if line[-1] in ".:;," else f"{line}." for line in lines]
     return printable(" ".join(sentences).removesuffix("."), max_chars=2000)
-
-
-# Inspect's own solvers that call the evaluated model, unless they are given one
-_CALL_MODEL: Final = frozenset(
-    {"generate", "multiple_choice", "self_critique", "basic_agent", "react"}
-)
-
-
-def _check_model(options: InspectOptions, tasks: Iterable[Task]) -> None:
-    """Refuse a task whose solver calls a model when none is named: Inspect would do so in a cell.
-
-    What a solver of the task's own calls is not foreseen.
-    """
-    from inspect_ai._util.registry import is_registry_object, registry_info, registry_params
-    from inspect_ai.solver import Solver
-
-    if options.model or options.context.params.get("solver"):
-        return
-    for task in tasks:
-        waiting: list[Solver] = [] if task.model else [task.solver]
-        while waiting:
-            solver = waiting.pop()
-            name = registry_info(solver).name if is_registry_object(solver) else ""
-            if name.removeprefix("inspect_ai/") in _CALL_MODEL:
-                if not registry_params(solver).get("model"):
-                    raise PolicyError(
-                        f"its solver `{name.removeprefix('inspect_ai/')}` needs a model",
-                        where=f"task {printable(task.name)}",
-                        hint="add --model PROVIDER/NAME, such as mockllm/model",
-                    )
-            elif isinstance(solver, Sequence):  # a chain
-                waiting += solver
 
 
 def invoke(
