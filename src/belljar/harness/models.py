@@ -1,4 +1,4 @@
-"""The models of an evaluation: whether it has the one it needs, and model cells, which are opened once
+"""The models of an evaluation: whether a task has the one it needs; and model cells, opened once
 for each file and closed with the last task."""
 
 from __future__ import annotations
