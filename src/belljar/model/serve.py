@@ -80,7 +80,9 @@ _PRESETS: Final = {
         *("python3", "-c", _LLAMA),
         *("{weights}", "{port}", "{context}", "{parallel}", "{threads}", "{name}"),
     ),
+    # It has no network, and looks for its own address and the weights' origin otherwise
     "vllm": (
+        *("env", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "VLLM_HOST_IP=127.0.0.1"),
         *("vllm", "serve", "{weights}", "--host", "127.0.0.1", "--port", "{port}"),
         *("--served-model-name", "{name}", "--max-model-len", "{context}"),
         *("--max-num-seqs", "{parallel}"),

