@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Belljar
-from tests.machine import copy_store
+from tests.conftest import copy_store
 
 from belljar.model.weights import EXAMPLE_SHA256
 
