@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import Belljar
 from tests.conftest import copy_store
+from tests.integration.conftest import Belljar
 
 from belljar.model.weights import EXAMPLE_SHA256
 

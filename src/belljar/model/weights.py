@@ -224,8 +224,8 @@ def _files(source: Path) -> dict[str, Path]:
     return {path.relative_to(source).as_posix(): path for path in paths}
 
 
-def _open_file(path: Path) -> BufferedReader:
-    """A regular file, never a link or a pipe that took its place. Raises `OSError`."""
+def open_plain_file(path: Path) -> BufferedReader:
+    """Open a regular file, never a link, or a pipe that would block. Raises `OSError`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = open(os.open(path, flags), "rb")  # noqa: SIM115, PTH123 - a descriptor; the caller's
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -240,7 +240,7 @@ def _take(source: Path, target: Path) -> None:
     Only files of this user's that a cell can read are linked: their owner can change them.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _open_file(source) as file, target.open("xb") as copy:
+    with open_plain_file(source) as file, target.open("xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
         with suppress(OSError):  # another file system, or one without shared blocks
             fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
@@ -273,7 +273,7 @@ def _stamps_and_digest(
 
 def file_digest(path: Path) -> str:
     """A file's SHA-256. Raises `OSError`."""
-    with _open_file(path) as file:
+    with open_plain_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

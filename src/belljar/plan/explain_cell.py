@@ -18,7 +18,7 @@ from belljar.units import format_duration, format_size, printable
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy import Policy
-    from belljar.policy.serving import Gpu, ModelBlock
+    from belljar.policy.serving import Gpu
 
 _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
@@ -237,7 +237,12 @@ def blast_radius(
 
         reached = tuple(reach(network))
     disk = format_size(policy.resources.disk_bytes)
-    devices = () if policy.model is None else policy.model.devices
+    weights, devices = list[str](), tuple[str, ...]()
+    if (model := policy.model) is not None:
+        shown_digest = f"sha256:{model.weights.sha256[:_SHOWN_DIGITS]}"
+        shared = "read-only; other cells of this model see the same files"
+        weights = [f"the weights {shown_digest}, as {WEIGHTS_IN_CELL}, {shared}"]
+        devices = model.devices
     return BlastRadius(
         read=(
             f"the image {shown}, shared with no one who can write it",
@@ -246,7 +251,7 @@ def blast_radius(
                 for file in policy.files
             ),
             *((f"the environment: {names}",) if env else ()),
-            *(() if policy.model is None else _weights(policy.model)),
+            *weights,
             *((_GPU_MEMORY,) if devices else ()),
             _HOST_SEEN[tier],
         ),
@@ -259,7 +264,7 @@ def blast_radius(
             "this host by one byte pipe, whose every frame is checked",
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
-            *((_driver(devices, policy.model.gpu),) if policy.model and policy.model.gpu else ()),
+            *((_driver(model.gpu, devices),) if model and model.gpu else ()),
             *((_AIR_GAP,) if policy.host else ()),
         ),
         consume=(
@@ -269,12 +274,7 @@ def blast_radius(
     )
 
 
-def _weights(model: ModelBlock) -> tuple[str, ...]:
-    shown = f"the weights sha256:{model.weights.sha256[:_SHOWN_DIGITS]}, as {WEIGHTS_IN_CELL}"
-    return (f"{shown}, read-only; other cells of this model see the same files",)
-
-
-def _driver(devices: tuple[str, ...], gpu: Gpu) -> str:
+def _driver(gpu: Gpu, devices: tuple[str, ...]) -> str:
     reason = "no reason given" if gpu.reason is None else f"because: {printable(gpu.reason)}"
     return (
         f"this host's graphics driver, code of its kernel, by {', '.join(devices)}: every ioctl "
