@@ -150,6 +150,7 @@ def test_a_models_cell_gets_the_gpus_of_its_policy_and_no_other_cell_does(
     (model,) = found["model_cells"]
     assert (model["tier"], found["verdict"]) == ("container", "contained")
     assert [each["verdict"] for each in model["probes"]] == ["contained", "contained"]
+    assert sorted(model["devices"]) == sorted(seen)
     (log,) = (clean_after() / "inspect").glob("*.eval")
     (sample,) = read_eval_log(str(log)).samples or []
     assert json.loads(sample.output.completion) == seen
