@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from enum import StrEnum
 from typing import Any, Final
 
@@ -106,9 +105,8 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
         unknown |= dict.fromkeys(part.unknown)
         programs.update(part.host_processes)
         for each in part.destinations:
-            if (known := found.get((each.way, each.name))) is None:
-                found[each.way, each.name] = deepcopy(each)
-                continue
+            empty = Destination(way=each.way, name=each.name)
+            known = found.setdefault((each.way, each.name), empty)
             for address in each.addresses:
                 _note(known.addresses, address)
             known.calls += each.calls
@@ -116,9 +114,7 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
             both = (known.sent_bytes, each.sent_bytes)
             known.sent_bytes = None if None in both else sum(filter(None, both))
             for cls, actions in each.protected.items():
-                counts = known.protected.setdefault(cls, {})
-                for action, count in actions.items():
-                    counts[action] = counts.get(action, 0) + count
+                known.protected[cls] = dict(Counter(known.protected.get(cls)) + Counter(actions))
     return Left(destinations=tuple(found.values()), unknown=tuple(unknown), host_processes=programs)
 
 
