@@ -29,7 +29,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.descriptors import NO_ROOM
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
-from belljar.isolation.microvm.data_disk import is_as_made, locked_drafts, sweep_drafts
+from belljar.isolation.microvm.data_disk import is_as_made
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked, retire_unclaimed
@@ -81,7 +81,6 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
         total_bytes = sum(each.stat().st_size for each in found.values())
         make_store_dir(home)
         make_store_dir(parent)
-        sweep_drafts(home)
         is_directory, known = source.is_dir(), _stamps(found)
         for entry in list_weights(home):  # one more link would change what a running cell holds
             has_name = entry.stamps == known or not is_directory  # a file's own doesn't matter
@@ -192,10 +191,15 @@ def verify_weights(
         what = f"{printable(wrong[0])} is not what was added: missing, truncated or changed"
         raise HostError(what, where=where, hint=hint)
     # The same bytes: a hard link was made or removed elsewhere, or a time was set
-    with suppress(OSError), locked_drafts(weights.path.parents[1], weights.path) as draft:
-        about = json.loads((weights.path / "weights.json").read_text())
-        draft.write_text(json.dumps({**about, "stamps": stamps}))
-        draft.replace(weights.path / "weights.json")
+    known = weights.path / "weights.json"
+    with (
+        suppress(OSError, HostError),  # then it is computed again the next time
+        owned_dir(weights.path.parent, prefix=MAKING) as scratch,
+    ):
+        (scratch / known.name).write_text(
+            json.dumps({**json.loads(known.read_text()), "stamps": stamps})
+        )
+        (scratch / known.name).replace(known)
     return replace(weights, stamps=stamps)
 
 

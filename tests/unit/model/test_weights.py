@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.isolation.microvm.data_disk import ensure_data_disk, locked_drafts
+from belljar.isolation.microvm.data_disk import ensure_data_disk
 from belljar.isolation.program_root import file_stamp
-from belljar.isolation.reap import reap_now
 from belljar.model import weights
 from belljar.model.serve import load_model, missing_devices
 from belljar.model.weights import (
@@ -252,20 +251,6 @@ def test_adding_copies_no_bytes_where_the_file_system_can(
     shares_blocks = subprocess.run(reflink, capture_output=True, check=False).returncode == 0
     stored = (added.path / "data" / added.served).stat()
     assert shares_blocks or os.path.samestat(stored, source.stat())
-
-
-def test_a_killed_writers_draft_goes_with_the_next(source: Path, added: StoredWeights) -> None:
-    """By reaping, or by adding anything; a living writer's stays, whoever looks."""
-    home = added.path.parents[1]
-    with locked_drafts(home, added.path) as draft:
-        draft.write_text("half")
-        reap_now(home)
-        add_weights(source, home=home)
-        assert draft.exists()
-    for sweep in (lambda: reap_now(home), lambda: add_weights(source, home=home)):
-        draft.write_text("half")
-        sweep()
-        assert not draft.exists()
 
 
 def test_a_gpu_that_this_host_lacks_starts_nothing(added: StoredWeights, tmp_path: Path) -> None:
