@@ -25,6 +25,9 @@ _PLACE: Final = kinds.checked(
 )
 
 
+_SENTENCE: Final = kinds.checked(
+    "a sentence", "is not one line of text", lambda text: bool(text) and text.isprintable(), ""
+)
 _GPU: Final = kinds.matching(
     "a GPU's device file",
     re.compile(r"/dev/nvidia[0-9]{1,3}"),
@@ -64,7 +67,7 @@ class Gpu(Strict):
     devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of("GPUs", 16, schema=list[str])] = (
         Field(description="Device files of this host's GPUs: `/dev/nvidia0` and so on.")
     )
-    reason: Annotated[str, _PLACE] | None = Field(
+    reason: Annotated[str, _SENTENCE] | None = Field(
         default=None, description="Why this is acceptable; needed for risk high and critical."
     )
 
