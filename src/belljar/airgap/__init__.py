@@ -1,3 +1,1 @@
 """The air gap: which ways lead beyond this host, and bundles for a host that has none."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Bundles, which carry an installation to a host without a network."""
-
-from __future__ import annotations

@@ -27,7 +27,6 @@ from belljar.bundle.install import (
     SHARE,
     Bundle,
     Report,
-    check_weights,
     hashed_copy,
     host_kind,
     open_bundle,
@@ -108,7 +107,6 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         }
         texts = {"key.txt": f"{key.fingerprint}\n", ABOUT: json.dumps(about, indent=1) + "\n"}
         digests |= _write(part, texts)
-        check_weights(digests, about)
         _keep_only(part, digests)
         write_manifest(part, digests, key)
         os.sync()

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import re
-import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from belljar.image.store import Store
 from belljar.image.tools import run_logged, tool
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
 from belljar.ledger.kinds import HEX64, check_shape, count, exactly, matching, objects, texts
-from belljar.model.weights import add_weights
+from belljar.model.weights import add_weights, open_plain_file
 from belljar.store.home import need_space
 from belljar.store.locks import locked
 from belljar.store.scratch import scratch_dir
@@ -114,31 +113,11 @@ def hashed_copy(source: BinaryIO, target: Path) -> str:
     return digest.hexdigest()
 
 
-def check_weights(digests: Mapping[str, str], about: Mapping[str, Any]) -> None:
-    """Compare the digests of weights with their files'. Pure. Raises `BundleError`."""
-    for weights in about["weights"]:
-        top = f"weights/{weights['digest']}/{weights['name']}"
-        listed = [
-            f"{digests[name]}  {name.removeprefix(f'{top}/')}\n"
-            for name in sorted(digests)
-            if name.startswith(f"{top}/")
-        ]
-        whole = hashlib.sha256("".join(listed).encode()).hexdigest()  # as the weights store's
-        if weights["digest"] != digests.get(top, whole):
-            raise _bad("they are not the weights of their name", top)
-
-
 def _opened(path: Path, name: str) -> BinaryIO:
-    """A plain file: a link, and a pipe that would block, are refused."""
     try:
-        descriptor = os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        file = os.fdopen(descriptor, "rb")
-    except OSError as error:  # a directory, too
+        return open_plain_file(path / name)
+    except OSError as error:
         raise _bad(f"it can't be opened: {error.strerror}", name) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise _bad("it is not a plain file", name)
-    return file
 
 
 def _read(path: Path, name: str) -> bytes:
@@ -230,7 +209,6 @@ def install_bundle(
     bundle = open_bundle(path, expected_key=expected_key)
     about = bundle.about
     check_host(about)
-    check_weights(bundle.digests, about)
     if not allow_older and about["created"] < (before := installed(home).get("created", "")):
         what = f"a newer bundle is installed: {before}, this one {about['created']}"
         raise BundleError(what, hint="--allow-older installs it all the same")

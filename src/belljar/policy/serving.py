@@ -25,6 +25,18 @@ _PLACE: Final = kinds.checked(
 )
 
 
+_SENTENCE: Final = kinds.checked(
+    "a sentence", "is not one line of text", lambda text: bool(text) and text.isprintable(), ""
+)
+_GPU: Final = kinds.matching(
+    "a GPU's device file",
+    re.compile(r"/dev/nvidia[0-9]{1,3}"),
+    "is no GPU's device file: write `/dev/nvidia0`, `/dev/nvidia1` and so on",
+)
+_GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+"""What CUDA opens beside the GPUs' own files."""
+
+
 def _read_server(value: object) -> object:
     words = tuple(value) if isinstance(value, list | tuple) else ()
     if 0 < len(words) <= _MAX_WORDS and all(isinstance(w, str) and "\0" not in w for w in words):
@@ -50,12 +62,12 @@ class Weights(Strict):
 
 
 class Gpu(Strict):
-    """Graphics processors for the server."""
+    """NVIDIA GPUs for the server, with which it reaches this host's driver."""
 
-    devices: Annotated[
-        tuple[Annotated[str, _PLACE], ...], list_of("devices", 16, schema=list[str])
-    ] = Field(description="Device files of this host.")
-    reason: Annotated[str, _PLACE] | None = Field(
+    devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of("GPUs", 16, schema=list[str])] = (
+        Field(description="Device files of this host's GPUs: `/dev/nvidia0` and so on.")
+    )
+    reason: Annotated[str, _SENTENCE] | None = Field(
         default=None, description="Why this is acceptable; needed for risk high and critical."
     )
 
@@ -97,4 +109,11 @@ class ModelBlock(Strict):
     record: Literal["text", "digest"] = Field(
         "text", description="What is kept of requests and answers besides sizes and digests."
     )
-    gpu: Gpu | None = Field(None, description="Graphics processors. Refused in this version.")
+    gpu: Gpu | None = Field(
+        None, description="GPUs that the cell gets; only tier container passes them through."
+    )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device files of this host that the cell gets."""
+        return () if self.gpu is None else (*_GPU_CONTROL, *dict.fromkeys(self.gpu.devices))

@@ -296,6 +296,7 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
         "debugger_calls": "1" if plan.rights.calls else "0",
         "setuid_programs": "1" if plan.rights.setuid_programs else "0",
         "weights": "0" if plan.policy.model is None else "1",
+        "devices": " ".join(plan.oci.devices) if isinstance(plan, OciPlan) else "",
     }
 
 

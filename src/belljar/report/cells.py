@@ -85,10 +85,11 @@ class Degraded:
 
 @dataclass(slots=True, kw_only=True)
 class ModelUse:
-    """What was asked of a model cell. Tokens are its server's count."""
+    """What was asked of a model cell. Tokens are its server's count; `devices`: its GPUs' files."""
 
     name: str
     weights: str
+    devices: list[str] = field(default_factory=list)
     requests: int = 0
     failed: int = 0
     request_bytes: int = 0
@@ -349,6 +350,7 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.range_id = str(data.get("range", ""))
             if isinstance(about := data.get("model"), Mapping):
                 cell.model = ModelUse(name=str(about["name"]), weights=str(about["weights"]))
+                cell.model.devices = [*map(str, about.get("devices", ()))]
         case Kind.CELL_STARTING | Kind.CELL_CLONING:
             cell.begun = True
         case Kind.MODEL_REQUEST_STARTED if cell.model is not None:

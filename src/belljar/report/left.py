@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from enum import StrEnum
 from typing import Any, Final
 
@@ -106,21 +105,16 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
         unknown |= dict.fromkeys(part.unknown)
         programs.update(part.host_processes)
         for each in part.destinations:
-            if (known := found.get((each.way, each.name))) is None:
-                found[each.way, each.name] = deepcopy(each)
-                continue
+            empty = Destination(way=each.way, name=each.name)
+            known = found.setdefault((each.way, each.name), empty)
             for address in each.addresses:
                 _note(known.addresses, address)
-            known.calls, known.unscanned = (
-                known.calls + each.calls,
-                known.unscanned + each.unscanned,
-            )
+            known.calls += each.calls
+            known.unscanned += each.unscanned
             both = (known.sent_bytes, each.sent_bytes)
             known.sent_bytes = None if None in both else sum(filter(None, both))
             for cls, actions in each.protected.items():
-                counts = known.protected.setdefault(cls, {})
-                for action, count in actions.items():
-                    counts[action] = counts.get(action, 0) + count
+                known.protected[cls] = dict(Counter(known.protected.get(cls)) + Counter(actions))
     return Left(destinations=tuple(found.values()), unknown=tuple(unknown), host_processes=programs)
 
 
@@ -142,10 +136,8 @@ class LeftGatherer:
                 self._has_model_cell = True
             case Kind.MODEL_CALLED:
                 model = self._of(Way.MODEL, str(data["model"]))
-                model.calls, model.unscanned = (
-                    model.calls + 1,
-                    model.unscanned + (not data["guarded"]),
-                )
+                model.calls += 1
+                model.unscanned += not data["guarded"]
                 model.sent_bytes = (model.sent_bytes or 0) + data["bytes"]
                 _note(model.addresses, data["address"])
             case Kind.NETWORK_UPSTREAM if data["verdict"] == "looked_up":
@@ -205,7 +197,8 @@ class LeftGatherer:
 
     def _by_process(self, name: str, times: int = 1) -> None:
         place = self._of(Way.PROCESS, name)
-        place.calls, place.sent_bytes = place.calls + times, None
+        place.calls += times
+        place.sent_bytes = None
 
     def _of(self, way: Way, name: str) -> Destination:
         return self._found.setdefault((way, name), Destination(way=way, name=name))

@@ -44,6 +44,7 @@ def model_sentence(cell: CellFindings) -> str:
     damage = f"{cell.degraded}; " if cell.degraded else ""
     proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
     device = "ON A NETWORK" if cell.range_id else "no network device"
+    device += f", devices of this host: {printable(', '.join(use.devices))}" * bool(use.devices)
     return (
         f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
         f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "

@@ -27,7 +27,9 @@ def test_llama_cpp_listens_on_the_loopback_with_the_bounds_of_the_block() -> Non
 def test_vllm_serves_a_directory() -> None:
     """All of the weights, under the policy's name."""
     argv = server_argv(block(server="vllm"), served="", threads=2, name="m")
-    assert argv[:3] == ("vllm", "serve", "/weights")
+    command = argv[argv.index("vllm") :]
+    assert command[:3] == ("vllm", "serve", "/weights")
+    assert command[command.index("--served-model-name") + 1] == "m"
     assert "127.0.0.1" in argv
 
 

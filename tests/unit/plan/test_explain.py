@@ -10,8 +10,10 @@ from tests.fakes.hosts import capable_host
 from belljar.compose.values import SETTLE_S
 from belljar.host import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
-from belljar.plan.explain import decoy_warnings
+from belljar.plan.explain import ObstacleError, decoy_warnings
 from belljar.plan.make import isolation_of
+from belljar.plan.model import OciPlan
+from belljar.plan.obstacles import ObstacleCode
 from belljar.policy import Policy, Resources, Tier, load_preset, policy_of, resolve_policy
 
 
@@ -141,8 +143,7 @@ def test_each_tier_has_a_sensor_with_limits(tier: Tier, is_root: bool, sensor: s
 def test_a_model_cells_plan_has_its_server_and_weights(
     tier: Tier, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """Where it listens, which weights it reads and how, that it has no network, and what a GPU
-    would open."""
+    """Where it listens, which weights it reads and how, and that it has no network."""
     digest = "ab" * 32
     fields = {"belljar": 1, "risk": "low", "tier": tier.value}
 
@@ -156,4 +157,36 @@ def test_a_model_cells_plan_has_its_server_and_weights(
     assert "no network: " in plain
     assert ("two disks, read-only" in plain) == (tier is Tier.MICROVM)
     assert "graphics driver" not in plain
-    assert "graphics driver" in text(gpu={"devices": ["/dev/nvidia0"]})
+    assert "GPU" not in plain
+
+
+def test_a_plan_says_what_a_gpu_opens(facts: HostFacts, image: ImageFacts) -> None:
+    """The driver by name of each device file, its ioctls without a filter, the GPU's memory, and
+    the author's reason."""
+    gpu = {"devices": ["/dev/nvidia0"], "reason": "too slow without"}
+    model = {"weights": {"sha256": "ab" * 32}, "gpu": gpu}
+    policy = policy_of({"belljar": 1, "risk": "low", "tier": "container", "model": model}).policy
+    plan = make_plan(policy, facts, image)
+    assert isinstance(plan, OciPlan)
+    assert plan.oci.devices == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0")
+    (driver,) = [line for line in plan.blast_radius.reach if "graphics driver" in line]
+    assert all(device in driver for device in plan.oci.devices)
+    assert "ioctl" in driver
+    assert "too slow without" in driver
+    assert any("memory of its GPUs" in line for line in plan.blast_radius.read)
+    assert any("GPUs" in line for line in plan.blast_radius.consume)
+    assert "six devices and the GPUs" in " ".join(layer.what for layer in plan.layers)
+
+
+@pytest.mark.parametrize(("risk", "tier"), [("low", "gvisor"), ("medium", None), ("high", None)])
+def test_no_other_tier_passes_a_gpu_through(
+    risk: str, tier: str | None, facts: HostFacts, image: ImageFacts
+) -> None:
+    """Whatever the reason: each tier is refused by name, and none is used in its place."""
+    gpu = {"devices": ["/dev/nvidia0"], "reason": "measured"}
+    model = {"weights": {"sha256": "ab" * 32}, "gpu": gpu}
+    fields = {"belljar": 1, "risk": risk, "model": model}
+    policy = policy_of({**fields, "tier": tier} if tier else fields).policy
+    with pytest.raises(ObstacleError) as refused:
+        make_plan(policy, facts, image)
+    assert {each.code for each in refused.value.obstacles} == {ObstacleCode.GPU_NEEDS_CONTAINER}

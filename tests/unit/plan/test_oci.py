@@ -93,6 +93,18 @@ def test_every_mount_is_bounded_and_what_is_bound_in_is_read_only(tier: Tier) ->
             assert {"ro", "nodev"} <= options, mount
 
 
+def test_devices_of_the_shape_are_all_that_is_bound_besides() -> None:
+    """Each at its own path, by which it can be opened, and never with programs or set-user-ID."""
+    plain = shape_of(Tier.CONTAINER)
+    mounts = oci_config(replace(plain, devices=("/dev/nvidiactl", "/dev/nvidia0")), CELL)["mounts"]
+    more = [mount for mount in mounts if mount not in oci_config(plain, CELL)["mounts"]]
+    assert [mount["source"] for mount in more] == ["/dev/nvidiactl", "/dev/nvidia0"]
+    for mount in more:
+        assert mount["destination"] == mount["source"]
+        assert {"nosuid", "noexec"} <= set(mount["options"])
+        assert "nodev" not in mount["options"]
+
+
 @pytest.mark.promise("2.2")
 def test_the_hosts_sysfs_is_not_in_a_container() -> None:
     """But for the processors that are on; gVisor's own sysfs has nothing of the host."""

@@ -40,6 +40,10 @@ def test_a_block_has_defaults_for_all_but_the_weights() -> None:
         {"port": 0},
         {"parallel": 0},
         {"record": "all"},
+        {"gpu": {"devices": []}},
+        {"gpu": {"devices": ["/dev/kmsg"]}},
+        {"gpu": {"devices": ["/dev/nvidia0/../mem"]}},
+        {"gpu": {"devices": ["/dev/nvidia0 /dev/mem"]}},
     ],
 )
 def test_what_makes_no_server_is_refused(fields: dict[str, Any]) -> None:

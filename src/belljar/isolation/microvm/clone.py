@@ -88,36 +88,23 @@ async def open_vm(
     if plan.vm.nic != (port is not None):
         raise ValueError("a port goes with a machine that has a network device, and only with it")
     cell_id = cell_id or new_cell_id()
-    disks = disk_binds(image, weights)
 
     async def make(owner: AsyncExitStack, held: ExitStack) -> Vmm:
         if weights is not None:
             held.enter_context(claimed(weights))
+        clone = partial(_clone, plan=plan, home=home, recorder=recorder, cell_id=cell_id)
+        clone = partial(clone, disks=disk_binds(image, weights), port=port, part_of=part_of)
         if saved is not None:
             load = partial(saved.load, plan, image, kernel, home=home)
-            template = await anyio.to_thread.run_sync(load)
-            return await _clone(
-                template, plan, disks, home, recorder, cell_id, port, part_of, owner
-            )
-        ensure = partial(
-            ensure_template,
-            plan,
-            image,
-            kernel,
-            home=home,
-            recorder=recorder,
-            held=held,
-            weights=weights,
-        )
+            return await clone(await anyio.to_thread.run_sync(load), owner)
+        ensure = partial(ensure_template, plan, image, kernel, home=home, recorder=recorder)
+        ensure = partial(ensure, held=held, weights=weights)
         template = await ensure()
         try:
-            return await _clone(
-                template, plan, disks, home, recorder, cell_id, port, part_of, owner
-            )
+            return await clone(template, owner)
         except RestoreError as exc:
             rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
-        template = await ensure(rejection=rejection)
-        return await _clone(template, plan, disks, home, recorder, cell_id, port, part_of, owner)
+        return await clone(await ensure(rejection=rejection), owner)
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
@@ -125,6 +112,8 @@ async def open_vm(
 
 async def _clone(
     template: Template,
+    owner: AsyncExitStack,
+    *,
     plan: MicrovmPlan,
     disks: tuple[JailBind, ...],
     home: Path,
@@ -132,7 +121,6 @@ async def _clone(
     cell_id: str,
     port: Port | None,
     part_of: str,
-    owner: AsyncExitStack,
 ) -> Vmm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
     began = time.monotonic()

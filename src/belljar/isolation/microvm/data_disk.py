@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from belljar.image.tools import run_tool, tool
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import need_space
 from belljar.store.locks import claimed, locked
+from belljar.store.scratch import MAKING, owned_dir
 
 DATA_DISK: Final = "disk.sqfs"
 _MADE: Final = "disk.json"
@@ -27,23 +27,25 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
     Raises `HostError`: no space, no mksquashfs, or the weights are not those that were verified.
     """
     directory, disk = weights / "data", weights / DATA_DISK
-    with claimed(weights), locked_drafts(home, weights) as draft:
+    with claimed(weights), locked(home, f"disk-{weights.name[:16]}"):
         if is_as_made(weights):
             return
         total_bytes = sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
         need_space(home, total_bytes, "a disk of the weights for microVMs")
-        argv = [tool("mksquashfs"), str(directory), str(draft), *_OPTIONS.split()]
-        run_tool([*argv, "-no-progress", "-quiet"], timeout_s=_TIMEOUT_S)
-        found = {
-            each.relative_to(directory).as_posix(): file_stamp(each)
-            for each in directory.rglob("*")
-            if not each.is_dir()
-        }
-        # Else it would hold other bytes than the digest's for good
-        if found != json.loads((weights / "weights.json").read_text())["stamps"]:
-            raise HostError("the weights changed while their disk was made", where=str(weights))
-        draft.chmod(0o444)
-        draft.rename(disk)
+        with owned_dir(weights.parent, prefix=MAKING) as scratch:
+            argv = [tool("mksquashfs"), str(directory), str(scratch / DATA_DISK)]
+            argv += [*_OPTIONS.split(), "-no-progress", "-quiet"]
+            run_tool(argv, timeout_s=_TIMEOUT_S)
+            found = {
+                each.relative_to(directory).as_posix(): file_stamp(each)
+                for each in directory.rglob("*")
+                if not each.is_dir()
+            }
+            # Else it would hold other bytes than the digest's for good
+            if found != json.loads((weights / "weights.json").read_text())["stamps"]:
+                raise HostError("the weights changed while their disk was made", where=str(weights))
+            (scratch / DATA_DISK).chmod(0o444)
+            (scratch / DATA_DISK).rename(disk)
         (weights / _MADE).write_text(json.dumps(file_stamp(disk)))
 
 
@@ -52,24 +54,3 @@ def is_as_made(weights: Path) -> bool:
     with suppress(OSError, ValueError):
         return bool(json.loads((weights / _MADE).read_text()) == file_stamp(weights / DATA_DISK))
     return False
-
-
-@contextmanager
-def locked_drafts(home: Path, weights: Path, *, wait: bool = True) -> Iterator[Path]:
-    """Hold the lock of an entry's writers, in any PID namespace: a file for a draft, which is not
-    there at the beginning and the end. Raises as `locked`.
-    """
-    draft = weights / ".draft"
-    with locked(home, f"disk-{weights.name[:16]}", wait=wait):
-        draft.unlink(missing_ok=True)
-        try:
-            yield draft
-        finally:
-            draft.unlink(missing_ok=True)
-
-
-def sweep_drafts(home: Path) -> None:
-    """Remove drafts whose writers were killed."""
-    for draft in home.glob("weights/*/.draft"):
-        with suppress(OSError), locked_drafts(home, draft.parent, wait=False):
-            pass

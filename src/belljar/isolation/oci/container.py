@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 _READY_DEADLINE_S: Final = 30.0
 _ATTACH_DEADLINE_S: Final = 20.0
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICES: Final = tuple(
+    f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")
+)
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_INODES: Final = 1024
 _LAYER: Final = "/up"
@@ -288,8 +290,8 @@ class Container(Sandbox):
             JailMount(kind="cgroup", target="/sys/fs/cgroup"),
             JailMount(kind="tmpfs", target="/dev", size_bytes=1 << 16, inodes=64),
             *(
-                JailMount(kind="device", source=Path("/dev", name), target=f"/dev/{name}")
-                for name in _DEVICES
+                JailMount(kind="device", source=Path(path), target=path)
+                for path in (*_DEVICES, *spec.shape.devices)
             ),
             layer,
             JailMount(kind="tree", source=spec.tree.root, target="/tree", shift=shift),

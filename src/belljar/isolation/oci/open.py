@@ -49,56 +49,40 @@ async def open_container(
     cell_id = cell_id or new_cell_id()
 
     async def make(owner: AsyncExitStack, held: ExitStack) -> Container:
-        return await _make(
-            plan, image, home, recorder, cell_id, port, part_of, weights, owner, held
+        tree = await held_tree(home, image, held)
+        if weights is not None:
+            held.enter_context(claimed(weights))
+        runtime = plan.oci.runtime
+        root = ensure_runtime_root(home, runtime)
+        data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}"}
+        data["tree"] = image.digest
+        recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=data))
+        renewal = fresh_renewal()
+        spec = ContainerSpec(
+            cell_id=cell_id,
+            kind="cell",
+            shape=plan.oci,
+            limits=plan.jail,
+            controllers=plan.jail_controllers,
+            memory_by_rlimit=plan.memory_by_rlimit,
+            root=root,
+            tree=tree,
+            hostname=renewal.hostname,
+            directory=home / "cells" / cell_id,
+            port=port,
+            part_of=part_of,
+            weights=None if weights is None else weights / "data",
+            is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
         )
+        container, renewed = await start_container(
+            spec, renewal, home=home, owner=owner, recorder=recorder
+        )
+        recorder.record(renewed_event(cell_id, renewed, renewal))
+        data = container.making_times()
+        if container.attempts > 1:
+            data["attempts"] = container.attempts
+        recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
+        return container
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as container:
         yield container
-
-
-async def _make(
-    plan: OciPlan,
-    image: Image,
-    home: Path,
-    recorder: Recorder,
-    cell_id: str,
-    port: Port | None,
-    part_of: str,
-    weights: Path | None,
-    owner: AsyncExitStack,
-    held: ExitStack,
-) -> Container:
-    tree = await held_tree(home, image, held)
-    if weights is not None:
-        held.enter_context(claimed(weights))
-    runtime = plan.oci.runtime
-    root = ensure_runtime_root(home, runtime)
-    data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
-    recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=data))
-    renewal = fresh_renewal()
-    spec = ContainerSpec(
-        cell_id=cell_id,
-        kind="cell",
-        shape=plan.oci,
-        limits=plan.jail,
-        controllers=plan.jail_controllers,
-        memory_by_rlimit=plan.memory_by_rlimit,
-        root=root,
-        tree=tree,
-        hostname=renewal.hostname,
-        directory=home / "cells" / cell_id,
-        port=port,
-        part_of=part_of,
-        weights=None if weights is None else weights / "data",
-        is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
-    )
-    container, renewed = await start_container(
-        spec, renewal, home=home, owner=owner, recorder=recorder
-    )
-    recorder.record(renewed_event(cell_id, renewed, renewal))
-    data = container.making_times()
-    if container.attempts > 1:
-        data["attempts"] = container.attempts
-    recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
-    return container
