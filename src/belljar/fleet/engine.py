@@ -31,8 +31,8 @@ class Engine(Protocol):
     last_heard_s: dict[str, float]
     is_stopping: bool
 
-    def offers(self) -> dict[str, Mapping[str, float]]:
-        """Return what each live node offers that offers cells."""
+    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
+        """Return what each live node offers that offers cells; `to_kill`: one that drains, too."""
 
     def on_each(
         self,

@@ -55,8 +55,8 @@ class RayEngine:
         self.closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
-    def offers(self) -> dict[str, Mapping[str, float]]:
-        """The resources of each live node with cells."""
+    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:  # noqa: ARG002
+        """Return the resources of each live node with cells."""
         return {
             each["NodeID"]: each["Resources"]
             for each in self._ray.nodes()

@@ -77,15 +77,15 @@ class SlurmEngine:
         self.closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
-    def offers(self) -> dict[str, Mapping[str, float]]:
-        """What each node that answers offers by processors and memory; it checks tiers itself."""
+    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
+        """Return what each node offers by processors and memory; it checks tiers itself."""
         tiers = {f"belljar_{tier}": 1.0 for tier in Tier}
         found: dict[str, Mapping[str, float]] = {}
         for line in _output(
             ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
         ):
             node, state, processors, memory_mib = line.split("|")
-            if state in _USABLE:
+            if state in _USABLE or (to_kill and state == "draining"):
                 cells = min(2 * int(processors), int(memory_mib) // CELL_MIB)
                 found[node] = {CELLS: float(cells), **tiers}
         return {node: offer for node, offer in found.items() if offer[CELLS]}

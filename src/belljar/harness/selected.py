@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -31,7 +33,7 @@ class SelectedTask:
 
     `root`: the directory of its file, which `words` are relative to; None for a task of a package.
     `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
-    `limits`: the operator's, of samples and cells at a time.
+    `policies`: digests of what they are. `limits`: the operator's, of samples and cells at a time.
     """
 
     name: str
@@ -41,6 +43,7 @@ class SelectedTask:
     samples: tuple[str, ...]
     epochs: int
     tier: Tier
+    policies: tuple[str, ...] = ()
     time_limit_s: float | None = None
     limits: tuple[int, ...] = ()
 
@@ -84,8 +87,7 @@ def select_task(request: RunRequest) -> SelectedTask:
     root = Path(path).absolute().parent if Path(path).is_file() else None
     # One sample of each kind: a node checks no more.
     kinds = {each.policy: each.sample for each in previews if each.policy is not None}
-    policies = [each.policy for each in kinds]
-    if not samples or not policies:
+    if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
     sent = f"{Path(path).name}{at}{name}" if root else spec
     own = [
@@ -115,7 +117,11 @@ def select_task(request: RunRequest) -> SelectedTask:
         ),
         samples=samples,
         epochs=int(epochs),
-        tier=max(demanded_tier(each.risk, each.tier) for each in policies),
+        tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
+        policies=tuple(
+            hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()
+            for each in kinds
+        ),
         time_limit_s=None if limit is None else float(limit),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
