@@ -443,8 +443,10 @@ class Head:
 
     def _lose(self, node_id: str) -> None:
         """Give up a node that does not answer: nothing of it counts any more."""
-        self._engine.forget(node_id)
-        node, why = self.usable.pop(node_id), "the node did not answer"
+        self._engine.last_heard_s.pop(node_id, None)
+        node, why = self.usable.pop(node_id, None), "the node did not answer"
+        if node is None:
+            return
         self._record_node(node, "lost", why)
         print_status(f"belljar: node {node.name} is lost: {why}")
         for running in list(self._running):

@@ -147,7 +147,9 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[KilledNode]:
         answers = engine.on_each(asked, kill_all, reason, more, within_s=END_S + 30.0)
         for node in asked:
             said = answers.get(node)
-            name, code, words = said if isinstance(said, tuple | list) else ("", None, said)
+            name, code, words = "", None, said
+            if isinstance(said, tuple | list) and len(said) == 3:
+                name, code, words = said
             text = printable(str(words), max_chars=400)
             found.append(KilledNode(node=node, name=str(name), ok=code == 0, said=text))
     return found

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import BytesIO
 from typing import IO, Any, Final
 
@@ -188,34 +188,21 @@ class SlurmEngine:
 
     def _beat(self) -> None:
         """Give signs of life to units. A node without one isn't asked: it has nothing to lose."""
-        while not self.closed.wait(BEAT_S / 2):
+        while not self.closed.wait(BEAT_S):
             for unit in list(self._units):
                 with suppress(OSError, ValueError):
                     _pipe(unit.process.stdin).write(_STOP if self.is_stopping else _GO_ON)
                     _pipe(unit.process.stdin).flush()
-            idle = {*self.last_heard_s} - {unit.node for unit in list(self._units)}
-            now = time.monotonic()
-            self.last_heard_s |= {each: max(now, self.last_heard_s[each]) for each in idle}
-
-    def forget(self, node_id: str) -> None:
-        """Expect nothing more of a node."""
-        self.last_heard_s.pop(node_id, None)
+            now, busy = time.monotonic(), {unit.node for unit in list(self._units)}
+            for node, heard_s in list(self.last_heard_s.items()):
+                if node not in busy and self.last_heard_s.get(node) == heard_s:
+                    self.last_heard_s[node] = max(now, heard_s)
 
     def close(self) -> None:
         """Write no more, and end what still runs here."""
         self.closed.set()
         for unit in list(self._units):
             unit.process.terminate()
-
-
-@contextmanager
-def joined_slurm(partition: str) -> Iterator[SlurmEngine]:
-    """Use the cluster of this machine's slurm.conf. Raises `HostError`."""
-    engine = SlurmEngine(partition)
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 def _size(cells: int) -> list[str]:
