@@ -6,16 +6,13 @@ and private addresses are used.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError
@@ -30,18 +27,6 @@ MARKER: Final = 0.001
 TRANSFER_S: Final = 60.0
 """A piece of an archive that takes longer comes from a node that hangs."""
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
-
-
-def node_command(
-    *, head: bool, address: str, ip: str, port: int, resources: Mapping[str, float]
-) -> list[str]:
-    """The command line of a node's processes, which run until interrupted. Raises `HostError`."""
-    program = Path(sys.executable).with_name("ray")
-    if not program.exists():
-        raise HostError("Ray is not installed", hint=HINT_EXTRA)
-    begin = ["--head", f"--port={port}", "--include-dashboard=false"]
-    words = [str(program), "start", "--block", *(begin if head else [f"--address={address}"])]
-    return [*words, f"--node-ip-address={ip}", f"--resources={json.dumps(dict(resources))}"]
 
 
 class RayEngine:
