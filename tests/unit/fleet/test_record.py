@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Event, JsonValue, Kind
+from belljar.fleet import archive
 from belljar.fleet.archive import pack
 from belljar.fleet.judge import KIND, Try
 from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record_of, run_to_resume
@@ -56,6 +59,35 @@ def test_a_unit_is_judged_by_its_own_record(tmp_path: Path, came: Try) -> None:
     assert found.findings is not None
     assert found.findings.run_id == came.run_id
     assert examine(tmp_path, found) == found
+
+
+@pytest.mark.parametrize("years", [-20, 20])
+def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
+) -> None:
+    """Its record says another time; verdicts, leases and timeouts don't depend on it."""
+    wrong_ns = time.time_ns() + years * 365 * 86_400 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: wrong_ns)
+    node = tmp_path / "node"
+    with create_run(node, "run", []) as run:
+        evaluated: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
+        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=evaluated))
+    assert examine(tmp_path, archived(run, tmp_path, node)).findings is not None
+
+
+def test_a_log_that_expands_too_far_is_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that signs a zip bomb loses its unit, before Inspect reads it."""
+    node = tmp_path / "node"
+    with (
+        create_run(node, "run", []) as run,
+        zipfile.ZipFile(run.inspect_log_dir / "a.eval", "w", zipfile.ZIP_DEFLATED) as log,
+    ):
+        log.writestr("header.json", bytes(1 << 20))
+    monkeypatch.setattr(archive, "MAX_MEMBER_BYTES", 1 << 19)
+    with pytest.raises(LedgerError, match="expands"):
+        examine(tmp_path, archived(run, tmp_path, node))
 
 
 @pytest.mark.parametrize("field", ["key", "root", "archive"])
