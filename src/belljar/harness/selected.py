@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
 _GLOB: Final = re.compile(r"([*?[])")
+_PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
 # Options of Inspect that several processes can't share, or that are read from a file there.
 _NOT_SHARED: Final = ("run_config", "acp_server", "generate_config")
 
@@ -161,10 +163,15 @@ def _check_shared(options: InspectOptions, selection: Selection) -> None:
 
 
 def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
-    """The ids, each of which `--sample-id` can name alone."""
+    """Return the ids, each of which `--sample-id` can name alone. Raises `PolicyError`."""
+    from inspect_ai._eval.task.util import normalise_sample_id
+
     everything = [str(sample.id) for sample in task.dataset]
+    counts = Counter(map(normalise_sample_id, everything))
     chosen = [everything[each] for each in selection.positions(task, [task.name])]
     for sample in chosen:
+        if counts[normalise_sample_id(sample)] == 1 and _PLAIN.fullmatch(sample):
+            continue  # of thousands nearly all: to compare each with each takes minutes
         pattern = pattern_of(sample)
         named = [everything[each] for each in Selection(ids=[pattern]).positions(task, [task.name])]
         if named != [sample] or "," in pattern or pattern != pattern.strip():
