@@ -164,7 +164,7 @@ def _check_shared(options: InspectOptions, selection: Selection) -> None:
 
 def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
     """Return the ids, each of which `--sample-id` can name alone. Raises `PolicyError`."""
-    from inspect_ai._eval.task.util import normalise_sample_id
+    from inspect_ai.dataset._util import normalise_sample_id
 
     everything = [str(sample.id) for sample in task.dataset]
     counts = Counter(map(normalise_sample_id, everything))
