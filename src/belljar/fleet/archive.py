@@ -27,8 +27,8 @@ MAX_ARCHIVE_BYTES: Final = 32 << 30
 MAX_TASK_BYTES: Final = 256 << 20
 MAX_TASK_FILES: Final = 20_000
 # Inspect reads a member of a log into memory whole, and a whole log when logs are merged.
-MAX_MEMBER_BYTES: Final = 512 << 20
-MAX_LOG_BYTES: Final = 4 << 30
+MAX_MEMBER_BYTES: Final = 256 << 20
+MAX_LOG_BYTES: Final = 2 << 30
 MAX_LOG_INDEX_BYTES: Final = 16 << 20
 # Never sent: secrets stay on the head, and the rest is made anew.
 NOT_SENT: Final = frozenset(

@@ -83,8 +83,9 @@ def examine(run: Path, tried: Try) -> Try:
             why = "its ledger is another than the one recorded"
         if why:
             raise LedgerError(why, where=tried.where)
-        for log in (directory / INSPECT_LOGS).rglob("*.*"):
-            check_log(log)
+        for log in (directory / INSPECT_LOGS).rglob("*"):
+            if log.is_file():
+                check_log(log)
         # In a directory of its own: neighbours' records are not its evidence.
         evidence = stored_evidence(directory, expected_key=key, expected_run=run_id)
         if evidence.run.kind != EVALUATION:
