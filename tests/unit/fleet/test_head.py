@@ -248,7 +248,7 @@ def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_chang
     """A unit that was interrupted before its sample began is run again; a run with an archive that
     was replaced since is refused."""
     with fleet(tmp_path, unit_run(tmp_path / "n1", interrupted=True)) as (head, ended):
-        head.record(Kind.FLEET_PLANNED, task="t", samples=("a",), epochs=1)
+        head.record(Kind.FLEET_PLANNED, task="t", samples=("a",), epochs=1, code="0" * 64)
         name = ended().outcome.path.name
     with fleet(tmp_path, [NO_RUN]) as (head, ended):
         old, _, tries = run_to_resume(tmp_path / "head", name)
