@@ -6,7 +6,6 @@ judges and records it. Without samples' logs to merge, which Inspect does in mem
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from belljar.events import Event, Kind
-from belljar.fleet.archive import pack_run
+from belljar.fleet.archive import pack
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
@@ -33,8 +32,8 @@ class Units:
     """An engine whose units have ended when they begin."""
 
     def __init__(self, archive: bytes, run_id: str) -> None:
-        end = {"run_id": run_id, "sha256": hashlib.sha256(archive).hexdigest(), "exit_code": 0}
-        self.items = [{"node": "n"}, archive, {**end, "lasted_s": LASTS_S, "why": ""}, None]
+        end = {"run_id": run_id, "exit_code": 0, "lasted_s": LASTS_S, "why": ""}
+        self.items = [{"node": "n"}, archive, end, None]
         self.last_heard_s: dict[str, float] = {}
         self.is_stopping = False
 
@@ -58,7 +57,7 @@ def main(count: int) -> None:
             # Of an evaluation without a sample: interrupted, or its error would end the fleet.
             ended = {"interrupted": True, "stopped": False, "errors": []}
             unit.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=cast("Any", ended)))
-        engine = Units(b"".join(pack_run(unit.path)), unit.run_id)
+        engine = Units(b"".join(pack(unit.path)), unit.run_id)
         samples = tuple(f"s{number}" for number in range(count))
         task = SelectedTask(name="t", root=None, words=(), check_words=(), samples=samples, epochs=1, tier=Tier.CONTAINER)  # fmt: skip
         key = local_fingerprint(Path(made, "node")) or ""

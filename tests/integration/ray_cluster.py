@@ -1,5 +1,5 @@
 """A Ray cluster of several nodes on this machine, each with a store of its own: a process that
-prints its address, takes `kill N` and `freeze N` on standard input, and ends with it."""
+prints its address, takes `kill N`, `freeze N` and `thaw N` on standard input, and ends with it."""
 
 from __future__ import annotations
 
@@ -51,6 +51,21 @@ def name_ports(folder: Path) -> None:
         time.sleep(0.1)
 
 
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def descendants(found: list[int]) -> list[int]:
+    """These processes and all below them: a machine that hangs runs none."""
+    for pid in found:  # the list grows
+        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, tasks.read_text().split())
+    return found
+
+
 def main(folder: str, *homes: str) -> None:
     """Serve until standard input ends."""
     from ray.cluster_utils import Cluster
@@ -89,14 +104,19 @@ def main(folder: str, *homes: str) -> None:
             )
         )
     print(json.dumps({"address": cluster.address}), flush=True)
+    frozen: list[int] = []
     for line in sys.stdin:
         command, chosen = line.split()
         node = nodes[int(chosen) - 1]
         if command == "kill":
             cluster.remove_node(node, allow_graceful=False)
+        elif command == "freeze":
+            frozen = descendants([each.process.pid for each in node.all_processes["raylet"]])
+            for pid in frozen:
+                send(pid, signal.SIGSTOP)
         else:
-            for process in node.all_processes["raylet"]:
-                os.kill(process.process.pid, signal.SIGSTOP)
+            for pid in frozen:
+                send(pid, signal.SIGCONT)
         print("done", flush=True)
     cluster.shutdown()  # type: ignore[no-untyped-call]
     with suppress(FileNotFoundError):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class Nodes(Fleet):
         return next((line for line in self._process.stdout if line.startswith(("{", "done"))), "")
 
     def tell(self, command: str) -> None:
-        """`kill N` or `freeze N`."""
+        """`kill N`, `freeze N` or `thaw N`."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
@@ -233,6 +234,30 @@ def test_a_node_that_dies_is_seen_and_its_samples_run_elsewhere(nodes: Nodes) ->
     assert why
     _, again, other = placed(run, "s3")[-1]
     assert (again, other != node) == (attempt + 1, True)
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_a_node_that_hangs_is_seen_and_ends_its_cells_when_it_wakes(nodes: Nodes) -> None:
+    """Of sixty samples none is lost, though a node stops in the middle: it is seen within 15 s, its
+    samples run elsewhere, and what it says later counts no more."""
+    process = nodes.start_run("-T", "count=60", "-T", "seconds=20")
+    with process:
+        lines_until(process, "came back", 2)
+        run = max((nodes.head / "runs").iterdir())
+        wait_for(lambda: bool(placed(run, "s3")), "the long sample's unit", within_s=180)
+        node = placed(run, "s3")[-1][2]
+        nodes.tell(f"freeze {node.removeprefix('n')}")
+        began = time.monotonic()
+        lines_until(process, "is lost", 1)
+        seen_s = time.monotonic() - began
+        time.sleep(max(0.0, 40.0 - seen_s))  # longer than its guards wait for the head
+        nodes.tell(f"thaw {node.removeprefix('n')}")
+        out, errors = process.communicate(timeout=1500)
+    assert process.returncode == 0, errors
+    assert [each["verdict"] for each in json.loads(out)["samples"]] == ["contained"] * 60
+    assert seen_s < 15
+    wait_for(lambda: nothing_runs(nodes), "the end of its cells", within_s=120)
 
 
 def placed(run: Path, sample: str) -> list[tuple[int, int, str]]:

@@ -178,13 +178,14 @@ def kill(
 
         if not everything:
             raise Misuse("--fleet needs --all", hint=hint)
-        killed = kill_fleet(fleet, hold_too=hold_too, reason=reason)
+        nodes = kill_fleet(fleet, hold_too=hold_too, reason=reason)
         if as_json:
-            nodes = [{"node": name, "ok": ok, "said": said} for name, (ok, said) in killed.items()]
-            print_json(nodes)
-        for name, (ok, said) in killed.items() if not as_json else ():
-            click.echo(f"{name}: {'killed' if ok else 'NOT PROVEN'}: {said}")
-        return 0 if killed and all(ok for ok, _ in killed.values()) else 2
+            print_json([asdict(each) for each in nodes])
+        for each in () if as_json else nodes:
+            state = "killed" if each.ok else "NOT PROVEN" if each.name else "NO ANSWER"
+            named = " ".join(dict.fromkeys((each.node[:12], each.name))).strip()
+            click.echo(f"{printable(named, max_chars=80)}: {state}: {each.said}")
+        return 0 if nodes and all(each.ok for each in nodes) else 2
     try:
         report = kill_now(
             belljar_home(), names, everything=everything, hold_too=hold_too, reason=reason

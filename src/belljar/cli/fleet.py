@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import click
 
 from belljar.cli.console import CommandGroup, Misuse
 from belljar.errors import HostError
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.host import HostFacts
 
 
 @click.group(cls=CommandGroup)
@@ -40,37 +39,34 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     public address.
     """
     from belljar.cli.policy import host_facts
-    from belljar.fleet.engine import check_private
+    from belljar.fleet.engine import CELL_MIB, CELLS, check_private
     from belljar.fleet.node import NAME_VARIABLE
-    from belljar.fleet.ray_engine import node_command
+    from belljar.fleet.ray_engine import HINT_EXTRA
+    from belljar.host import KvmState
+    from belljar.plan import tier_obstacles
+    from belljar.policy import Tier
     from belljar.store.home import belljar_home
 
     if head == bool(address):
         raise Misuse("give --head or --address", hint="the first node begins the cluster: --head")
     for host in filter(None, (ip, address.rpartition(":")[0])):
         check_private(host, where=f"belljar fleet node, {host}")
+    program = Path(sys.executable).with_name("ray")
+    if not program.exists():
+        raise HostError("Ray is not installed", hint=HINT_EXTRA)
     facts = host_facts(belljar_home(), prove=True)
-    offered = offers(facts, cells)
-    if len(offered) == 1:
+    tiers = [f"belljar_{tier}" for tier in Tier if not tier_obstacles(tier, facts)]
+    if not tiers:
         raise HostError("no tier can be used here", hint="see `belljar doctor`")
-    shown = ", ".join(f"{key.removeprefix('belljar_')} {int(n)}" for key, n in offered.items())
+    hardware = ["belljar_hardware"] if facts.kvm.state is KvmState.PROVEN else []
+    # A cell's start takes a processor for a moment.
+    room = cells or max(1, min(2 * facts.cpus, facts.memory_available_mib // CELL_MIB))
+    offered = {CELLS: room, **dict.fromkeys([*tiers, *hardware], 1)}
+    shown = ", ".join(f"{key.removeprefix('belljar_')} {n}" for key, n in offered.items())
     click.echo(f"belljar: this node offers {printable(shown)}", err=True)
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     environment |= {NAME_VARIABLE: name} if name else {}
-    words = node_command(head=head, address=address, ip=ip, port=port, resources=offered)
+    begin = ["--head", f"--port={port}", "--include-dashboard=false"]
+    words = [str(program), "start", "--block", *(begin if head else [f"--address={address}"])]
+    words += [f"--node-ip-address={ip}", f"--resources={json.dumps(offered)}"]
     os.execve(words[0], words, environment)  # noqa: S606 - an argv list, no shell
-
-
-def offers(facts: HostFacts, cells: int | None) -> dict[str, float]:
-    """The node's resources: cells at a time, and a marker for each tier that works."""
-    from belljar.fleet.engine import CELL_MIB, CELLS
-    from belljar.host import KvmState
-    from belljar.plan import tier_obstacles
-    from belljar.policy import Tier
-
-    # A cell's start takes a processor for a moment.
-    room = max(1, min(2 * facts.cpus, facts.memory_available_mib // CELL_MIB))
-    found = {f"belljar_{tier}": 1.0 for tier in Tier if not tier_obstacles(tier, facts)}
-    if facts.kvm.state is KvmState.PROVEN:
-        found["belljar_hardware"] = 1.0
-    return {CELLS: float(cells or room), **found}

@@ -1,43 +1,74 @@
-"""Directories as tar archives: packed on one machine, unpacked on another that doesn't trust it.
+"""Packs and unpacks tar archives that one machine sends to another that doesn't trust it.
 
-Only regular files travel, by relative names. What is unpacked is read by the reader of hostile
-image layers, within bounds, into a new directory that only this user can enter.
+Only regular files are sent, by relative names. `unpack` uses the reader of hostile image layers,
+within bounds, and writes into a new directory that only this user can enter.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, cast
 
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError, PolicyError
 from belljar.image.layers import LayerError
 from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.ledger.files import Directory, open_beneath, open_directory, walk_files, write_all
+from belljar.ledger.files import open_beneath, open_directory, walk_files
 
 PIECE_BYTES: Final = 4 << 20
 MAX_ENTRIES: Final = 500_000
 MAX_ARCHIVE_BYTES: Final = 32 << 30
 MAX_TASK_BYTES: Final = 256 << 20
 MAX_TASK_FILES: Final = 20_000
+# Inspect reads a member of a log into memory whole, and a whole log when logs are merged.
+MAX_MEMBER_BYTES: Final = 256 << 20
+MAX_LOG_BYTES: Final = 2 << 30
+MAX_LOG_INDEX_BYTES: Final = 16 << 20
 # Never sent: secrets stay on the head, and the rest is made anew.
 NOT_SENT: Final = frozenset(
     {".env", ".git", ".venv", "venv", "__pycache__", "node_modules", "logs", ".mypy_cache"}
 )
+# Of a zip file: its end, a member in its index, and the lengths in a member's own header.
+_END: Final = struct.Struct("<4s4H2IH")
+_ENTRY: Final = struct.Struct("<4s6H3I5H2I")
+_OWN: Final = struct.Struct("<26x2H")
 
 
-def pack_run(directory: Path) -> Iterator[bytes]:
-    """A run directory as a tar stream, in pieces. Raises `OSError`, `LedgerError` for a link."""
+def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]:
+    """Yield a directory's files, or those named, as a tar stream in pieces.
+
+    Raises `OSError`, `LedgerError` for a link.
+    """
+    gathered = bytearray()
     with open_directory(directory) as root:
-        yield from _packed(root, walk_files(root))
+        for name in walk_files(root) if names is None else names:
+            with open_beneath(root, name) as file:
+                info = tarfile.TarInfo(name)
+                left = info.size = os.fstat(file.fileno()).st_size
+                info.mode = 0o600
+                gathered += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+                padding = -left % tarfile.BLOCKSIZE
+                while left:
+                    piece = file.read(min(left, PIECE_BYTES))
+                    if not piece:
+                        raise LedgerError("it became shorter while it was read", where=name)
+                    left -= len(piece)
+                    gathered += piece
+                    if len(gathered) >= PIECE_BYTES:
+                        yield bytes(gathered)
+                        gathered.clear()
+                gathered += bytes(padding)
+    yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)
 
 
 def pack_task(directory: Path) -> bytes:
-    """The files of a task. Raises `PolicyError` for too many, `OSError`."""
+    """Return the files of a task as a tar archive. Raises `PolicyError` for too many, `OSError`."""
     names: list[str] = []
     size = 0
     for folder, inner, files in os.walk(directory):
@@ -55,30 +86,7 @@ def pack_task(directory: Path) -> bytes:
                 where=str(directory),
                 hint="put the task's file into a directory of its own, beside only what it reads",
             )
-    with open_directory(directory) as root:
-        return b"".join(_packed(root, iter(names)))
-
-
-def _packed(root: Directory, names: Iterator[str]) -> Iterator[bytes]:
-    gathered = bytearray()
-    for name in names:
-        with open_beneath(root, name) as file:
-            info = tarfile.TarInfo(name)
-            left = info.size = os.fstat(file.fileno()).st_size
-            info.mode = 0o600
-            gathered += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-            padding = -left % tarfile.BLOCKSIZE
-            while left:
-                piece = file.read(min(left, PIECE_BYTES))
-                if not piece:
-                    raise LedgerError("it became shorter while it was read", where=name)
-                left -= len(piece)
-                gathered += piece
-                if len(gathered) >= PIECE_BYTES:
-                    yield bytes(gathered)
-                    gathered.clear()
-            gathered += bytes(padding)
-    yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)
+    return b"".join(pack(directory, iter(names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +103,97 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
     Raises `LayerError` for anything but regular files within the bounds, `OSError`.
     """
     into.mkdir(mode=0o700)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     source = _Archive(file.fileno())
     for entry in read_entries(source, os.fstat(source.fd).st_size, MAX_ENTRIES):
         name = b"/".join(entry.path).decode("utf-8", "strict")
         if entry.kind is not EntryKind.FILE or not name.isprintable():
             raise LayerError("it holds something else than plain files with plain names")
-        if name.startswith(only):
-            _write(source, entry.offset, entry.size_bytes, into.joinpath(*Path(name).parts))
+        if not name.startswith(only):
+            continue
+        path, offset, left = into.joinpath(*Path(name).parts), entry.offset, entry.size_bytes
+        # Each directory was made here, where nobody else can enter: none is a link.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as out:
+            while left:
+                piece = source.pread(min(left, PIECE_BYTES), offset)
+                out.write(piece)
+                offset, left = offset + len(piece), left - len(piece)
 
 
-def _write(source: _Archive, offset: int, left: int, path: Path) -> None:
-    # Each directory was made here, in a directory that nobody else can enter: none is a link.
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def check_log(path: Path) -> None:
+    """Raise `LedgerError` for a log that Inspect would expand to more than is accepted.
+
+    It finds members as Inspect does, reads them piece by piece, and trusts no size in the file.
+    """
     try:
-        while left:
-            piece = source.pread(min(left, PIECE_BYTES), offset)
-            write_all(fd, piece)
-            offset, left = offset + len(piece), left - len(piece)
-    finally:
-        os.close(fd)
+        with path.open("rb") as file:
+            if path.suffix == ".eval" or file.read(4) == b"PK\x03\x04":
+                _check_members(file)
+            elif file.seek(0, os.SEEK_END) > MAX_MEMBER_BYTES:
+                raise ValueError("it is too large")
+    except (ValueError, struct.error, zlib.error) as error:
+        raise LedgerError(f"Inspect's log is refused: {error}", where=path.name) from error
+
+
+def _check_members(file: IO[bytes]) -> None:
+    end = file.seek(0, os.SEEK_END) - _END.size
+    file.seek(max(0, end))
+    magic, *numbers, size, offset, comment = _END.unpack(file.read())
+    # With these two readers could find two indexes: in a comment, or by a record of 64 bits.
+    if magic != b"PK\x05\x06" or comment or 0xFFFF in numbers or 0xFFFFFFFF in (size, offset):
+        raise ValueError("its end is not that of a plain zip file")
+    if size > MAX_LOG_INDEX_BYTES or offset + size > end:
+        raise ValueError("its index is too large")
+    file.seek(offset)
+    index, at, total = file.read(size), 0, 0
+    while at < len(index):
+        magic, *fields = _ENTRY.unpack_from(index, at)
+        method, packed, plain, place = fields[3], fields[7], fields[8], fields[15]
+        if magic != b"PK\x01\x02" or 0xFFFFFFFF in (packed, plain, place):
+            raise ValueError("its index is not that of a plain zip file")
+        at += _ENTRY.size + sum(fields[9:12])
+        file.seek(place)
+        file.seek(sum(_OWN.unpack(file.read(_OWN.size))), os.SEEK_CUR)
+        seen = 0
+        for piece in _expanded(_Member(file, packed), method):
+            seen, total = seen + len(piece), total + len(piece)
+            if seen > MAX_MEMBER_BYTES or total > MAX_LOG_BYTES:
+                raise ValueError("it expands to more than is accepted")
+
+
+@dataclass(slots=True)
+class _Member:
+    """The packed bytes of a member."""
+
+    file: IO[bytes]
+    left: int
+
+    def read(self, size: int = PIECE_BYTES) -> bytes:
+        """Read at most `size` bytes, b"" at the member's end."""
+        piece = self.file.read(min(self.left, size))
+        self.left -= len(piece)
+        return piece
+
+
+def _expanded(member: _Member, method: int) -> Iterator[bytes]:
+    """Yield a member's contents by pieces, however much they expand. Raises `ValueError`."""
+    if method == 93:
+        from zstandard import ZstdDecompressor, ZstdError
+
+        source = cast("IO[bytes]", member)
+        try:
+            reader = ZstdDecompressor().stream_reader(source, read_across_frames=True)
+            while piece := reader.read(PIECE_BYTES):
+                yield piece
+        except ZstdError as error:
+            raise ValueError(str(error)) from error
+    elif method == 8:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        while not inflater.eof and (piece := inflater.unconsumed_tail or member.read()):
+            yield inflater.decompress(piece, PIECE_BYTES)
+    elif method == 0:
+        while piece := member.read():
+            yield piece
+    else:
+        raise ValueError("it is packed by another method than Inspect's")

@@ -1,18 +1,18 @@
-"""What a fleet needs of Ray or Slurm: nodes, functions on them, units, signs of life."""
+"""Says what a fleet needs of Ray or Slurm: nodes, functions on them, units, heartbeats."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import Any, Final, Protocol
 
 from belljar.errors import PolicyError
 from belljar.policy import Tier
 from belljar.units import printable
 
-BEAT_S: Final = 2.0
+BEAT_S: Final = 1.0
 CELLS: Final = "belljar_cells"
 CELL_MIB: Final = 1024
 """A cell of the default policy has so much memory."""
@@ -23,16 +23,17 @@ CALL_S: Final = 660.0
 class Engine(Protocol):
     """A connection to a cluster, for one evaluation.
 
-    `last_heard_s`: when each node answered last. `is_stopping`: nodes are to end their units.
-    `is_alone`: this machine is the only node, with the head's store.
+    `is_alone`: this machine is the only node, with the head's store. `last_heard_s`: when each
+    node answered last; one that is removed is expected to no more. `is_stopping`: nodes are to end
+    their units.
     """
 
     is_alone: bool
     last_heard_s: dict[str, float]
     is_stopping: bool
 
-    def offers(self) -> dict[str, Mapping[str, float]]:
-        """Return what each live node offers that offers cells."""
+    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
+        """Return what each live node offers that offers cells; `to_kill`: one that drains, too."""
 
     def on_each(
         self,
@@ -49,29 +50,29 @@ class Engine(Protocol):
         """Run a unit on one of these nodes, when it has room for so many cells."""
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
-        """What units yielded by now: an item, None at the end, or the exception of its end."""
+        """Yield what units sent by now: an item, None at the end, or the exception of its end."""
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
         """Forget a unit; where it runs, its guard ends it."""
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
-        """Begin to give signs of life and to expect them, in a thread: verifying may take long."""
+        """Send and expect heartbeats, in a thread: verifying may take long."""
 
-    def forget(self, node_id: str) -> None:
-        """Expect nothing more of a node."""
+    def close(self) -> None:
+        """Leave the cluster."""
 
 
 def joined(fleet: str) -> AbstractContextManager[Engine]:
     """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`."""
     name, _, address = fleet.partition("://")
     if name == "ray":
-        from belljar.fleet.ray_engine import joined_ray
+        from belljar.fleet.ray_engine import RayEngine
 
-        return joined_ray(address)
+        return closing(RayEngine(address))
     if name == "slurm":
-        from belljar.fleet.slurm_engine import joined_slurm
+        from belljar.fleet.slurm_engine import SlurmEngine
 
-        return joined_slurm(address)
+        return closing(SlurmEngine(address))
     raise PolicyError(
         f"the fleet `{printable(fleet)}` is not known",
         hint="use ray, ray://HOST:PORT, slurm or slurm://PARTITION",

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,13 +31,8 @@ NEVER_BEGAN: Final = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def interrupted_with_parent() -> None:
-    """Have the kernel interrupt this process when the guard dies. Called in the child."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def main(arguments: list[str]) -> int:
-    """Returns the command's exit code, 128 and more for a signal, as a shell does."""
+    """Run the command; return its exit code, 128 and more for a signal, as a shell does."""
     lease, timeout_s = Path(arguments[0]), float(arguments[1])
     asked_to_end = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in asked_to_end:  # a Ray worker may ignore some, and the command would inherit that
@@ -44,7 +40,8 @@ def main(arguments: list[str]) -> int:
     child = subprocess.Popen(
         arguments[2:],
         stdin=subprocess.DEVNULL,
-        preexec_fn=interrupted_with_parent,  # safe: this process has one thread
+        # The kernel interrupts it when the guard dies. Safe: this process has one thread.
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
     )
     for number in asked_to_end:
         signal.signal(number, signal.SIG_IGN)  # it ends when the command has
@@ -53,7 +50,9 @@ def main(arguments: list[str]) -> int:
         is_alone = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 1)
         if is_alone:
             time.sleep(POLL_S)  # at its end the pipe is always ready
-        now, content = time.monotonic(), _read(lease)
+        now, content = time.monotonic(), ""
+        with suppress(OSError):
+            content = lease.read_text()
         if content and content != seen:
             heard, seen = now, content
         limit_s = timeout_s if seen else max(START_S, timeout_s)
@@ -66,13 +65,6 @@ def main(arguments: list[str]) -> int:
             reap = [sys.executable, "-m", "belljar", "reap"]
             subprocess.run(reap, stdin=subprocess.DEVNULL, check=False, timeout=END_S)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def _read(lease: Path) -> str:
-    try:
-        return lease.read_text()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, Final
@@ -24,8 +25,8 @@ from belljar.fleet.engine import Engine, joined
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.judge import KIND, Asked, Try, counted_rows, judge_fleet, summary
 from belljar.fleet.node import clear, settings_of
-from belljar.fleet.nodes import check_any, describe_nodes, pin_keys, prepare_nodes
-from belljar.fleet.record import UNITS, Came, examine, plan_of, tries_on_record, unpacked
+from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.record import UNITS, archive_of, examine, run_to_resume, unpacked
 from belljar.fleet.units import (
     Node,
     Unit,
@@ -33,10 +34,8 @@ from belljar.fleet.units import (
     cells_per_unit,
     deadline_s,
     has_task_error,
-    lost_nodes,
     may_replace,
     next_size,
-    slots,
     to_try_again,
 )
 from belljar.harness.evaluate import RunOutcome, RunRequest
@@ -48,6 +47,7 @@ from belljar.harness.source import RealCells, print_status, standard_output_to_e
 from belljar.harness.verdicts import bind_verdicts
 from belljar.ledger import RunDirectory, read_events
 from belljar.ledger.rundir import INSPECT_LOGS
+from belljar.package import __version__
 from belljar.probe.model import Verdict
 from belljar.report.left import LeftGatherer
 from belljar.report.reasons import Reason, ReasonCode
@@ -60,7 +60,11 @@ from belljar.units import printable
 _KEPT: Final = (
     *("inspect_args", "policy", "override", "tier", "allow_upstreams", "require_contained"),
 )
+# What of a plan decides what a sample is: a resumed run has the same.
+_DECIDES: Final = ("task", "samples", "epochs", "code", "policies", "images", "versions")
 POLL_S: Final = 0.5
+NODE_TIMEOUT_S: Final = 12.0
+"""Without an answer for so long, a node is lost."""
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
 CLEAR_S: Final = 20.0
@@ -74,7 +78,7 @@ class _Running:
     handle: object
     part: IO[bytes]
     began_s: float
-    node_id: str = ""
+    node: Node | None = None
     digest: Any = field(default_factory=hashlib.sha256)
     size: int = 0
     end: Mapping[str, Any] | None = None
@@ -85,90 +89,90 @@ class _Running:
         return self.end is not None and self.size > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitEnd:
-    """How a unit ended, as its node says."""
-
-    run_id: str
-    sha256: str
-    exit_code: int
-    lasted_s: float
-    why: str
-
-    @classmethod
-    def of(cls, sent: Mapping[str, Any]) -> UnitEnd:
-        """Raises `LedgerError` for any other shape."""
-        try:
-            code, lasted_s = sent["exit_code"], float(sent["lasted_s"])
-            words = [sent[name] for name in ("run_id", "sha256", "why")]
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise LedgerError("its node's word of its end can't be understood") from error
-        is_plain = all(isinstance(word, str) for word in words) and isinstance(code, int)
-        if not is_plain or not 0 < lasted_s < math.inf:
-            raise LedgerError("its node's word of its end can't be understood")
-        run_id, sha256, why = words
-        named = {"run_id": run_id, "sha256": sha256, "why": printable(why)}
-        return cls(exit_code=code, lasted_s=lasted_s, **named)
-
-
 def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
     """Run what an unfinished or interrupted fleet run lacks, in a new run that takes over the rest.
 
     Raises as `run_fleet`, `PolicyError` when it can't be resumed.
     """
-    old, plan = plan_of(request.home or belljar_home(), ref)
+    old, plan, tries = run_to_resume(request.home or belljar_home(), ref)
     os.chdir(plan["directory"])  # as paths in its options are relative to it
     request = replace(request, **{name: plan[name] for name in _KEPT})
-    return run_fleet(request, fleet or plan["fleet"], resumed=old)
+    return run_fleet(request, fleet or plan["fleet"], resumed=(old, plan, tries))
 
 
 def run_fleet(
-    request: RunRequest, fleet: str, *, resumed: Path | None = None
+    request: RunRequest,
+    fleet: str,
+    *,
+    resumed: tuple[Path, Mapping[str, Any], Sequence[Try]] | None = None,
 ) -> tuple[RunOutcome, list[str]]:
-    """Run an evaluation on the fleet; returns its outcome and lines for the report.
+    """Run an evaluation on the fleet; return its outcome and lines for the report.
 
     `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
     node can run the task as planned.
     """
-    with watched_host(beside="ray") as host:  # it loads the task, and computes its metrics
-        return _run_fleet(request, fleet, resumed, host)
-
-
-def _run_fleet(
-    request: RunRequest, fleet: str, resumed: Path | None, host: HostActivity
-) -> tuple[RunOutcome, list[str]]:
-    task, home = select_task(request), request.home or belljar_home()
-    archive = pack_task(task.root) if task.root is not None else bytes(1024)
-    argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
-    sha256 = hashlib.sha256(archive).hexdigest()
-    workspace = f"{os.getpid()}-{time.time_ns()}"
     with (
+        watched_host(beside="ray") as host,  # it loads the task, and computes its metrics
         standard_output_to_error(),  # engines print what they notice
-        joined(fleet) as engine,
     ):
-        nodes = describe_nodes(engine, home, task.tier)
-        nodes = prepare_nodes(engine, nodes, workspace, archive, sha256, task)
-        check_any(nodes)
-        pin_keys(home, nodes)
-        with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
-            head = Head(task, engine, run, nodes, host)
-            options = {name: getattr(request, name) for name in _KEPT}
-            about = {"task": task.name, "samples": task.samples, "epochs": task.epochs}
-            place = {"code": sha256, "fleet": fleet, "directory": str(Path.cwd())}
-            head.record(Kind.FLEET_PLANNED, **about, **place, **options)
+        task, home = select_task(request), request.home or belljar_home()
+        archive = pack_task(task.root) if task.root is not None else bytes(1024)
+        argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
+        sha256 = hashlib.sha256(archive).hexdigest()
+        workspace = f"{os.getpid()}-{time.time_ns()}"
+        with joined(fleet) as engine:
+            nodes = describe_nodes(engine, home, task.tier)
+            nodes, images = prepare_nodes(engine, nodes, workspace, archive, sha256, task)
+            settings = settings_of(os.environ)
+            # A value may be a secret: its digest says whether it is another one.
+            hashed = {
+                name: hashlib.sha256(settings[name].encode()).hexdigest() for name in settings
+            }
+            plan = {
+                "task": task.name,
+                "samples": [*task.samples],
+                "epochs": task.epochs,
+                "code": sha256,
+                "policies": [*task.policies],
+                "images": images,
+                "versions": [__version__, version("inspect-ai")],
+                "settings": hashed,
+                "fleet": fleet,
+                "directory": str(Path.cwd()),
+                **{name: getattr(request, name) for name in _KEPT},
+            }
             if resumed is not None:
-                head.take_over(resumed, sha256)
-            outcome = head.run_all(workspace, require_contained=request.require_contained)
-            engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
-    state, problem = check_ledger(run)  # now that it is sealed
-    if state is not LedgerState.VERIFIED:
-        raise LedgerError(problem or "it is not sealed", where=str(run.path))
-    return outcome, summary(head.tries)
+                check_same(resumed[1], plan)
+            pin_keys(home, nodes)
+            with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
+                head = Head(task, engine, run, nodes, host)
+                head.record(Kind.FLEET_PLANNED, **plan)
+                if resumed is not None:
+                    head.take_over(resumed[0], resumed[2])
+                outcome = head.run_all(workspace, require_contained=request.require_contained)
+                engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
+        state, problem = check_ledger(run)  # now that it is sealed
+        if state is not LedgerState.VERIFIED:
+            raise LedgerError(problem or "it is not sealed", where=str(run.path))
+        return outcome, summary(head.tries)
+
+
+def check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise `PolicyError` with what differs between a plan and that of the run to be resumed."""
+    differing = [name for name in _DECIDES if old.get(name) != new[name]]
+    before, now = old.get("settings", {}), new["settings"]
+    differing += sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if differing:
+        raise PolicyError(
+            f"it is not the evaluation of the run to be resumed: {', '.join(differing)} differ",
+            where="--resume",
+            hint="set them as they were (code: the task's files), or run it anew",
+        )
 
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The signals that ask this process to end, noted: none may tear what is being recorded."""
+    """Note the signals that ask this process to end: none may tear what is being recorded."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -194,7 +198,7 @@ class Head:
         host: HostActivity,
     ) -> None:
         self._task, self._engine, self._run, self._host = task, engine, run, host
-        self._nodes = {node.node_id: node for node in nodes}
+        self._nodes = nodes
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
         self._cells = task.at_once(cells_per_unit(self.usable.values()))
         self._waiting, self._again = list(task.samples), list[Unit]()
@@ -202,7 +206,6 @@ class Head:
         self._count = 0
         self._sample_s: float | None = None
         self.tries: list[Try] = []
-        self._came: dict[str, Came] = {}
         self._stopping_s: float | None = None
         self._interrupted = False
         self._problems: list[Reason] = []
@@ -212,39 +215,23 @@ class Head:
         """Put an event on record."""
         self._run.recorder.record(Event(kind=kind, data=data))
 
-    def take_over(self, old: Path, code: str) -> None:
-        """Take over the attempts of an earlier run, verified again. Raises `PolicyError`."""
-        asked, tries, came = tries_on_record(old)
-        mine = (self._task.name, self._task.samples, self._task.epochs, code)
-        if (asked.task, asked.samples, asked.epochs, asked.code) != mine:
-            raise PolicyError(
-                "the task, its files or its samples are not those of the run to be resumed",
-                where=str(old),
-                hint="run it anew",
-            )
-        # Evidence that came and was not judged may be that of a breach.
-        if bad := next((each for each in tries if each.is_bad or each.archive), None):
-            raise PolicyError(
-                f"{bad.where}: {bad.why}",
-                where=str(old),
-                hint="a run with evidence that was not judged is not continued: run it anew",
-            )
+    def take_over(self, old: Path, tries: Sequence[Try]) -> None:
+        """Take over the attempts of an earlier run, as they were verified now."""
         for each in tries:
-            unit = each.unit
-            self._count = max(self._count, unit.number)
-            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, each.node, from_run=old.name)
+            self._count = max(self._count, each.unit.number)
+            self._of_unit(Kind.FLEET_UNIT_PLACED, each.unit, each.node, from_run=old.name)
             if each.findings is not None:
-                found = came[unit.name]
-                shutil.copyfile(found.path(old), found.path(self._run.path))
-                self._record_came(found, each.findings, from_run=old.name)
+                path = archive_of(self._run.path, each.unit)
+                shutil.copyfile(archive_of(old, each.unit), path)
+                self._record_finished(each, each.findings, from_run=old.name)
             self._end(each)
         final = {
             key
             for key, (tried, row) in counted_rows(tries).items()
             if tried.findings is not None and not may_replace(row, tried.findings)
         }
-        epochs = range(1, asked.epochs + 1)
-        done = {each for each in asked.samples if final.issuperset(product([each], epochs))}
+        epochs = range(1, self._task.epochs + 1)
+        done = {each for each in self._waiting if final.issuperset(product([each], epochs))}
         self._waiting = [sample for sample in self._waiting if sample not in done]
         print_status(f"belljar: {len(done)} sample(s) are taken over from run {old.name}")
 
@@ -252,7 +239,7 @@ class Head:
 
     def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
         """Place and collect until nothing is left, then judge and merge."""
-        for node in self._nodes.values():
+        for node in self._nodes:
             state = "refused" if node.refusal else "taken"
             self._record_node(node, state, node.refusal)
         self._engine.watch(workspace, [*self.usable])
@@ -267,14 +254,14 @@ class Head:
         return self._finish(require_contained=require_contained)
 
     def _step(self, workspace: str) -> None:
-        now = time.monotonic()
-        for node_id in lost_nodes(self._engine.last_heard_s, now):
-            self._lose(node_id)
+        now, task = time.monotonic(), self._task
+        for node_id, heard_s in list(self._engine.last_heard_s.items()):
+            if now - heard_s > NODE_TIMEOUT_S:
+                self._lose(node_id)
         if self._stopping_s is None:
             self._place(workspace)
         elif now - self._stopping_s > STOP_S:
             self._give_up("it did not end in time")
-        task = self._task
         for running in list(self._running):
             limit_s = deadline_s(running.unit, task.epochs, self._cells, task.time_limit_s)
             if limit_s is not None and now - running.began_s > limit_s:
@@ -285,22 +272,16 @@ class Head:
             self._take(by_handle[id(handle)], item)
 
     def _place(self, workspace: str) -> None:
-        """Give units to Ray while there is room."""
-        if not self.usable:
-            if self._waiting:
-                self._count += 1
-                self._again.append(Unit(number=self._count, samples=tuple(self._waiting)))
-            for unit in self._again:
-                self._end(Try(unit=unit, node="-", why="no node is left"))
-            self._waiting, self._again = [], []
-            return
-        room, wide = slots(self.usable.values(), self._cells), -(-self._cells // self._task.epochs)
-        while len(self._running) < room and (self._again or self._waiting):
+        """Give units to the engine while there is room."""
+        room = sum(max(1, node.cells // self._cells) for node in self.usable.values())
+        wide = -(-self._cells // self._task.epochs)
+        while (self._again or self._waiting) and (len(self._running) < room or not room):
             if self._again:
                 unit = self._again.pop(0)
             else:
-                left, lasts_s = len(self._waiting), self._sample_s
-                size = next_size(left, slots=room, side_by_side=wide, sample_s=lasts_s)
+                size = left = len(self._waiting)
+                if room:
+                    size = next_size(left, slots=room, side_by_side=wide, sample_s=self._sample_s)
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
@@ -315,11 +296,11 @@ class Head:
                 nodes=allowed,
                 tier=self._task.tier,
             )
-            part, now = (self._run.path / UNITS / f"{unit.name}.tar").open("xb"), time.monotonic()
+            part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
 
     def _take(self, running: _Running, item: object) -> None:
-        """One item of a unit: where it runs, a piece of its archive, its end, or an exception."""
+        """Take one item of a unit: its node, a piece of its archive, its end, or an exception."""
         unit = running.unit
         if isinstance(item, Exception):
             why = printable(str(item).strip().rpartition("\n")[2], max_chars=300)
@@ -337,36 +318,46 @@ class Head:
             except OSError as error:
                 self._fail_here(running, error)
         elif isinstance(item, dict) and "node" in item:
-            node_id = str(item["node"])
-            if node_id not in self.usable:
+            running.node = node = self.usable.get(str(item["node"]))
+            if node is None:
                 self._fail(running, "it came from a node that is not of this fleet")
                 return
-            running.node_id = node_id
-            name = self._nodes[node_id].name
-            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, name)
-            print_status(f"belljar: unit {unit.name} runs on {name}: {len(unit.samples)} sample(s)")
+            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, node.name)
+            count = len(unit.samples)
+            print_status(f"belljar: unit {unit.name} runs on {node.name}: {count} sample(s)")
         elif isinstance(item, dict):
             running.end = item
 
     def _collect(self, running: _Running) -> None:
-        """A unit's end: verify what came, judge it, and decide what is tried again."""
-        unit, sent, node = running.unit, running.end, self._nodes.get(running.node_id)
+        """Verify and judge what came of a unit that ended, and decide what is tried again."""
+        unit, sent, node = running.unit, running.end, running.node
         if sent is None or node is None:
             self._fail(running, "its node sent no end")
             return
+        archive = running.digest.hexdigest()
         try:
             running.part.close()
-            end = UnitEnd.of(sent)
-            archive = running.digest.hexdigest()
-            if archive != end.sha256:
-                raise LedgerError("its archive arrived changed")
-            if not end.run_id:
-                began = self._stopping_s is None or end.exit_code != NEVER_BEGAN
-                why = f"exit code {end.exit_code}: {end.why}"
-                self._fail(running, why if began else "interrupted before it began", began=began)
+            run_id, why, code = sent.get("run_id"), sent.get("why"), sent.get("exit_code")
+            lasted_s = sent.get("lasted_s")
+            if not (
+                isinstance(run_id, str)
+                and isinstance(why, str)
+                and isinstance(code, int)
+                and isinstance(lasted_s, float)
+                and 0 < lasted_s < math.inf
+            ):
+                raise LedgerError("its node's word of its end can't be understood")
+            if not run_id:
+                began = self._stopping_s is None or code != NEVER_BEGAN
+                why = (
+                    f"exit code {code}: {printable(why)}"
+                    if began
+                    else "interrupted before it began"
+                )
+                self._fail(running, why, began=began)
                 return
-            came = Came(unit=unit, node=node.name, run_id=end.run_id, key=node.key, archive=archive)
-            findings, root = examine(came.path(self._run.path), came)
+            named = {"run_id": run_id, "key": node.key, "archive": archive}
+            tried = examine(self._run.path, Try(unit=unit, node=node.name, **named))
         except OSError as error:
             self._fail_here(running, error)
             return
@@ -376,31 +367,31 @@ class Head:
             self._fail(running, f"what came back does not verify: {detail}", is_bad=True)
             return
         self._running.remove(running)
-        self._record_came(replace(came, root=root), findings)
+        findings = tried.findings or RunFindings()
+        self._record_finished(tried, findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        self._sample_s = end.lasted_s / max(1, len(unit.samples))
+        self._sample_s = lasted_s / max(1, len(unit.samples))
         again = to_try_again(unit, self._task.epochs, findings)
         why = f"{len(again)} sample(s) lost their evidence there" if again else ""
-        self._end(Try(unit=unit, node=node.name, findings=findings, why=why))
+        self._end(replace(tried, why=why))
         self._try_again(unit, again, node.node_id)
         if findings.verdict is Verdict.BREACHED:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
         elif has_task_error(findings):
             self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
 
-    def _record_came(self, came: Came, findings: RunFindings, **more: str) -> None:
-        self._came[came.unit.name] = came
-        size = came.path(self._run.path).stat().st_size
-        more |= {name: getattr(came, name) for name in ("run_id", "key", "root", "archive")}
+    def _record_finished(self, tried: Try, findings: RunFindings, **more: str) -> None:
+        size = archive_of(self._run.path, tried.unit).stat().st_size
+        more |= {name: getattr(tried, name) for name in ("run_id", "key", "root", "archive")}
         more["verdict"] = findings.verdict.value
-        self._of_unit(Kind.FLEET_UNIT_FINISHED, came.unit, came.node, bytes=size, **more)
+        self._of_unit(Kind.FLEET_UNIT_FINISHED, tried.unit, tried.node, bytes=size, **more)
 
     def _of_unit(self, kind: Kind, unit: Unit, node: str, **more: Any) -> None:  # noqa: ANN401
         about = {"unit": unit.number, "attempt": unit.attempt, "node": node}
         self.record(kind, **about, samples=unit.samples, **more)
 
     def _end(self, tried: Try) -> None:
-        """An attempt is over; a failure is on record and shown."""
+        """Count an attempt that is over; a failure is put on record and shown."""
         self.tries.append(tried)
         if tried.why:
             words: dict[str, Any] = {"reason": tried.why, "began": tried.began}
@@ -412,15 +403,14 @@ class Head:
     def _fail(
         self, running: _Running, why: str, *, began: bool = True, is_bad: bool = False
     ) -> None:
-        """A unit of which nothing counts: on record, and tried elsewhere unless it `is_bad`."""
+        """End a unit of which nothing counts; it is tried elsewhere unless it `is_bad`."""
         self._withdraw(running)
-        node = self._nodes.get(running.node_id)
-        name = node.name if node is not None else "-"
+        node, unit = running.node, running.unit
         archive = running.digest.hexdigest() if running.has_come else ""
-        more: dict[str, Any] = {"archive": archive, "is_bad": is_bad}
-        self._end(Try(unit=running.unit, node=name, why=why, began=began, **more))
+        tried = Try(unit=unit, node=node.name if node else "-", why=why, archive=archive)
+        self._end(replace(tried, began=began, is_bad=is_bad))
         if not is_bad:
-            self._try_again(running.unit, running.unit.samples, running.node_id)
+            self._try_again(unit, unit.samples, node.node_id if node else "")
 
     def _break_off(self, running: _Running, why: str) -> None:
         """Wait no longer for a unit. If all of it has come, it is judged: it may be breached."""
@@ -431,7 +421,7 @@ class Head:
             self._fail(running, why)
 
     def _fail_here(self, running: _Running, error: OSError) -> None:
-        """This machine can't keep or read what came: nothing is tried again, and the run ends."""
+        """End the run: this machine can't keep or read what came, and nothing is tried again."""
         why = f"the head can't keep its record: {printable(str(error))}"
         self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
         self._stop(why)
@@ -444,7 +434,7 @@ class Head:
         with suppress(OSError):  # a full disk: what was written is there
             running.part.close()
         if not running.has_come:
-            (self._run.path / UNITS / f"{running.unit.name}.tar").unlink()
+            archive_of(self._run.path, running.unit).unlink()
 
     def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
         if self._stopping_s is None:
@@ -452,18 +442,17 @@ class Head:
             self._again += [again] if again is not None else []
 
     def _lose(self, node_id: str) -> None:
-        """A node that does not answer: nothing of it counts any more."""
-        node = self.usable.pop(node_id, None)
-        self._engine.forget(node_id)
+        """Give up a node that does not answer: nothing of it counts any more."""
+        self._engine.last_heard_s.pop(node_id, None)
+        node, why = self.usable.pop(node_id, None), "the node did not answer"
         if node is None:
             return
-        why = "the node did not answer"
         self._record_node(node, "lost", why)
         print_status(f"belljar: node {node.name} is lost: {why}")
         for running in list(self._running):
-            if running.node_id == node_id:
+            if running.node is node:
                 self._break_off(running, why)
-            elif not running.node_id and self._stopping_s is None:
+            elif running.node is None and self._stopping_s is None:
                 self._withdraw(running)  # it may wait for that very node
                 self._again.append(running.unit)
 
@@ -488,18 +477,16 @@ class Head:
         """Merge the logs, judge the whole, and put both on record."""
         task, run = self._task, self._run
         asked = Asked(run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs)
-        stopped = self._stopping_s is not None and not self._interrupted
-        judged = partial(
-            judge_fleet, asked, self.tries, interrupted=self._interrupted, stopped=stopped
-        )
-        more, dropped = self._merge(judged(), require_contained=require_contained)
-        problems = [*self._problems, *more]
+        interrupted = self._interrupted
+        stopped = self._stopping_s is not None and not interrupted
+        judged = partial(judge_fleet, asked, self.tries, interrupted=interrupted, stopped=stopped)
+        dropped = self._merge(judged(), require_contained=require_contained)
         self.record(
             Kind.RUN_EVALUATED,
-            interrupted=self._interrupted,
+            interrupted=interrupted,
             stopped=stopped,
-            errors=[problem.detail for problem in problems],
-            causes=[problem.code.value for problem in problems],
+            errors=[problem.detail for problem in self._problems],
+            causes=[problem.code.value for problem in self._problems],
             host_processes=dict(self._host.programs),
             connections=dict(self._host.connections),
             proxies=[*proxies_here(), *self._host.collectors],
@@ -507,39 +494,36 @@ class Head:
         left = LeftGatherer()
         for line in read_events(run.path):
             left.take(line)
-        findings = judged(problems=problems, own=left.end())
+        findings = judged(problems=self._problems, own=left.end())
         put_on_record(run, findings, dropped)
         code = findings.exit_code
         return RunOutcome(
             findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
         )
 
-    def _merge(
-        self, findings: RunFindings, *, require_contained: bool
-    ) -> tuple[list[Reason], list[str]]:
-        """Write the one log, with the verdicts; returns problems, and samples not in metrics."""
-        if not self._came:
-            return [], []
+    def _merge(self, findings: RunFindings, *, require_contained: bool) -> list[str]:
+        """Write the one log, with the verdicts; return the samples that are not in metrics."""
+        if not any(each.findings for each in self.tries):
+            return []
         folder = self._run.inspect_log_dir
         try:
             differing = merge_logs(self._parts(), self._task, folder)
             dropped = bind_verdicts(folder, findings, require_contained=require_contained)
         except Exception as error:  # noqa: BLE001 - Inspect's log format, a task's own metrics
             detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
-            return [Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)], []
+            self._problems.append(Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail))
+            return []
         if differing:
-            return [Reason(code=ReasonCode.UNITS_DIFFER, detail=printable(differing))], dropped
-        return [], dropped
+            detail = printable(differing)
+            self._problems.append(Reason(code=ReasonCode.UNITS_DIFFER, detail=detail))
+        return dropped
 
     def _parts(self) -> Iterator[LogPart]:
-        """The log of each unit of which a sample counts, unpacked while it is read."""
-        counted: dict[str, set[tuple[str, int]]] = {}
+        """Yield the log of each unit of which a sample counts, unpacked while it is read."""
+        counted: dict[str, tuple[Try, set[tuple[str, int]]]] = {}
         for key, (tried, row) in counted_rows(self.tries).items():
             if row.is_logged:
-                counted.setdefault(tried.unit.name, set()).add(key)
-        for name, came in sorted(self._came.items()):
-            if name in counted:
-                archive = came.path(self._run.path)
-                with unpacked(archive, only=f"{INSPECT_LOGS}/") as made:
-                    folder = made / INSPECT_LOGS
-                    yield LogPart(name=f"unit {name}", directory=folder, counted=counted[name])
+                counted.setdefault(tried.unit.name, (tried, set()))[1].add(key)
+        for name, (tried, keys) in sorted(counted.items()):
+            with unpacked(self._run.path, tried, only=f"{INSPECT_LOGS}/") as made:
+                yield LogPart(name=f"unit {name}", directory=made / INSPECT_LOGS, counted=keys)

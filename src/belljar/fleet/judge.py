@@ -26,7 +26,7 @@ class Try:
     """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
 
     `began` False: it was interrupted before it could make a cell. `is_bad`: what came back does not
-    verify. `archive`: the digest of what came back, if nothing of it counts.
+    verify. `archive`: the digest of what came back; `run_id`, `key` and `root` are its ledger's.
     """
 
     unit: Unit
@@ -36,16 +36,9 @@ class Try:
     began: bool = True
     is_bad: bool = False
     archive: str = ""
-
-    @property
-    def ended_early(self) -> bool:
-        """Whether an error, a breach or a person ended it, by its record or before it began."""
-        found = self.findings
-        if found is None:
-            return not self.began
-        return found.interrupted or bool(
-            found.rows and (has_task_error(found) or found.verdict is Verdict.BREACHED)
-        )
+    run_id: str = ""
+    key: str = ""
+    root: str = ""
 
     @property
     def where(self) -> str:
@@ -55,13 +48,12 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the fleet was to run; `code`: the digest of the task's files."""
+    """What the fleet was to run."""
 
     run_id: str
     task: str
     samples: tuple[str, ...]
     epochs: int
-    code: str = ""
 
 
 def judge_fleet(
@@ -73,28 +65,24 @@ def judge_fleet(
     stopped: bool = False,
     own: Left | None = None,
 ) -> RunFindings:
-    """The findings of the whole: each sample by one attempt, and the worst verdict.
+    """Return the findings of the whole: each sample by one attempt, and the worst verdict.
 
     `stopped`: an error or a breach ended it. `own`: what left by the head's process.
     """
     last = counted_rows(tries)
     counted = {id(each) for each, _ in last.values()}
     tried: dict[str, list[Try]] = {}
+    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
     for each in tries:
         for sample in each.unit.samples:
             tried.setdefault(sample, []).append(each)
-    is_ended = interrupted or stopped
-    rows = list[Row]()
-    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
-    doubts += [
-        Reason(code=ReasonCode.LEDGER_BAD, where=each.where, detail=each.why)
-        for each in tries
-        if each.is_bad
-    ]
+        if each.is_bad:
+            doubts.append(Reason(code=ReasonCode.LEDGER_BAD, where=each.where, detail=each.why))
+    is_ended, rows = interrupted or stopped, list[Row]()
     for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
         mine, found = tried.get(sample, []), last.get((sample, epoch))
         # The end of the evaluation alone may explain that there is no record of a sample.
-        if found is None and is_ended and (not mine or mine[-1].ended_early):
+        if found is None and is_ended and (not mine or _ended_early(mine[-1])):
             continue
         rows.append(row := _row(asked, mine, sample, epoch, found))
         doubts += [] if found else row.reasons
@@ -131,8 +119,17 @@ def judge_fleet(
     )
 
 
+def _ended_early(tried: Try) -> bool:
+    """Return whether an error, a breach or a person ended it, by its record or before it began."""
+    found = tried.findings
+    if found is None:
+        return not tried.began
+    is_stopped = has_task_error(found) or found.verdict is Verdict.BREACHED
+    return found.interrupted or bool(found.rows and is_stopped)
+
+
 def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
-    """The attempt that counts for each sample and epoch.
+    """Return the attempt that counts for each sample and epoch.
 
     A later one replaces only what infrastructure took: no verdict and no score is exchanged.
     """
@@ -153,7 +150,7 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
 
 
 def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
-    """What a unit says of samples that it was not given or ran twice, and two with one uuid."""
+    """Yield what a unit says of samples that it was not given or ran twice, and a uuid twice."""
     for tried in tries:
         due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
         for row in tried.findings.rows if tried.findings is not None else ():
@@ -171,7 +168,7 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
 def _row(
     asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
 ) -> Row:
-    """The sample's row, with a note of the other attempts; a void one if there is none."""
+    """Return the sample's row, with a note of the other attempts; a void one if there is none."""
     if found is None:
         why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
         return Row(
@@ -182,16 +179,12 @@ def _row(
             is_logged=False,
         )
     used, row = found
-    others = [each for each in mine if each is not used]
-    notes = [f"{each.where}: {_outcome(each, sample, epoch)}" for each in others]
-    if not notes:
-        return row
-    transcript = replace(row.transcript, notes=(*row.transcript.notes, *notes))
-    return replace(row, transcript=transcript)
+    notes = [f"{e.where}: {_outcome(e, sample, epoch)}" for e in mine if e is not used]
+    return replace(row, transcript=replace(row.transcript, notes=(*row.transcript.notes, *notes)))
 
 
 def _outcome(tried: Try, sample: str, epoch: int) -> str:
-    """What an attempt came to, with its score: it may differ from the one that counts."""
+    """Say what an attempt came to, with its score: it may differ from the one that counts."""
     for row in tried.findings.rows if tried.findings is not None else ():
         if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
             scores = " ".join(row.transcript.scores.values())
@@ -203,7 +196,7 @@ def _outcome(tried: Try, sample: str, epoch: int) -> str:
 
 
 def summary(tries: Sequence[Try]) -> list[str]:
-    """Lines about nodes and attempts for the end of a report."""
+    """Return lines about nodes and attempts for the end of a report."""
     if not tries:
         return ["fleet: no unit ran"]
     failed = [each for each in tries if each.began and (each.findings is None or each.why)]

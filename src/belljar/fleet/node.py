@@ -19,8 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.fleet.archive import pack_run, unpack
+from belljar.fleet.archive import pack, unpack
 from belljar.fleet.guard import END_S, LEASE_S, POLL_S, STOP
+from belljar.image.store import Store, find_images
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import load_or_make_key
 from belljar.package import __version__
@@ -31,7 +32,8 @@ NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
 LEASE: Final = "lease"
 CHECK_S: Final = 600.0
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
-"""As `harness.evaluate` names it, which takes long to import."""
+"""As `harness.evaluate` names it, which takes long to import; `STARTS` as `harness.source` does."""
+STARTS: Final = "BELLJAR_MAX_STARTS"
 _TAIL_CHARS: Final = 2000
 _KEPT_S: Final = 24 * 3600.0
 """A workspace changes with each sign of life of its head."""
@@ -53,7 +55,7 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe() -> dict[str, Any]:
-    """The node's name, key and versions."""
+    """Return the node's name, key and versions."""
     return {
         "name": _name(),
         "key": load_or_make_key(belljar_home()).fingerprint,
@@ -67,7 +69,7 @@ def describe() -> dict[str, Any]:
 def prepare(
     fleet: str, archive: bytes, sha256: str, words: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Unpack the task's files and check that this node can run it as planned."""
+    """Unpack the task's files, and check that this node can run it as planned, by which images."""
     folder = _folder(fleet)
     folder.mkdir(mode=0o700, parents=True)
     for other in folder.parent.iterdir():  # of heads that died
@@ -75,7 +77,7 @@ def prepare(
             if other.is_dir() and time.time() - other.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(other)
     if hashlib.sha256(archive).hexdigest() != sha256:
-        return {"exit_code": 5, "why": "the task's archive arrived changed"}
+        return {"exit_code": 5, "why": "the task's archive arrived changed", "images": {}}
     sent = folder / "task.tar"
     sent.write_bytes(archive)
     with sent.open("rb") as file:
@@ -90,20 +92,18 @@ def prepare(
         timeout=CHECK_S,
         check=False,
     )
-    return {"exit_code": done.returncode, "why": _why(done.stdout) or _tail(done.stderr)}
-
-
-def _why(output: bytes) -> str:
-    """The first error of a check's groups."""
+    why, names = _tail(done.stderr), set[str]()
     with suppress(ValueError, KeyError, TypeError):
-        found = json.loads(output)
-        for group in found["groups"]:
-            for error in (group["error"], group["lacking"]):
-                if error:
-                    return str(error["what"])
-        for missing in found["missing_images"]:
-            return f"image {missing['image']}: {missing['what']}"
-    return ""
+        found = json.loads(done.stdout)
+        names = {each["image"] for group in found["groups"] for each in group["images"]}
+        errors = [group["error"] or group["lacking"] for group in found["groups"]]
+        missing = [f"image {each['image']}: {each['what']}" for each in found["missing_images"]]
+        why = next(iter([*(str(each["what"]) for each in errors if each), *missing]), why)
+    images = {}
+    if not done.returncode:
+        stored = find_images(Store(belljar_home()), sorted(names))
+        images = {name: image.digest for name, image in stored.items()}
+    return {"exit_code": done.returncode, "why": why, "images": images}
 
 
 def run_unit(
@@ -129,7 +129,7 @@ def run_unit(
         subprocess.Popen(
             [*guard, *command],
             cwd=folder / "task",
-            env={**_environment(settings), NOTED_IN: str(noted)},
+            env={STARTS: str(os.cpu_count() or 1), **_environment(settings), NOTED_IN: str(noted)},
             stdin=subprocess.PIPE,  # its end tells the guard that this worker is gone
             stdout=out,
             stderr=err,
@@ -138,7 +138,7 @@ def run_unit(
     ):
         code = process.wait()
     lasted_s = time.monotonic() - began
-    digest, run_id = hashlib.sha256(), ""
+    run_id = ""
     if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
         directory = Path(noted.read_text())
         run_id, waited_s = directory.name, 0.0
@@ -146,14 +146,11 @@ def run_unit(
         while is_being_written(directory) and waited_s < END_S:
             time.sleep(POLL_S)
             waited_s += POLL_S
-        for piece in pack_run(directory):
-            digest.update(piece)
-            yield piece
+        yield from pack(directory)
     with (folder / f"{unit}.err").open("rb") as said:
         said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
         why = _tail(said.read())
-    sent = {"run_id": run_id, "sha256": digest.hexdigest()}
-    yield {**sent, "exit_code": code, "lasted_s": lasted_s, "why": why}
+    yield {"run_id": run_id, "exit_code": code, "lasted_s": lasted_s, "why": why}
 
 
 def clear(fleet: str) -> None:
@@ -175,7 +172,7 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
 
 
 class Watch:
-    """Takes the head's signs of life on one node, and renews the lease of its units."""
+    """Takes the head's heartbeats on one node, and renews the lease of its units."""
 
     def __init__(self, fleet: str, lease: str = LEASE) -> None:
         self._lease = _folder(fleet) / lease

@@ -1,4 +1,4 @@
-"""Which nodes may take part: asked, compared, prepared, and known by their keys."""
+"""Asks, compares and prepares the nodes that may take part, and remembers their keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from belljar.dataclass import replace
+from belljar.dataclass import dataclass, replace
 from belljar.errors import HostError
 from belljar.fleet.engine import CELLS, Engine, joined
+from belljar.fleet.guard import END_S
 from belljar.fleet.node import describe, kill_all, prepare, settings_of
-from belljar.fleet.units import Node, refused
+from belljar.fleet.units import Node
 from belljar.harness.selected import SelectedTask
 from belljar.ledger import local_fingerprint
 from belljar.package import __version__
@@ -25,36 +26,35 @@ NODES: Final = "fleet/nodes.json"
 
 
 def describe_nodes(engine: Engine, home: Path, tier: Tier) -> list[Node]:
-    """Each node as it describes itself, or refused: another version, another key, no such tier."""
-    offers, pinned, nodes = engine.offers(), pinned_keys(home), list[Node]()
-    head = local_fingerprint(home)
+    """Return each node as it describes itself; `refusal`: another version or key, no such tier."""
+    offers, known, nodes = engine.offers(), pinned_keys(home), list[Node]()
+    # A signature must say whose record it is, and the record tells nodes apart by their names.
+    owners = {} if engine.is_alone else {local_fingerprint(home): "the head"}
+    inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
         if isinstance(said, Exception):
             why = f"it can't be asked: {printable(str(said), max_chars=300)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
-        key = str(said["key"])
-        owners = {"the head": head} if not engine.is_alone else {}
-        owners |= {node.name: node.key for node in nodes if not node.refusal}
-        shared = next((name for name, owned in owners.items() if owned == key), "")
-        is_lacking = not offers[node_id].get(f"belljar_{tier}")
-        # The record tells nodes apart by their names.
-        pinned |= {node.name: node.key for node in nodes if not node.refusal}
-        node = Node(
-            node_id=node_id,
-            name=printable(str(said["name"]), max_chars=64),
-            key=key,
-            version=str(said["version"]),
-            inspect=str(said["inspect"]),
-            cells=int(offers[node_id][CELLS]),
-            has_token=said["has_token"] is True,
-            refusal=f"it has no cells of the tier {tier}" if is_lacking else "",
-        )
-        if shared:  # a signature would not say whose record it is
-            why = f"it has the key of {shared}: set BELLJAR_HOME to a store of its own"
-            node = replace(node, refusal=why)
-        inspect = version("inspect-ai")
-        nodes.append(refused(node, version=__version__, inspect=inspect, pinned=pinned))
+        name, key = printable(str(said["name"]), max_chars=64), str(said["key"])
+        why = ""
+        if said["has_token"] is not True:
+            why = "Ray's token authentication is off there: set RAY_AUTH_MODE=token"
+        elif said["version"] != __version__:
+            why = f"it runs Belljar {printable(str(said['version']))}, and the head {__version__}"
+        elif said["inspect"] != inspect:
+            why = f"it runs inspect-ai {printable(str(said['inspect']))}, and the head {inspect}"
+        elif key in owners:
+            why = f"it has the key of {owners[key]}: set BELLJAR_HOME to a store of its own"
+        elif known.get(name, key) != key:
+            why = f"its key is {key[:16]}…, and the one known for {name} is {known[name][:16]}…"
+        elif not offers[node_id].get(f"belljar_{tier}"):
+            why = f"it has no cells of the tier {tier}"
+        else:
+            owners[key], known[name] = name, key
+        cells, runs = int(offers[node_id][CELLS]), str(said["version"])
+        about = {"node_id": node_id, "name": name, "key": key, "version": runs}
+        nodes.append(Node(**about, cells=cells, refusal=why))
     return nodes
 
 
@@ -65,12 +65,16 @@ def prepare_nodes(
     archive: bytes,
     sha256: str,
     task: SelectedTask,
-) -> list[Node]:
-    """The nodes, each with the task's files, and refused if `belljar check` there says so."""
+) -> tuple[list[Node], dict[str, str]]:
+    """Send the task's files and have `belljar check` run on each node.
+
+    Return the nodes, refused if it fails there, and the digests of the images, by name. Raises
+    `HostError` when none can run the task, or two of them would with different images.
+    """
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = settings_of(os.environ)
     said = engine.on_each(usable, prepare, fleet, archive, sha256, task.check_words, settings)
-    made: list[Node] = []
+    made, images, first = list[Node](), dict[str, str](), ""
     for node in nodes:
         result = said.get(node.node_id)
         why = node.refusal
@@ -78,27 +82,29 @@ def prepare_nodes(
             why = f"the task can't be prepared: {printable(str(result), max_chars=300)}"
         elif result is not None and result["exit_code"]:
             why = printable(str(result["why"]), max_chars=400)
+        elif result is not None:
+            found = {str(name): str(digest) for name, digest in result["images"].items()}
+            first, images = first or node.name, images or found
+            if differing := sorted(name for name in found if images.get(name) != found[name]):
+                raise HostError(
+                    f"the image {printable(differing[0])} of {node.name} is not that of {first}",
+                    hint="give each node the same images: `belljar bundle create` on one of them",
+                )
         made.append(replace(node, refusal=why))
-    return made
-
-
-def check_any(nodes: Sequence[Node]) -> None:
-    """Raise `HostError` with each node's reason when none can run the task."""
-    if any(not node.refusal for node in nodes):
-        return
-    if not nodes:
+    if not made:
+        hint = "run `belljar fleet node` on each machine"
+        raise HostError("the cluster has no node for cells", hint=hint)
+    if all(node.refusal for node in made):
+        reasons = "; ".join(f"{node.name}: {node.refusal}" for node in made)
         raise HostError(
-            "the cluster has no node for cells", hint="run `belljar fleet node` on each machine"
+            f"no node can run this task as planned: {reasons}",
+            hint="`belljar check TASK` on a node says more",
         )
-    reasons = "; ".join(f"{node.name}: {node.refusal}" for node in nodes)
-    raise HostError(
-        f"no node can run this task as planned: {reasons}",
-        hint="`belljar check TASK` on a node says more",
-    )
+    return made, images
 
 
 def pinned_keys(home: Path) -> dict[str, str]:
-    """The keys of known nodes, by name."""
+    """Return the keys of known nodes, by name. Raises `HostError`."""
     with suppress(FileNotFoundError):
         try:
             known = json.loads((home / NODES).read_bytes())
@@ -112,24 +118,6 @@ def pinned_keys(home: Path) -> dict[str, str]:
     return {}
 
 
-def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> dict[str, tuple[bool, str]]:
-    """Halt every cell of each live node of a cluster: success and words, by the node's name.
-
-    Raises `HostError`.
-    """
-    found: dict[str, tuple[bool, str]] = {}
-    if fleet == "ray" and not os.environ.get("RAY_ADDRESS"):
-        raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
-    with joined(fleet) as engine:
-        nodes, more = [*engine.offers()], ["--hold"] if hold_too else []
-        for node_id, said in engine.on_each(nodes, kill_all, reason, more).items():
-            if isinstance(said, Exception):
-                found[node_id] = (False, printable(str(said)[-300:]))
-            else:
-                found[printable(said[0])] = (said[1] == 0, printable(said[2]))
-    return found
-
-
 def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
     """Remember the keys of nodes that take part."""
     known = pinned_keys(home) | {node.name: node.key for node in nodes if not node.refusal}
@@ -137,3 +125,31 @@ def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
     fresh = home / f"{NODES}.new"
     fresh.write_text(json.dumps(known, indent=1))
     fresh.rename(home / NODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KilledNode:
+    """A node that was asked to kill; `node`: the engine's id. `name` "": it did not answer."""
+
+    node: str
+    name: str
+    ok: bool
+    said: str
+
+
+def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[KilledNode]:
+    """Halt every cell of each live node of a cluster. Raises `HostError`."""
+    if fleet == "ray" and not os.environ.get("RAY_ADDRESS"):
+        raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
+    found = list[KilledNode]()
+    with joined(fleet) as engine:
+        asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []
+        answers = engine.on_each(asked, kill_all, reason, more, within_s=END_S + 30.0)
+        for node in asked:
+            said = answers.get(node)
+            name, code, words = "", None, said
+            if isinstance(said, tuple | list) and len(said) == 3:
+                name, code, words = said
+            text = printable(str(words), max_chars=400)
+            found.append(KilledNode(node=node, name=str(name), ok=code == 0, said=text))
+    return found

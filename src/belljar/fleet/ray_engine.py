@@ -6,16 +6,13 @@ and private addresses are used.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Final
 
 from belljar.errors import HostError
@@ -32,31 +29,53 @@ TRANSFER_S: Final = 60.0
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 
 
-def node_command(
-    *, head: bool, address: str, ip: str, port: int, resources: Mapping[str, float]
-) -> list[str]:
-    """The command line of a node's processes, which run until interrupted. Raises `HostError`."""
-    program = Path(sys.executable).with_name("ray")
-    if not program.exists():
-        raise HostError("Ray is not installed", hint=HINT_EXTRA)
-    begin = ["--head", f"--port={port}", "--include-dashboard=false"]
-    words = [str(program), "start", "--block", *(begin if head else [f"--address={address}"])]
-    return [*words, f"--node-ip-address={ip}", f"--resources={json.dumps(dict(resources))}"]
-
-
 class RayEngine:
     """See `Engine`."""
 
-    def __init__(self, ray: Any, *, is_alone: bool) -> None:  # noqa: ANN401 - imported late
-        self._ray, self.is_alone = ray, is_alone
+    def __init__(self, address: str) -> None:
+        """Join the cluster at `address` or RAY_ADDRESS, or start one of this machine alone."""
+        address = address or os.environ.get("RAY_ADDRESS", "")
+        if address:
+            check_private(address.rpartition(":")[0], where=f"--fleet ray://{address}")
+        # Else Ray would take 127.0.0.1 for the machine's own address, and not meet itself.
+        if not address or address.startswith(("127.", "localhost:")):
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        alone: dict[str, Any] = {}
+        if not address:
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            offer = {CELLS: os.cpu_count() or 1, **{f"belljar_{tier}": 1.0 for tier in Tier}}
+            alone = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+            alone |= {"num_cpus": 1, "resources": offer}
+        try:
+            import ray
+        except ImportError as error:
+            raise HostError("Ray is not installed", hint=HINT_EXTRA) from error
+        try:
+            where = address or "local"
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **alone)
+        except Exception as error:
+            raise HostError(
+                f"Ray can't be joined: {printable(str(error), max_chars=400)}",
+                where=printable(address or "a cluster of this machine alone"),
+                hint="see that `ray status --address HOST:PORT` works, with the cluster's token",
+            ) from error
+        self._ray: Any = ray
+        self.is_alone = not address
         self._watches: dict[str, Any] = {}
         self._beats: dict[str, Any] = {}
         self._number, self.is_stopping = 0, False
         self.closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
-    def offers(self) -> dict[str, Mapping[str, float]]:
-        """The resources of each live node with cells."""
+    def close(self) -> None:
+        """Leave the cluster; one of this machine alone ends."""
+        self.closed.set()
+        self._ray.shutdown()
+
+    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:  # noqa: ARG002
+        """Return the resources of each live node with cells."""
         return {
             each["NodeID"]: each["Resources"]
             for each in self._ray.nodes()
@@ -128,7 +147,7 @@ class RayEngine:
             self._ray.cancel(unit, force=True)
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
-        """Start an actor on each node, which is called every two seconds."""
+        """Start an actor on each node, which is called every second."""
         actor = self._ray.remote(Watch)
         for each in nodes:
             options = actor.options(num_cpus=0, max_restarts=-1, label_selector=_on(each))
@@ -137,31 +156,25 @@ class RayEngine:
         threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
     def _beat(self) -> None:
-        while not self.closed.wait(BEAT_S / 2):
+        while not self.closed.wait(BEAT_S):
             self._beat_once(time.monotonic())
 
     def _beat_once(self, now: float) -> None:
-        """Take the answers, and give a sign of life to each node that gave one."""
+        """Take the answers, and send a heartbeat to each node that gave one."""
         for node_id, reference in list(self._beats.items()):
             try:
                 self._ray.get(reference, timeout=0)
+                if node_id in self.last_heard_s:
+                    self.last_heard_s[node_id] = now
             except self._ray.exceptions.GetTimeoutError:
                 continue
-            except Exception:  # noqa: BLE001 - its process may be started again: call once more
-                self._beats.pop(node_id, None)
-            else:
-                self._beats.pop(node_id, None)
-                if node_id in self._watches:
-                    self.last_heard_s[node_id] = now
+            except Exception:  # noqa: BLE001, S110 - its process may start again: call once more
+                pass
+            del self._beats[node_id]
         self._number += 1
-        for node_id, watch in list(self._watches.items()):
-            if node_id not in self._beats:
+        for node_id, watch in self._watches.items():
+            if node_id in self.last_heard_s and node_id not in self._beats:
                 self._beats[node_id] = watch.beat.remote(self._number, stop=self.is_stopping)
-
-    def forget(self, node_id: str) -> None:
-        """Call its actor no more."""
-        for known in (self._watches, self._beats, self.last_heard_s):
-            known.pop(node_id, None)
 
 
 def _on(nodes: str) -> dict[str, str]:
@@ -174,44 +187,3 @@ def _run_unit(*arguments: Any) -> Iterator[dict[str, Any] | bytes]:  # noqa: ANN
 
     yield {"node": ray.get_runtime_context().get_node_id()}
     yield from run_unit(*arguments)
-
-
-@contextmanager
-def joined_ray(address: str) -> Iterator[RayEngine]:
-    """Join the cluster at `address` or RAY_ADDRESS, or start one of this machine alone."""
-    if address := address or os.environ.get("RAY_ADDRESS", ""):
-        check_private(address.rpartition(":")[0], where=f"--fleet ray://{address}")
-    # Without this Ray would take 127.0.0.1 for the machine's own address, and not meet itself.
-    if not address or address.startswith(("127.", "localhost:")):
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    os.environ["RAY_AUTH_MODE"] = "token"
-    if not address:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise HostError("Ray is not installed", hint=HINT_EXTRA) from error
-    alone: dict[str, Any] = {
-        "_node_ip_address": "127.0.0.1",
-        "include_dashboard": False,
-        "num_cpus": 1,
-        "resources": {CELLS: os.cpu_count() or 1, **{f"belljar_{tier}": 1.0 for tier in Tier}},
-    }
-    here = alone if not address else {}
-    try:
-        ray.init(
-            address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **here
-        )
-    except Exception as error:
-        raise HostError(
-            f"Ray can't be joined: {printable(str(error), max_chars=400)}",
-            where=printable(address or "a cluster of this machine alone"),
-            hint="see that `ray status --address HOST:PORT` works here, with the cluster's token",
-        ) from error
-    engine = RayEngine(ray, is_alone=not address)
-    try:
-        yield engine
-    finally:
-        engine.closed.set()
-        ray.shutdown()

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import replace
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Kind
-from belljar.fleet.archive import unpack
+from belljar.fleet.archive import check_log, unpack
 from belljar.fleet.judge import KIND, Asked, Try, judge_fleet, summary
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.image.layers import LayerError
 from belljar.ledger import Line, Status, local_fingerprint, read_events, verify
-from belljar.ledger.files import (
-    digest_file,
-    is_being_written,
-    open_beneath,
-    open_directory,
-)
+from belljar.ledger.files import digest_file, is_being_written, open_beneath, open_directory
 from belljar.ledger.listing import find_run
+from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
@@ -38,157 +34,147 @@ from belljar.report.verdict import (
 from belljar.units import printable
 
 UNITS: Final = "units"
-PLAN: Final = "fleet.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
-    """A unit's run directory that came back, as the fleet's ledger names it."""
-
-    unit: Unit
-    node: str
-    run_id: str
-    key: str
-    archive: str
-    root: str = ""
-
-    def path(self, run: Path) -> Path:
-        """Its archive in the fleet's run directory."""
-        return run / UNITS / f"{self.unit.name}.tar"
-
-
-@contextmanager
-def unpacked(archive: Path, *, only: str = "") -> Iterator[Path]:
-    """The archive's files in a temporary directory. Raises `LedgerError`, `OSError`."""
-    with tempfile.TemporaryDirectory(prefix="belljar-unit-") as made:
-        directory = Path(made, "run")
-        try:
-            with _opened(archive) as file:
-                unpack(file, directory, only=only)
-        except (LayerError, UnicodeDecodeError) as error:
-            raise LedgerError(f"the archive is refused: {error}", where=archive.name) from error
-        yield directory
-
-
-def _opened(archive: Path) -> BinaryIO:
-    """An archive of a run directory that may come from anywhere: links are refused."""
-    run = archive.parent.parent
-    with open_directory(run) as root:
-        return open_beneath(root, f"{UNITS}/{archive.name}")
-
-
-def examine(archive: Path, came: Came) -> tuple[RunFindings, str]:
-    """Verify and judge a unit's archive; returns its findings and its ledger's root.
-
-    `came.root` "": not known yet. A record may be unfinished, as its process died. Raises
-    `LedgerError` for what does not verify, `OSError`.
-    """
-    with _opened(archive) as file:
-        if digest_file(file)[0] != came.archive:
-            raise LedgerError("its digest is another than the one named", where=archive.name)
-    with unpacked(archive) as directory:
-        result = verify(directory, expected_key=came.key, expected_run=came.run_id)
-        if result.problem is not None:
-            raise LedgerError(str(result.problem), where=archive.name)
-        if result.status not in {Status.VERIFIED, Status.UNFINISHED}:
-            raise LedgerError("its node left contents out", where=archive.name)
-        if came.root not in {"", result.root}:
-            raise LedgerError("its ledger is another than the one recorded", where=archive.name)
-        # In a directory of its own: neighbours' records are not its evidence.
-        evidence = stored_evidence(directory, expected_key=came.key, expected_run=came.run_id)
-        if evidence.run.kind != EVALUATION:
-            raise LedgerError("it is no record of an evaluation", where=archive.name)
-        return judge(evidence), result.root
-
-
-def tries_on_record(run: Path) -> tuple[Asked, list[Try], dict[str, Came]]:
-    """What a fleet's ledger says of its units, each archive verified and judged again.
-
-    One that does not verify is an attempt that `is_bad`. Raises `LedgerError` without a plan.
-    """
-    plan: dict[str, Any] = {}
-    tries: dict[str, Try] = {}
-    found: dict[str, Came] = {}
-    run_id = ""
-    for line in read_events(run):
-        data = line.data
-        if line.kind is Kind.RUN_STARTED:
-            run_id = str(data["run_id"])
-        elif line.kind is Kind.FLEET_PLANNED:
-            plan = data
-        elif line.kind in _OF_UNIT:
-            _take(line, tries, found)
-    if not plan:
-        raise LedgerError("its plan is not on record", where=str(run))
-    for name, came in found.items():
-        try:
-            tries[name] = replace(tries[name], findings=examine(came.path(run), came)[0])
-        except (LedgerError, OSError) as error:
-            why = f"its record does not verify: {printable(str(error), max_chars=400)}"
-            tries[name] = replace(tries[name], why=why, is_bad=True)
-    asked = Asked(
-        run_id=run_id,
-        task=str(plan["task"]),
-        samples=tuple(plan["samples"]),
-        epochs=int(plan["epochs"]),
-        code=str(plan["code"]),
-    )
-    return asked, list(tries.values()), found
-
-
 UNFINISHED: Final = "it was running when the head ended"
 _OF_UNIT: Final = frozenset(
     {Kind.FLEET_UNIT_PLACED, Kind.FLEET_UNIT_FINISHED, Kind.FLEET_UNIT_FAILED}
 )
 
 
-def _take(line: Line, tries: dict[str, Try], found: dict[str, Came]) -> None:
-    data, node = line.data, str(line.data["node"])
-    samples = tuple(map(str, data["samples"]))
+def archive_of(run: Path, unit: Unit) -> Path:
+    """Return where a unit's run directory is kept in the fleet's."""
+    return run / UNITS / f"{unit.name}.tar"
+
+
+@contextmanager
+def unpacked(run: Path, tried: Try, *, only: str = "") -> Iterator[Path]:
+    """Unpack a unit's archive into a temporary directory. Raises `LedgerError`, `OSError`.
+
+    The run directory may come from anywhere: links in it are refused.
+    """
+    path = archive_of(run, tried.unit)
+    with (
+        tempfile.TemporaryDirectory(prefix="belljar-unit-") as made,
+        open_directory(run) as root,
+        open_beneath(root, str(path.relative_to(run))) as file,
+    ):
+        if digest_file(file)[0] != tried.archive:
+            raise LedgerError("its digest is another than the one named", where=path.name)
+        directory = Path(made, "run")
+        try:
+            unpack(file, directory, only=only)
+        except (LayerError, UnicodeDecodeError) as error:
+            raise LedgerError(f"the archive is refused: {error}", where=path.name) from error
+        yield directory
+
+
+def examine(run: Path, tried: Try) -> Try:
+    """Verify and judge a unit's archive; return the attempt with its findings and ledger's root.
+
+    `tried.root` "": not known yet. A record may be unfinished, as its process died. Raises
+    `LedgerError` for what does not verify, `OSError`.
+    """
+    key, run_id = tried.key, tried.run_id
+    with unpacked(run, tried) as directory:
+        result = verify(directory, expected_key=key, expected_run=run_id)
+        why = str(result.problem) if result.problem is not None else ""
+        if not why and result.status not in {Status.VERIFIED, Status.UNFINISHED}:
+            why = "its node left contents out"
+        if tried.root not in {"", result.root}:
+            why = "its ledger is another than the one recorded"
+        if why:
+            raise LedgerError(why, where=tried.where)
+        for log in (directory / INSPECT_LOGS).rglob("*"):
+            if log.is_file():
+                check_log(log)
+        # In a directory of its own: neighbours' records are not its evidence.
+        evidence = stored_evidence(directory, expected_key=key, expected_run=run_id)
+        if evidence.run.kind != EVALUATION:
+            raise LedgerError("it is no record of an evaluation", where=tried.where)
+        return replace(tried, findings=judge(evidence), root=result.root)
+
+
+def record_of(run: Path) -> tuple[dict[str, Any], list[Try]]:
+    """Return a fleet's plan and its attempts by its ledger, each archive verified and judged again.
+
+    One that does not verify is an attempt that `is_bad`. Raises `LedgerError` without a plan.
+    """
+    plan: dict[str, Any] = {}
+    tries: dict[str, Try] = {}
+    recorded: dict[str, str] = {}
+    for line in read_events(run):
+        if line.kind is Kind.FLEET_PLANNED:
+            plan = line.data
+        elif line.kind in _OF_UNIT:
+            tried = _try_of(line, tries)
+            tries[tried.unit.name] = tried
+            if line.kind is Kind.FLEET_UNIT_FINISHED:
+                recorded[tried.unit.name] = str(line.data["verdict"])
+    if not plan:
+        raise LedgerError("its plan is not on record", where=str(run))
+    for name, verdict in recorded.items():
+        try:
+            tries[name] = examine(run, tries[name])
+            found = tries[name].findings
+            if verdict == Verdict.BREACHED and found and found.verdict is not Verdict.BREACHED:
+                raise LedgerError("it was breached when it came, and is not now")
+        except (LedgerError, OSError) as error:
+            why = f"its record does not verify: {printable(str(error), max_chars=400)}"
+            tries[name] = replace(tries[name], findings=None, why=why, is_bad=True)
+    return plan, list(tries.values())
+
+
+def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
+    """Return what an event of a unit makes of its attempt."""
+    data, samples = line.data, tuple(map(str, line.data["samples"]))
     unit = Unit(number=int(data["unit"]), attempt=int(data["attempt"]), samples=samples)
-    tried = Try(unit=unit, node=node)
+    tried = Try(unit=unit, node=str(data["node"]))
     if line.kind is Kind.FLEET_UNIT_PLACED:
-        tried = replace(tried, why=UNFINISHED)
-    elif line.kind is Kind.FLEET_UNIT_FAILED:
-        tried = replace(
-            tried,
-            why=str(data["reason"]),
-            began=data.get("began") is not False,
-            is_bad=data.get("is_bad") is True,
-            archive=str(data.get("archive", "")),
+        return replace(tried, why=UNFINISHED)
+    if line.kind is Kind.FLEET_UNIT_FINISHED:
+        run_id, key, root, archive = (
+            str(data[name]) for name in ("run_id", "key", "root", "archive")
         )
-    else:
-        named = {name: str(data[name]) for name in ("run_id", "key", "root", "archive")}
-        found[unit.name] = Came(unit=unit, node=node, **named)
-    tries[unit.name] = tried
+        return replace(tried, run_id=run_id, key=key, root=root, archive=archive)
+    known = tries.get(unit.name, tried)
+    return replace(
+        known,
+        why=str(data["reason"]),
+        began=data.get("began") is not False,
+        is_bad=data.get("is_bad") is True,
+        archive=str(data.get("archive", known.archive)),
+    )
 
 
-def plan_of(home: Path, ref: str) -> tuple[Path, dict[str, Any]]:
-    """A fleet's run to be resumed, and its plan. Raises `PolicyError`."""
+def run_to_resume(home: Path, ref: str) -> tuple[Path, dict[str, Any], list[Try]]:
+    """Return a fleet's run to be resumed, its plan and its attempts. Raises `PolicyError`."""
     try:
         run = find_run(home, ref)
         result = verify(run, expected_key=local_fingerprint(home), expected_run=run.name)
-        plan, is_breached = None, False
-        for line in read_events(run):
-            if line.kind is Kind.FLEET_PLANNED:
-                plan = line.data
-            is_breached |= line.data.get("verdict") == Verdict.BREACHED
+        if result.problem is not None:
+            raise LedgerError(str(result.problem))
+        if is_being_written(run):
+            raise LedgerError("it is still running")
+        plan, tries = record_of(run)
+        for each in tries:
+            # Evidence that came and was not judged may be that of a breach.
+            if each.is_bad or (each.archive and each.findings is None):
+                raise LedgerError(f"{each.where} has evidence that was not judged: {each.why}")
+            if each.findings is not None and each.findings.verdict is Verdict.BREACHED:
+                raise LedgerError("it is breached, and a breach is never run again")
     except (OSError, LedgerError) as error:
-        raise PolicyError(printable(str(error)), where=f"--resume {printable(ref)}") from error
-    why = str(result.problem) if result.problem is not None else ""
-    if plan is None:
-        why = "it is not a run of a fleet, or nothing was planned in it"
-    elif is_being_written(run):
-        why = "it is still running"
-    elif is_breached:
-        why = "it is breached, and a breach is never run again"
-    if why or plan is None:
-        raise PolicyError(f"the run can't be resumed: {why}", where=str(run))
-    return run, plan
+        raise PolicyError(
+            f"the run can't be resumed: {printable(str(error))}",
+            where=f"--resume {printable(ref)}",
+            hint="run it anew",
+        ) from error
+    return run, plan, tries
 
 
 def findings_of(run: Path, evidence: Evidence) -> tuple[RunFindings, list[str]]:
-    """The findings of any run by its stored evidence, and lines about a fleet. Raises `OSError`."""
+    """Return the findings of any run by its stored evidence, and lines about a fleet.
+
+    Raises `OSError`.
+    """
     if evidence.run.kind != KIND:
         return judge(evidence), []
     problems = [*record_reasons(evidence)]
@@ -204,7 +190,9 @@ def findings_of(run: Path, evidence: Evidence) -> tuple[RunFindings, list[str]]:
     )
     if evidence.ledger is not LedgerState.BAD or is_signed:
         try:
-            asked, tries, _ = tries_on_record(run)
+            plan, tries = record_of(run)
+            samples, epochs = tuple(plan["samples"]), int(plan["epochs"])
+            asked = replace(asked, task=str(plan["task"]), samples=samples, epochs=epochs)
         except LedgerError as error:
             detail = printable(str(error), max_chars=400)
             problems.append(Reason(code=ReasonCode.LEDGER_BAD, detail=detail))

@@ -17,9 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import BytesIO
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
@@ -60,9 +60,11 @@ def receive(stream: IO[bytes]) -> Any:  # noqa: ANN401 - what the other end sent
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Unit:
-    """A unit's `srun`. `node`: known when it runs."""
+    """A unit's `srun`, and its pipes. `node`: known when it runs."""
 
     process: subprocess.Popen[bytes]
+    to: IO[bytes]
+    back: IO[bytes]
     node: str = ""
 
 
@@ -77,15 +79,14 @@ class SlurmEngine:
         self.closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
-    def offers(self) -> dict[str, Mapping[str, float]]:
-        """What each node that answers offers by processors and memory; it checks tiers itself."""
+    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
+        """Return what each node offers by processors and memory; it checks tiers itself."""
         tiers = {f"belljar_{tier}": 1.0 for tier in Tier}
         found: dict[str, Mapping[str, float]] = {}
-        for line in _output(
-            ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
-        ):
+        words = ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
+        for line in _output(words):
             node, state, processors, memory_mib = line.split("|")
-            if state in _USABLE:
+            if state in _USABLE or (to_kill and state == "draining"):
                 cells = min(2 * int(processors), int(memory_mib) // CELL_MIB)
                 found[node] = {CELLS: float(cells), **tiers}
         return {node: offer for node, offer in found.items() if offer[CELLS]}
@@ -140,10 +141,14 @@ class SlurmEngine:
         process = subprocess.Popen(
             _srun(JOB, words), stdin=pipe, stdout=pipe, stderr=None, start_new_session=True
         )
-        unit = _Unit(process=process)
+        unit = _Unit(
+            process=process,
+            to=cast("IO[bytes]", process.stdin),
+            back=cast("IO[bytes]", process.stdout),
+        )
         with suppress(BrokenPipeError):  # its end says why
             for item in (on_node.run_unit.__name__, len(arguments), *arguments):
-                send(_pipe(process.stdin), item)
+                send(unit.to, item)
         self._units.append(unit)
         threading.Thread(target=self._read, args=(unit,), daemon=True).start()
         return unit
@@ -153,7 +158,7 @@ class SlurmEngine:
         item: Any = {}
         while isinstance(item, dict | bytes):
             try:
-                item = receive(_pipe(unit.process.stdout))
+                item = receive(unit.back)
                 if not isinstance(item, dict | bytes):
                     item = ValueError("the node sent something else than was agreed")
             except EOFError:
@@ -179,7 +184,7 @@ class SlurmEngine:
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
         """End a job that waits; close the pipe of one that runs, on which its guard ends it."""
         with suppress(OSError):
-            unit.process.stdin.close() if unit.node else unit.process.terminate()
+            unit.to.close() if unit.node else unit.process.terminate()
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:  # noqa: ARG002 - by each unit's pipe
         """Start to write into the units' pipes."""
@@ -188,34 +193,21 @@ class SlurmEngine:
 
     def _beat(self) -> None:
         """Give signs of life to units. A node without one isn't asked: it has nothing to lose."""
-        while not self.closed.wait(BEAT_S / 2):
+        while not self.closed.wait(BEAT_S):
             for unit in list(self._units):
                 with suppress(OSError, ValueError):
-                    _pipe(unit.process.stdin).write(_STOP if self.is_stopping else _GO_ON)
-                    _pipe(unit.process.stdin).flush()
-            idle = {*self.last_heard_s} - {unit.node for unit in list(self._units)}
-            now = time.monotonic()
-            self.last_heard_s |= {each: max(now, self.last_heard_s[each]) for each in idle}
-
-    def forget(self, node_id: str) -> None:
-        """Expect nothing more of a node."""
-        self.last_heard_s.pop(node_id, None)
+                    unit.to.write(_STOP if self.is_stopping else _GO_ON)
+                    unit.to.flush()
+            now, busy = time.monotonic(), {unit.node for unit in list(self._units)}
+            for node, heard_s in list(self.last_heard_s.items()):
+                if node not in busy and self.last_heard_s.get(node) == heard_s:
+                    self.last_heard_s[node] = max(now, heard_s)
 
     def close(self) -> None:
         """Write no more, and end what still runs here."""
         self.closed.set()
         for unit in list(self._units):
             unit.process.terminate()
-
-
-@contextmanager
-def joined_slurm(partition: str) -> Iterator[SlurmEngine]:
-    """Use the cluster of this machine's slurm.conf. Raises `HostError`."""
-    engine = SlurmEngine(partition)
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 def _size(cells: int) -> list[str]:
@@ -236,12 +228,6 @@ def _output(words: Sequence[str]) -> list[str]:
         hint = "see that `sinfo` and `srun hostname` work on this machine"
         raise HostError(f"Slurm can't be asked: {printable(said)}", hint=hint) from error
     return done.stdout.splitlines()
-
-
-def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    if stream is None:
-        raise ValueError("not a pipe")
-    return stream
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Decides how samples are cut into units, which nodes may run them, and what is tried again. Pure.
+"""Decides how samples are cut into units, which are tried again, and by when. Pure.
 
 Sizes, nodes and outcomes in; decisions out. Nothing here waits or starts anything.
 """
@@ -6,7 +6,7 @@ Sizes, nodes and outcomes in; decisions out. Nothing here waits or starts anythi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from belljar.dataclass import dataclass, replace
@@ -20,8 +20,6 @@ MIN_UNIT_S: Final = 30.0
 """Loading Inspect takes a node some seconds: a shorter unit would mostly do that."""
 MAX_UNIT_S: Final = 900.0
 MAX_ATTEMPTS: Final = 3
-NODE_TIMEOUT_S: Final = 12.0
-"""Without an answer for so long, a node is lost."""
 
 INFRASTRUCTURE: Final = frozenset(
     {
@@ -67,31 +65,12 @@ class Node:
     name: str
     key: str = ""
     version: str = ""
-    inspect: str = ""
     cells: int = 0
-    has_token: bool = True
     refusal: str = ""
 
 
-def refused(node: Node, *, version: str, inspect: str, pinned: Mapping[str, str]) -> Node:
-    """The node, with the reason why it may not take part, if there is one."""
-    why = node.refusal
-    if not node.has_token:
-        why = "Ray's token authentication is off there: set RAY_AUTH_MODE=token"
-    elif node.version != version:
-        why = f"it runs Belljar {node.version}, and the head {version}"
-    elif node.inspect != inspect:
-        why = f"it runs inspect-ai {node.inspect}, and the head {inspect}"
-    elif pinned.get(node.name, node.key) != node.key:
-        why = (
-            f"its key is {node.key[:16]}…, and the one known for {node.name} is "
-            f"{pinned[node.name][:16]}…"
-        )
-    return replace(node, refusal=why)
-
-
 def cells_per_unit(nodes: Iterable[Node]) -> int:
-    """How many cells a unit has at a time, so that the smallest node runs one unit or two.
+    """Return how many cells a unit has at a time: the smallest node runs one unit or two.
 
     Two, where there is room: one works while the other waits for its last sample.
     """
@@ -99,13 +78,8 @@ def cells_per_unit(nodes: Iterable[Node]) -> int:
     return max(1, smallest if smallest < 4 else smallest // 2)
 
 
-def slots(nodes: Iterable[Node], cells: int) -> int:
-    """How many units of `cells` these nodes run at a time."""
-    return sum(max(1, node.cells // cells) for node in nodes)
-
-
 def next_size(remaining: int, *, slots: int, side_by_side: int, sample_s: float | None) -> int:
-    """How many samples the next unit gets, of `remaining`; `sample_s`: measured, of one sample.
+    """Return how many of the `remaining` samples the next unit gets; `sample_s`: of one, measured.
 
     Half of an equal share, so that later units are smaller and end together; but enough for the
     unit's cells, `side_by_side`.
@@ -119,17 +93,17 @@ def next_size(remaining: int, *, slots: int, side_by_side: int, sample_s: float 
 
 
 def is_cut_off(findings: RunFindings) -> bool:
-    """Whether the unit's process died: its record has no end."""
+    """Return whether the unit's process died: its record has no end."""
     return any(reason.code is ReasonCode.LEDGER_UNFINISHED for reason in findings.problems)
 
 
 def excused(findings: RunFindings) -> frozenset[ReasonCode]:
-    """The causes of this unit that are infrastructure's."""
+    """Return the causes of this unit that are the infrastructure's."""
     return INFRASTRUCTURE | _NEVER_ENDED if is_cut_off(findings) else INFRASTRUCTURE
 
 
 def may_replace(row: Row, findings: RunFindings) -> bool:
-    """Whether another attempt may stand for this sample: infrastructure alone took its evidence.
+    """Return whether another attempt may stand for this sample: infrastructure took its evidence.
 
     Or it was cut: a node without disk or memory, or interrupted, ends the evaluation.
     """
@@ -138,18 +112,15 @@ def may_replace(row: Row, findings: RunFindings) -> bool:
     return codes <= excused(findings) and bool(codes or is_cut)
 
 
-def to_try_again(unit: Unit, epochs: int, findings: RunFindings | None) -> tuple[str, ...]:
-    """The unit's samples that another node should run.
+def to_try_again(unit: Unit, epochs: int, findings: RunFindings) -> tuple[str, ...]:
+    """Return the samples of a unit that came back which another node should run; none of a breach.
 
-    `findings` None: the unit was lost. A breach is never retried.
+    An error of the task's own ends an evaluation: what it kept from beginning is not lost.
     """
-    if findings is None:
-        return unit.samples
     if findings.verdict is Verdict.BREACHED:
         return ()
     if findings.refusal_code:  # 4: the task is wrong on every node
         return unit.samples if findings.refusal_code == 3 else ()
-    # An error of the task's own ends an evaluation: what it kept from beginning is not lost.
     is_short = bool(findings.rows) and has_task_error(findings)
     lost, seen = set[str](), dict[str, int]()
     for row in findings.rows:
@@ -165,7 +136,7 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings | None) -> tuple
 
 
 def has_task_error(findings: RunFindings) -> bool:
-    """Whether an error of the task's own ended the unit, not its node."""
+    """Return whether an error of the task's own ended the unit, not its node."""
     is_of_node = findings.failure_code or findings.interrupted or is_cut_off(findings)
     return bool(findings.errors) and not is_of_node
 
@@ -173,22 +144,15 @@ def has_task_error(findings: RunFindings) -> bool:
 def another_try(
     unit: Unit, samples: Sequence[str], node: str, eligible: Collection[str]
 ) -> Unit | None:
-    """The unit's next attempt, or None: too many, or no node left that has not had it."""
+    """Return the unit's next attempt; None: too many, or no node left that has not had it."""
     not_on = unit.not_on | {node}
     if not samples or unit.attempt >= MAX_ATTEMPTS or not set(eligible) - not_on:
         return None
     return replace(unit, samples=tuple(samples), attempt=unit.attempt + 1, not_on=not_on)
 
 
-def lost_nodes(last_heard_s: Mapping[str, float], now_s: float) -> frozenset[str]:
-    """The nodes that have not answered for too long."""
-    return frozenset(
-        node for node, heard_s in last_heard_s.items() if now_s - heard_s > NODE_TIMEOUT_S
-    )
-
-
 def deadline_s(unit: Unit, epochs: int, cells: int, time_limit_s: float | None) -> float | None:
-    """When the head gives up on a unit; None without the task's own time limit.
+    """Return how long a unit may take; None without the task's own time limit.
 
     Rounds of samples side by side, each with as long again for scoring and proof of its end.
     """

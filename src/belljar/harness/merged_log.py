@@ -52,10 +52,20 @@ def merge_logs(parts: Iterable[LogPart], task: SelectedTask, into: Path) -> str:
             if merged is None:
                 merged, settings = log, found
             else:
-                _add(merged, log)
                 wrong = [name for name in settings if settings[name] != found[name]]
                 if wrong and not differing:
                     differing = f"{part.name}: {', '.join(wrong)}"
+                mine, more = merged.stats, log.stats
+                mine.started_at = min(filter(None, (mine.started_at, more.started_at)), default="")
+                mine.completed_at = max(mine.completed_at, more.completed_at)
+                for total, part_of_it in (
+                    (mine.model_usage, more.model_usage),
+                    (mine.role_usage, more.role_usage),
+                ):
+                    for model, usage in part_of_it.items():
+                        total[model] = total[model] + usage if model in total else usage
+                if merged.status == "success" and log.status != "success":
+                    merged.status, merged.error = log.status, log.error
             for sample in log.samples or []:
                 if (str(sample.id), sample.epoch) in part.counted:
                     # The verdict of the whole run is written later, as for a run on one machine.
@@ -84,18 +94,3 @@ def merge_logs(parts: Iterable[LogPart], task: SelectedTask, into: Path) -> str:
         recompute_metrics(merged)
     write_eval_log(merged, str(into / Path(merged.location).name))
     return differing
-
-
-def _add(merged: EvalLog, log: EvalLog) -> None:
-    """Add a part's times, usage, and what ended it."""
-    stats, more = merged.stats, log.stats
-    stats.started_at = min(filter(None, (stats.started_at, more.started_at)), default="")
-    stats.completed_at = max(stats.completed_at, more.completed_at)
-    for mine, theirs in (
-        (stats.model_usage, more.model_usage),
-        (stats.role_usage, more.role_usage),
-    ):
-        for model, usage in theirs.items():
-            mine[model] = mine[model] + usage if model in mine else usage
-    if merged.status == "success" and log.status != "success":
-        merged.status, merged.error = log.status, log.error

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
 _GLOB: Final = re.compile(r"([*?[])")
+_PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
 # Options of Inspect that several processes can't share, or that are read from a file there.
 _NOT_SHARED: Final = ("run_config", "acp_server", "generate_config")
 
@@ -31,7 +35,7 @@ class SelectedTask:
 
     `root`: the directory of its file, which `words` are relative to; None for a task of a package.
     `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
-    `limits`: the operator's, of samples and cells at a time.
+    `policies`: digests of what they are. `limits`: the operator's, of samples and cells at a time.
     """
 
     name: str
@@ -41,6 +45,7 @@ class SelectedTask:
     samples: tuple[str, ...]
     epochs: int
     tier: Tier
+    policies: tuple[str, ...] = ()
     time_limit_s: float | None = None
     limits: tuple[int, ...] = ()
 
@@ -84,8 +89,7 @@ def select_task(request: RunRequest) -> SelectedTask:
     root = Path(path).absolute().parent if Path(path).is_file() else None
     # One sample of each kind: a node checks no more.
     kinds = {each.policy: each.sample for each in previews if each.policy is not None}
-    policies = [each.policy for each in kinds]
-    if not samples or not policies:
+    if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
     sent = f"{Path(path).name}{at}{name}" if root else spec
     own = [
@@ -115,7 +119,11 @@ def select_task(request: RunRequest) -> SelectedTask:
         ),
         samples=samples,
         epochs=int(epochs),
-        tier=max(demanded_tier(each.risk, each.tier) for each in policies),
+        tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
+        policies=tuple(
+            hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()
+            for each in kinds
+        ),
         time_limit_s=None if limit is None else float(limit),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
@@ -155,10 +163,15 @@ def _check_shared(options: InspectOptions, selection: Selection) -> None:
 
 
 def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
-    """The ids, each of which `--sample-id` can name alone."""
+    """Return the ids, each of which `--sample-id` can name alone. Raises `PolicyError`."""
+    from inspect_ai.dataset._util import normalise_sample_id
+
     everything = [str(sample.id) for sample in task.dataset]
+    counts = Counter(map(normalise_sample_id, everything))
     chosen = [everything[each] for each in selection.positions(task, [task.name])]
     for sample in chosen:
+        if counts[normalise_sample_id(sample)] == 1 and _PLAIN.fullmatch(sample):
+            continue  # of thousands nearly all: to compare each with each takes minutes
         pattern = pattern_of(sample)
         named = [everything[each] for each in Selection(ids=[pattern]).positions(task, [task.name])]
         if named != [sample] or "," in pattern or pattern != pattern.strip():

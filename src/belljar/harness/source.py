@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+import anyio
+
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.events import Actor
@@ -28,6 +30,7 @@ from belljar.plan.make import granted
 from belljar.policy.limits import demanded_tier
 from belljar.policy.stand_ins import CellStandIn
 from belljar.store.home import belljar_home
+from belljar.store.locks import locked
 from belljar.units import printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
 
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
     from belljar.policy import LoadedPolicy, Policy
     from belljar.probe.judge import Router
     from belljar.probe.model import ProbeReport
+
+
+MAX_STARTS: Final = "BELLJAR_MAX_STARTS"
+SLOT_POLL_S: Final = 0.1
 
 
 def print_status(text: str) -> None:
@@ -165,8 +172,9 @@ class RealCells:
                 policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
             )
             is_first, self._has_opened = not self._has_opened, True
-            with reported_if_slow(FIRST_CELL) if is_first else contextlib.nullcontext():
-                opened = await stack.enter_async_context(opening)
+            async with start_slot(home or belljar_home()):
+                with reported_if_slow(FIRST_CELL) if is_first else contextlib.nullcontext():
+                    opened = await stack.enter_async_context(opening)
             for cell in opened.cells.values():
                 if cell.plan.image is not None:
                     self._check(home, cell.plan.policy.image, cell.plan.image.digest)
@@ -194,6 +202,28 @@ class RealCells:
         from belljar.probe.run import probe_cell
 
         return await probe_cell(cell, recorder=run.recorder, router=router, phase=phase)
+
+
+@asynccontextmanager
+async def start_slot(home: Path) -> AsyncIterator[None]:
+    """Wait until fewer than `BELLJAR_MAX_STARTS` cells of this store start, in all processes.
+
+    Raises `HostError` for a value that is no number.
+    """
+    text = os.environ.get(MAX_STARTS) or "0"
+    if not text.isdecimal():
+        raise HostError(f"{MAX_STARTS} is no number", hint="unset it, or give a number of cells")
+    with contextlib.ExitStack() as stack:
+        is_free = not int(text)
+        while not is_free:
+            for number in range(int(text)):
+                with contextlib.suppress(BlockingIOError):
+                    stack.enter_context(locked(home, f"start-{number}", wait=False))
+                    is_free = True
+                    break
+            else:
+                await anyio.sleep(SLOT_POLL_S)
+        yield
 
 
 def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> None:

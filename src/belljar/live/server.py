@@ -101,6 +101,7 @@ class LiveServer:
         self._hosts = {origin.partition("://")[2] for origin in origins}
         self._name = secrets.token_hex(4)  # a cursor of another process means nothing here
         self._state = "{}"
+        self._batch: tuple[tuple[int, int, bool] | None, int, bytes] = None, 0, b""
         self._looked = anyio.Event()
         self._browsers = 0
 
@@ -218,21 +219,28 @@ class LiveServer:
             media_type="text/event-stream",
         )
 
-    async def _stream(self, cursor: int, *, anew: bool) -> AsyncIterator[str]:
+    async def _stream(self, cursor: int, *, anew: bool) -> AsyncIterator[bytes]:
         shown = ""
         self._browsers += 1
         try:
             while not self.is_ending():
                 looked = self._looked
-                lines, cursor, missed = self.feed.since(cursor)
-                if lines or missed or anew:
+                # Browsers that follow are at one place: what they get is made and encoded once.
+                key = (cursor, self.feed.last, anew)
+                if self._batch[0] != key:
+                    lines, end, missed = self.feed.since(cursor)
                     flags = json.dumps({"missed": missed, "anew": anew})
-                    batch = f'{flags[:-1]}, "lines": [{",".join(lines)}]}}'
-                    yield f"id: {self._name}-{cursor}\nevent: lines\ndata: {batch}\n\n"
+                    data = f'{flags[:-1]}, "lines": [{",".join(lines)}]}}'
+                    text = f"id: {self._name}-{end}\nevent: lines\ndata: {data}\n\n"
+                    is_empty = not (lines or missed or anew)
+                    self._batch = key, end, b"" if is_empty else text.encode()
+                _, cursor, batch = self._batch
+                if batch:
+                    yield batch
                     anew = False
                 if self._state != shown:
                     shown = self._state
-                    yield f"event: state\ndata: {shown}\n\n"
+                    yield f"event: state\ndata: {shown}\n\n".encode()
                 if cursor == self.feed.last:
                     await looked.wait()
         finally:

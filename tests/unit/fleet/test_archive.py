@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import tarfile
+import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from belljar.errors import LedgerError, PolicyError
 from belljar.fleet import archive
-from belljar.fleet.archive import pack_run, pack_task, unpack
+from belljar.fleet.archive import check_log, pack, pack_task, unpack
 from belljar.image.layers import LayerError
 
 
@@ -28,7 +32,7 @@ def test_a_directory_arrives_as_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     for name, content in {"a": b"", "bodies/ab/c": os.urandom(5000), "ö" * 90: b"x" * 512}.items():
         (run / name).write_bytes(content)
     sent = tmp_path / "sent.tar"
-    sent.write_bytes(b"".join(pack_run(run)))
+    sent.write_bytes(b"".join(pack(run)))
     with sent.open("rb") as file:
         unpack(file, tmp_path / "there")
     assert tree(tmp_path / "there") == tree(run)
@@ -43,7 +47,7 @@ def test_a_link_in_a_run_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link").symlink_to("/etc/hostname")
     with pytest.raises(LedgerError):
-        list(pack_run(tmp_path / "run"))
+        list(pack(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -91,3 +95,68 @@ def test_a_task_is_sent_without_secrets_and_within_bounds(
     monkeypatch.setattr(archive, "MAX_TASK_BYTES", 3)
     with pytest.raises(PolicyError):
         pack_task(tmp_path)
+
+
+def zipped(path: Path, content: bytes, method: int) -> None:
+    """A zip file whose index says that its one member has a byte."""
+    packed = content
+    if method == 8:
+        packed = zlib.compress(content)[2:-4]
+    elif method == 93:
+        packed = zstandard.compress(content)
+    shape = (method, 0, 0, zlib.crc32(content), len(packed), 1)
+    own = struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, *shape, 1, 0) + b"m" + packed
+    index = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, *shape, 1, 0, 0, 0, 0, 0, 0) + b"m"
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(index), len(own), 0)
+    path.write_bytes(own + index + end)
+
+
+@pytest.mark.parametrize("method", [0, 8, 93])
+def test_a_log_that_expands_too_far_is_refused_whatever_its_index_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int
+) -> None:
+    """Its members are counted while they are read, each and together, and never held whole."""
+    path = tmp_path / "a.eval"
+    monkeypatch.setattr(archive, "PIECE_BYTES", 1 << 16)
+    zipped(path, bytes(1 << 20), method)
+    check_log(path)
+    for bound in ("MAX_MEMBER_BYTES", "MAX_LOG_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(archive, bound, (1 << 20) - 1)
+            with pytest.raises(LedgerError):
+                check_log(path)
+
+
+@pytest.mark.parametrize("how", ["comment", "large index", "wide", "packed", "not a zip", "json"])
+def test_a_log_that_two_readers_could_read_differently_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A comment that may hold another index, fields of 64 bits, a method of its own, an index
+    without bound, and a JSON log without one."""
+    path = tmp_path / ("a.json" if how == "json" else "a.eval")
+    zipped(path, b"x", 0)
+    content = path.read_bytes()
+    changed = {
+        "comment": content[:-2] + b"\1\0x",
+        "wide": content[:-12] + b"\xff" * 4 + content[-8:],
+        "packed": content.replace(b"PK\1\2\x14\0\x14\0\0\0\0", b"PK\1\2\x14\0\x14\0\0\0\x0e"),
+        "not a zip": b"{}",
+        "json": b"{}" * 9,
+    }
+    path.write_bytes(changed.get(how, content))
+    monkeypatch.setattr(archive, "MAX_LOG_INDEX_BYTES", 10 if how == "large index" else 1 << 20)
+    monkeypatch.setattr(archive, "MAX_MEMBER_BYTES", 10)
+    with pytest.raises(LedgerError):
+        check_log(path)
+
+
+def test_inspects_own_logs_are_accepted(tmp_path: Path) -> None:
+    """As Inspect writes them."""
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSpec, write_eval_log
+
+    about = {"created": "2026-01-01T00:00:00+00:00", "task": "t", "model": "mockllm/model"}
+    spec = EvalSpec(**about, dataset=EvalDataset(), config=EvalConfig())  # type: ignore[arg-type]
+    for name in ("a.eval", "a.json"):
+        write_eval_log(EvalLog(eval=spec), str(tmp_path / name))
+        check_log(tmp_path / name)
+    assert zipfile.is_zipfile(tmp_path / "a.eval")

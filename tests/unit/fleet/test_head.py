@@ -16,10 +16,11 @@ import pytest
 from belljar.dataclass import replace
 from belljar.errors import PolicyError
 from belljar.events import Event, JsonValue, Kind
-from belljar.fleet.archive import pack_run
+from belljar.fleet.archive import pack
 from belljar.fleet.engine import Engine
-from belljar.fleet.head import Head
+from belljar.fleet.head import Head, check_same
 from belljar.fleet.judge import KIND
+from belljar.fleet.record import run_to_resume
 from belljar.fleet.units import Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
@@ -69,10 +70,6 @@ class Scripted:
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
         """Nothing is watched."""
 
-    def forget(self, node_id: str) -> None:
-        """Nothing is expected."""
-        self.last_heard_s.pop(node_id, None)
-
 
 PROBE: Mapping[str, JsonValue] = {"which": "quick", "phase": "start", "user": "0"}
 BREACH: Mapping[str, JsonValue] = {
@@ -94,7 +91,7 @@ def unit_run(
             for kind, data in ((Kind.PROBE_STARTED, PROBE), (Kind.PROBE_COMPLETED, BREACH)):
                 run.recorder.record(Event(kind=kind, data={**data}, cell_id="c" * 32))
         if killed:
-            archive = b"".join(pack_run(run.path))
+            archive = b"".join(pack(run.path))
         else:
             run.recorder.record(
                 Event(
@@ -103,15 +100,12 @@ def unit_run(
                 )
             )
     if not killed:
-        archive = b"".join(pack_run(run.path))
-    end = {"run_id": run.run_id, "sha256": hashlib.sha256(archive).hexdigest(), "exit_code": 0}
-    return [archive, {**end, "lasted_s": 1.0, "why": ""}]
+        archive = b"".join(pack(run.path))
+    return [archive, {"run_id": run.run_id, "exit_code": 0, "lasted_s": 1.0, "why": ""}]
 
 
-NOTHING = hashlib.sha256().hexdigest()
 NO_RUN: Mapping[str, Any] = {
     "run_id": "",
-    "sha256": NOTHING,
     "exit_code": 5,
     "why": "no space",
     "lasted_s": 1.0,
@@ -254,17 +248,44 @@ def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_chang
     """A unit that was interrupted before its sample began is run again; a run with an archive that
     was replaced since is refused."""
     with fleet(tmp_path, unit_run(tmp_path / "n1", interrupted=True)) as (head, ended):
-        about = {"task": "t", "samples": ("a",), "epochs": 1, "code": "0" * 64}
-        head.record(Kind.FLEET_PLANNED, **about)
-        old = ended().outcome.path
+        head.record(Kind.FLEET_PLANNED, task="t", samples=("a",), epochs=1, code="0" * 64)
+        name = ended().outcome.path.name
     with fleet(tmp_path, [NO_RUN]) as (head, ended):
-        head.take_over(old, "0" * 64)
+        old, _, tries = run_to_resume(tmp_path / "head", name)
+        head.take_over(old, tries)
         found = ended()
     assert found.engine.placed
-    assert [each.get("from_run") for each in found.finished][:2] == [old.name] * 2
+    assert [each.get("from_run") for each in found.finished][:2] == [name] * 2
     (old / "units" / "00001-1.tar").write_bytes(b"")
-    with fleet(tmp_path, [NO_RUN]) as (head, _), pytest.raises(PolicyError):
-        head.take_over(old, "0" * 64)
+    with pytest.raises(PolicyError):
+        run_to_resume(tmp_path / "head", name)
+
+
+PLAN: Mapping[str, Any] = {
+    "task": "t",
+    "samples": ["a"],
+    "epochs": 1,
+    "code": "0",
+    "policies": ["1"],
+    "images": {"default": "2"},
+    "versions": ["3", "4"],
+    "settings": {"INSPECT_EVAL_SEED": "5"},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*(each for each in PLAN if each != "settings"), "INSPECT_EVAL_SEED", "BELLJAR_POLICY"]
+)
+def test_a_run_is_resumed_only_as_the_same_evaluation(name: str) -> None:
+    """Other files, policies, images, versions or variables make other samples: what differs is
+    named."""
+    check_same(PLAN, PLAN)
+    settings = {**PLAN["settings"], name: "x"}
+    other = {**PLAN, name: "x"} if name in PLAN else {**PLAN, "settings": settings}
+    with pytest.raises(PolicyError, match=name):
+        check_same(PLAN, other)
+    with pytest.raises(PolicyError, match=name):
+        check_same(other, PLAN)
 
 
 def test_no_sample_vanishes_when_no_node_is_left(tmp_path: Path) -> None:

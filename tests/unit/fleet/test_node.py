@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -37,7 +36,6 @@ def test_the_record_of_a_process_that_died_is_sent(
     (run,) = (tmp_path / "runs").iterdir()
     assert (end["run_id"], end["exit_code"]) == (run.name, -9)
     archive = b"".join(piece for piece in pieces if isinstance(piece, bytes))
-    assert end["sha256"] == hashlib.sha256(archive).hexdigest()
     assert b"ledger.jsonl" in archive
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Event, JsonValue, Kind
-from belljar.fleet.archive import pack_run
-from belljar.fleet.judge import KIND
-from belljar.fleet.record import UNITS, Came, examine, findings_of, plan_of, tries_on_record
+from belljar.fleet import archive
+from belljar.fleet.archive import pack
+from belljar.fleet.judge import KIND, Try
+from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record_of, run_to_resume
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import RunDirectory, create_run, load_or_make_key, local_fingerprint
@@ -27,7 +30,7 @@ UNIT = Unit(number=1, samples=("a",))
 
 
 @pytest.fixture
-def came(tmp_path: Path) -> Came:
+def came(tmp_path: Path) -> Try:
     """A node's sealed run, as an archive in a fleet's run directory."""
     node = tmp_path / "node"
     with create_run(node, "run", ["belljar"]) as run:
@@ -36,33 +39,62 @@ def came(tmp_path: Path) -> Came:
     return archived(run, tmp_path, node)
 
 
-def archived(run: RunDirectory, fleet: Path, node: Path) -> Came:
+def archived(run: RunDirectory, fleet: Path, node: Path) -> Try:
     """The run's archive."""
-    content = b"".join(pack_run(run.path))
+    content = b"".join(pack(run.path))
     (fleet / UNITS).mkdir(exist_ok=True)
     (fleet / UNITS / f"{UNIT.name}.tar").write_bytes(content)
-    return Came(
+    return Try(
         unit=UNIT,
         node="n",
         run_id=run.run_id,
         key=local_fingerprint(node) or "",
-        root="",
         archive=hashlib.sha256(content).hexdigest(),
     )
 
 
-def test_a_unit_is_judged_by_its_own_record(tmp_path: Path, came: Came) -> None:
+def test_a_unit_is_judged_by_its_own_record(tmp_path: Path, came: Try) -> None:
     """Its root is the one that the fleet's ledger keeps."""
-    findings, root = examine(came.path(tmp_path), came)
-    assert findings.run_id == came.run_id
-    assert examine(came.path(tmp_path), replace(came, root=root))[1] == root
+    found = examine(tmp_path, came)
+    assert found.findings is not None
+    assert found.findings.run_id == came.run_id
+    assert examine(tmp_path, found) == found
+
+
+@pytest.mark.parametrize("years", [-20, 20])
+def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
+) -> None:
+    """Its record says another time; verdicts, leases and timeouts don't depend on it."""
+    wrong_ns = time.time_ns() + years * 365 * 86_400 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: wrong_ns)
+    node = tmp_path / "node"
+    with create_run(node, "run", []) as run:
+        evaluated: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
+        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=evaluated))
+    assert examine(tmp_path, archived(run, tmp_path, node)).findings is not None
+
+
+def test_a_log_that_expands_too_far_is_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that signs a zip bomb loses its unit, before Inspect reads it."""
+    node = tmp_path / "node"
+    with (
+        create_run(node, "run", []) as run,
+        zipfile.ZipFile(run.inspect_log_dir / "a.eval", "w", zipfile.ZIP_DEFLATED) as log,
+    ):
+        log.writestr("header.json", bytes(1 << 20))
+    monkeypatch.setattr(archive, "MAX_MEMBER_BYTES", 1 << 19)
+    with pytest.raises(LedgerError, match="expands"):
+        examine(tmp_path, archived(run, tmp_path, node))
 
 
 @pytest.mark.parametrize("field", ["key", "root", "archive"])
-def test_another_key_root_or_archive_is_refused(tmp_path: Path, came: Came, field: str) -> None:
+def test_another_key_root_or_archive_is_refused(tmp_path: Path, came: Try, field: str) -> None:
     """A node that signs with another key, a run put in another's place, bytes changed since."""
     with pytest.raises(LedgerError):
-        examine(came.path(tmp_path), replace(came, **{field: "0" * 64}))  # type: ignore[arg-type]
+        examine(tmp_path, replace(came, **{field: "0" * 64}))  # type: ignore[arg-type]
 
 
 def test_a_run_of_another_kind_and_a_partial_one_are_refused(tmp_path: Path) -> None:
@@ -72,28 +104,30 @@ def test_a_run_of_another_kind_and_a_partial_one_are_refused(tmp_path: Path) -> 
     with create_run(node, "cell", []) as run:
         pass
     with pytest.raises(LedgerError):
-        examine((other := archived(run, tmp_path, node)).path(tmp_path), other)
+        examine(tmp_path, archived(run, tmp_path, node))
     with create_run(node, "run", []) as run:
         run.write_json("findings.json", {})
     purge(run.path, choose(run.path, ["logs"]), load_or_make_key(node))
     with pytest.raises(LedgerError):
-        examine((other := archived(run, tmp_path, node)).path(tmp_path), other)
+        examine(tmp_path, archived(run, tmp_path, node))
 
 
-def test_another_run_is_refused(tmp_path: Path, came: Came) -> None:
+def test_another_run_is_refused(tmp_path: Path, came: Try) -> None:
     """Though it is genuine, and of the same node."""
     with pytest.raises(LedgerError):
-        examine(came.path(tmp_path), replace(came, run_id="20200101-000000000-000000"))
+        examine(tmp_path, replace(came, run_id="20200101-000000000-000000"))
 
 
-def fleet_run(home: Path, came: Came, verdict: str = "void") -> Path:
+def fleet_run(home: Path, came: Try, verdict: str = "void") -> Path:
     """A fleet's run with one unit."""
     with create_run(home, KIND, ["belljar"]) as run:
         folder = run.path / UNITS
         folder.mkdir()
-        came.path(run.path).write_bytes((home.parent / UNITS / f"{UNIT.name}.tar").read_bytes())
+        archive_of(run.path, UNIT).write_bytes(
+            (home.parent / UNITS / f"{UNIT.name}.tar").read_bytes()
+        )
         about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n", "samples": ["a"]}
-        _, root = examine(came.path(run.path), came)
+        root = examine(run.path, came).root
         events: tuple[tuple[Kind, dict[str, JsonValue]], ...] = (
             (
                 Kind.FLEET_PLANNED,
@@ -123,16 +157,16 @@ def fleet_run(home: Path, came: Came, verdict: str = "void") -> Path:
     return run.path
 
 
-def test_a_fleet_is_judged_again_offline(tmp_path: Path, came: Came) -> None:
+def test_a_fleet_is_judged_again_offline(tmp_path: Path, came: Try) -> None:
     """From its ledger and its archives; one that was replaced is bad evidence for all of it."""
     home = tmp_path / "head"
     run = fleet_run(home, came)
-    asked, tries, found = tries_on_record(run)
-    assert (asked.samples, [each.node for each in tries], [*found]) == (("a",), ["n"], ["00001-1"])
+    plan, tries = record_of(run)
+    assert (plan["samples"], [each.where for each in tries]) == (["a"], ["unit 00001-1 on n"])
     findings, lines = judged(home, run)
     assert {row.transcript.sample for row in findings.rows} == {"a"}
     assert "1 unit(s) on 1 node(s)" in lines[0]
-    came.path(run).write_bytes(b"")
+    archive_of(run, UNIT).write_bytes(b"")
     findings, lines = judged(home, run)
     assert findings.verdict is Verdict.VOID
     assert {(r.code.value, r.where) for r in findings.problems} >= {
@@ -140,8 +174,8 @@ def test_a_fleet_is_judged_again_offline(tmp_path: Path, came: Came) -> None:
     }
     assert {row.transcript.sample for row in findings.rows} == {"a"}
     assert findings.left.claim == "can't tell"
-    came.path(run).unlink()
-    came.path(run).symlink_to("/dev/zero")
+    archive_of(run, UNIT).unlink()
+    archive_of(run, UNIT).symlink_to("/dev/zero")
     assert judged(home, run)[0].verdict is Verdict.VOID
 
 
@@ -152,7 +186,7 @@ def judged(home: Path, run: Path) -> tuple[RunFindings, list[str]]:
 
 
 def test_report_and_statement_are_of_the_fleets_judge(
-    tmp_path: Path, came: Came, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, came: Try, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They say what `belljar verdict` says: the head's own ledger has no sample and no cell."""
     home = tmp_path / "head"
@@ -169,7 +203,7 @@ def test_report_and_statement_are_of_the_fleets_judge(
     assert "no unit of the fleet came back" in page.read_text()
 
 
-def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Came) -> None:
+def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Try) -> None:
     """An archive of a unit holds contents of every class; the findings quote them, too."""
     home = tmp_path / "head"
     run = fleet_run(home, came)
@@ -186,7 +220,7 @@ def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Came) -> None:
     assert findings.left.claim == "can't tell"
 
 
-def test_without_a_known_key_nothing_is_proven(tmp_path: Path, came: Came) -> None:
+def test_without_a_known_key_nothing_is_proven(tmp_path: Path, came: Try) -> None:
     """As for any run."""
     run = fleet_run(tmp_path / "head", came)
     findings, _ = findings_of(run, stored_evidence(run))
@@ -195,14 +229,14 @@ def test_without_a_known_key_nothing_is_proven(tmp_path: Path, came: Came) -> No
     assert findings.left.claim == "can't tell"
 
 
-def test_only_a_fleets_run_is_resumed(tmp_path: Path, came: Came) -> None:
+def test_only_a_fleets_run_is_resumed(tmp_path: Path, came: Try) -> None:
     """A run of another kind, one that is not there, and one with a breach are refused."""
     home = tmp_path / "head"
     run = fleet_run(home, came)
-    assert plan_of(home, run.name)[1]["task"] == "t"
+    assert run_to_resume(home, run.name)[1]["task"] == "t"
     with create_run(home, "run", ["belljar"]) as other:
         pass
     breached = fleet_run(home, came, "breached")
     for name in (other.run_id, "20200101", breached.name):
         with pytest.raises(PolicyError):
-            plan_of(home, name)
+            run_to_resume(home, name)

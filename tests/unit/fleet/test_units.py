@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.fleet.units import (
     MAX_ATTEMPTS,
     MAX_UNIT_SAMPLES,
-    NODE_TIMEOUT_S,
     Node,
     Unit,
     another_try,
     cells_per_unit,
     deadline_s,
-    lost_nodes,
     next_size,
-    refused,
-    slots,
     to_try_again,
 )
 from belljar.report.cells import TranscriptGap
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
-
-NODE = Node(node_id="i", name="n", key="k" * 64, version="1", inspect="2", cells=4)
 
 
 def row(sample: str, *codes: ReasonCode, epoch: int = 1, error: str = "") -> Row:
@@ -62,52 +53,13 @@ def test_long_samples_get_small_units() -> None:
     assert next_size(1000, slots=2, side_by_side=1, sample_s=0.1) == MAX_UNIT_SAMPLES
 
 
-def test_a_small_node_sets_the_size_of_units_and_a_large_one_runs_several() -> None:
-    """Nodes of 4 and 16 cells: units of 2 cells, ten at a time."""
-    nodes = [NODE, Node(node_id="j", name="m", key="", version="1", inspect="2", cells=16)]
-    assert (cells_per_unit(nodes), slots(nodes, cells_per_unit(nodes))) == (2, 10)
-
-
-@dataclass
-class Case:
-    """A node that is refused."""
-
-    node: Node
-    word: str
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(Node(node_id="i", name="n", key="k", version="0", inspect="2", cells=1), "Belljar 0"),
-        Case(
-            Node(node_id="i", name="n", key="k", version="1", inspect="3", cells=1), "inspect-ai 3"
-        ),
-        Case(
-            Node(node_id="i", name="known", key="k", version="1", inspect="2", cells=1), "its key"
-        ),
-        Case(
-            Node(
-                node_id="i", name="n", key="k", version="1", inspect="2", cells=1, has_token=False
-            ),
-            "token",
-        ),
-    ],
-    ids=lambda case: case.word,
-)
-def test_a_node_of_another_version_key_or_without_a_token_is_refused(case: Case) -> None:
-    """Each has its reason; an equal one has none."""
-    pinned = {"known": "another"}
-    assert case.word in refused(case.node, version="1", inspect="2", pinned=pinned).refusal
-    assert not refused(NODE, version="1", inspect="2", pinned=pinned).refusal
+def test_a_small_node_sets_the_size_of_units() -> None:
+    """Nodes of 4 and 16 cells: units of 2 cells."""
+    nodes = [Node(node_id=f"{cells}", name="n", cells=cells) for cells in (4, 16)]
+    assert cells_per_unit(nodes) == 2
 
 
 UNIT = Unit(number=1, samples=("a", "b"))
-
-
-def test_a_lost_unit_is_tried_again_whole() -> None:
-    """Nothing came back: each of its samples."""
-    assert to_try_again(UNIT, 1, None) == ("a", "b")
 
 
 def test_only_what_infrastructure_took_is_tried_again() -> None:
@@ -172,12 +124,6 @@ def test_another_try_goes_to_a_node_that_has_not_had_it_within_a_bound() -> None
     assert tried == MAX_ATTEMPTS - 1
     assert another_try(UNIT, ["a"], "n1", {"n1"}) is None
     assert another_try(UNIT, [], "n1", nodes) is None
-
-
-def test_a_silent_node_is_lost() -> None:
-    """After its time, and not before."""
-    assert lost_nodes({"a": 0.0, "b": 5.0}, NODE_TIMEOUT_S + 1) == {"a"}
-    assert not lost_nodes({"a": 0.0}, NODE_TIMEOUT_S)
 
 
 def test_a_deadline_leaves_room_for_scoring() -> None:

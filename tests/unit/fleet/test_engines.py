@@ -1,0 +1,62 @@
+"""Where a fleet may be, and what is taken from the other end of a pipe."""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+
+import pytest
+
+from belljar.cli.main import run as belljar
+from belljar.errors import PolicyError
+from belljar.fleet.engine import check_private, joined
+from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, receive, send
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "0.0.0.0", "[::]", "2606:4700::1"])  # noqa: S104
+def test_a_public_address_is_refused(address: str) -> None:
+    """Whoever reaches Ray's port may run code on each node: nothing is joined or started there."""
+    with pytest.raises(PolicyError):
+        joined(f"ray://{address}:6379")
+    assert belljar(["fleet", "node", "--head", "--ip", address.strip("[]")]) == 4
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "192.168.0.1", "[::1]", "fd00::1"])
+def test_loopback_and_private_addresses_are_not(address: str) -> None:
+    """These are for machines that are trusted with each other."""
+    check_private(address, where="")
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    """It is not taken for another one."""
+    with pytest.raises(PolicyError):
+        joined("dask://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("words", [["--warm", "1"], ["--otlp", "http://127.0.0.1:1"]])
+def test_options_that_a_fleet_cannot_honour_are_refused(words: list[str]) -> None:
+    """They would silently do nothing."""
+    assert belljar(["run", "task.py", "--fleet", "ray", *words]) == 2
+    assert belljar(["run", "--resume", "last", *words]) == 2
+
+
+@pytest.mark.parametrize("words", [["task.py"], ["--policy", "low"], ["--require-contained"]])
+def test_a_resumed_run_takes_no_other_options(words: list[str]) -> None:
+    """It has its own, and others would silently be left out."""
+    assert belljar(["run", "--resume", "last", *words]) == 2
+
+
+def test_a_frame_arrives_as_it_was_sent_and_nothing_else_is_taken() -> None:
+    """Bytes and JSON; not what is cut, too large, or of another kind."""
+    stream = BytesIO()
+    for item in (b"\0\xff", {"node": "n1"}, None):
+        send(stream, item)
+    content = stream.getvalue()
+    stream.seek(0)
+    assert [receive(stream) for _ in range(3)] == [b"\0\xff", {"node": "n1"}, None]
+    with pytest.raises(EOFError):
+        receive(stream)
+    large = struct.pack(">cI", b"b", MAX_FRAME_BYTES + 1)
+    for bad in (content[:3], content[:6], b"x" + content[1:], large):
+        with pytest.raises(ValueError, match="node"):
+            receive(BytesIO(bad))
